@@ -1,0 +1,37 @@
+# Everything runs in .venv, which the first target creates: pip, constraints.txt, and a build of the C++ extension.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+NATIVE_SOURCES := CMakeLists.txt $(wildcard cpp/*)
+
+.PHONY: demo test lint format bench docs clean
+
+demo: $(INSTALLED)
+	$(BIN)/python examples/denoise.py --out demo.png
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest -n 2
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(INSTALLED)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(INSTALLED)
+	$(BIN)/python benchmarks/sweeps.py --json results/sweeps.json
+
+docs: $(INSTALLED)
+	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html
+
+$(INSTALLED): pyproject.toml constraints.txt $(NATIVE_SOURCES)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build docs/_build demo.png

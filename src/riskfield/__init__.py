@@ -1,0 +1,21 @@
+"""Train graphical models for the predictions you will actually make."""
+
+from riskfield.entropy import TRW, AbstractEntropy, Bethe, Counting, CountingNumbers, spanning_tree_rho
+from riskfield.errors import (
+    ConvergenceWarning,
+    FileFormatError,
+    ImpossibleEvidenceError,
+    RiskfieldError,
+    TreewidthError,
+)
+from riskfield.graph.builders import Union, chain, from_edges, grid
+from riskfield.graph.factor_graph import FactorGraph, FactorGroup, NodeGroup
+from riskfield.graph.schedule import Levels, Parallel, Sequential, colour_order, colours, compile_levels
+from riskfield.inference.algorithm import AbstractAlgorithm
+from riskfield.inference.evidence import clamp
+from riskfield.inference.infer import Stop, infer
+from riskfield.inference.mean_field import MeanField
+from riskfield.inference.message_passing import MaxProduct, MessagePassing
+from riskfield.inference.solution import Solution
+
+__version__ = "0.1.0"

@@ -1,0 +1,223 @@
+r"""Entropy approximations, each a choice of counting numbers.
+
+    H(mu) = sum_c c_c H(mu_c) + sum_i c_i H(mu_i),        c^_i = c_i + sum_{c containing i} c_c
+
+Inference maximises theta . mu + H(mu) over the local polytope; message passing needs only c_c and c^_i. The conditions
+c_c > 0 and c^_i > 0 (Domke 2010, eq. 16) keep the maximiser strictly inside the polytope and are checked here.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from riskfield.graph._scopes import index_tensor
+from riskfield.graph.factor_graph import FactorGraph
+
+
+@dataclass(frozen=True, eq=False)
+class Counting:
+    """The counting numbers of an entropy on one graph: float64 tensors on the CPU."""
+
+    factor: Tensor  # (factor,)    c_c
+    node_total: Tensor  # (variable,)  c^_i
+
+    def node(self, graph: FactorGraph) -> Tensor:
+        """c_i, of shape (variable,)."""
+        return self.node_total - _sum_at_variables(graph, self.factor)
+
+    def value(self, graph: FactorGraph, mu: Tensor) -> Tensor:
+        """H(mu), of shape (*batch)."""
+        node = self.node(graph).to(mu)
+        total = mu.new_zeros(mu.shape[:-1])
+        for node_group, view in zip(graph.node_groups, graph.node_views(mu), strict=True):
+            weight = node[index_tensor(node_group.variables, mu.device)]
+            total = total + torch.special.entr(view).sum(-1) @ weight
+        for group, view in zip(graph.factor_groups, graph.factor_views(mu), strict=True):
+            weight = self.factor[index_tensor(group.factors)].to(mu)
+            total = total + torch.special.entr(view.flatten(-group.arity)).sum(-1) @ weight
+        return total
+
+
+class AbstractEntropy(ABC):
+    """A rule that gives every graph its counting numbers."""
+
+    @abstractmethod
+    def counting(self, graph: FactorGraph) -> Counting:
+        """The counting numbers on `graph`, checked."""
+
+    def is_concave(self, graph: FactorGraph) -> bool:
+        r"""Whether the entropy is concave on the local polytope, by the conditions of Heskes (2006).
+
+        They ask for c_ci >= 0 with sum_{i in c} c_ci <= c_c and -c_i <= sum_{c containing i} c_ci, a linear program.
+        True is a proof. False means only that these conditions fail.
+
+        >>> from riskfield import Bethe, TRW, chain, grid
+        >>> Bethe().is_concave(chain(5, 2)), Bethe().is_concave(grid(3, 3, 2)), TRW(0.5).is_concave(grid(3, 3, 2))
+        (True, False, True)
+        """
+        from scipy.optimize import linprog
+        from scipy.sparse import csr_array, vstack
+
+        counting = self.counting(graph)
+        factor = counting.factor.detach().numpy()
+        deficit = -counting.node(graph).detach().numpy()
+        if (deficit <= 0).all():
+            return True
+        owners = [np.repeat(g.factors, g.arity) for g in graph.factor_groups]
+        members = [g.variables.ravel() for g in graph.factor_groups]
+        owner, member = np.concatenate(owners), np.concatenate(members)
+        columns, ones = np.arange(len(owner)), np.ones(len(owner))
+        spent = csr_array((ones, (owner, columns)), shape=(graph.num_factors, len(owner)))
+        gained = csr_array((ones, (member, columns)), shape=(graph.num_variables, len(owner)))
+        bounds = np.concatenate([factor, -deficit])
+        return bool(linprog(np.zeros(len(owner)), vstack([spent, -gained]), bounds, method="highs").success)
+
+
+@dataclass(frozen=True)
+class Bethe(AbstractEntropy):
+    """c_c = 1, c^_i = 1: loopy belief propagation. Exact on trees, concave only with at most one loop per component."""
+
+    def counting(self, graph: FactorGraph) -> Counting:
+        """All ones."""
+        return _checked(torch.ones(graph.num_factors, dtype=torch.float64), _ones(graph))
+
+
+@dataclass(frozen=True, eq=False)
+class TRW(AbstractEntropy):
+    """c_c = rho_c, c^_i = 1: the tree-reweighted entropy (Wainwright, Jaakkola & Willsky 2005).
+
+    Arguments:
+        rho: the appearance probability of the factors: one number for all, or a tensor of one per factor. With
+            probabilities that come from a distribution over spanning trees (`spanning_tree_rho`) the log-partition
+            value is an upper bound. On large 4-connected grids 1/2 is nearly that. Factors of a single variable carry
+            no mutual information, so a single number leaves them at 1.
+
+    Raises:
+        ValueError: on use, if a rho is not above 0 or their number is not the number of factors.
+    """
+
+    rho: float | Tensor = 0.5
+
+    def counting(self, graph: FactorGraph) -> Counting:
+        """Rho for every factor."""
+        if isinstance(self.rho, Tensor) and self.rho.ndim:
+            rho = self.rho.to("cpu", torch.float64)
+            _check_length("rho", rho, graph.num_factors)
+        else:
+            scalar = torch.as_tensor(self.rho, dtype=torch.float64)
+            unary = torch.zeros(graph.num_factors, dtype=torch.bool)
+            for group in graph.factor_groups:
+                unary[index_tensor(group.factors)] = group.arity == 1
+            rho = torch.where(unary, torch.ones_like(scalar), scalar)
+            if not (scalar > 0 and torch.isfinite(scalar)):
+                raise ValueError(f"`rho` must be above 0 and finite. Got {float(scalar)}.")
+        return _checked(rho, _ones(graph), name="rho")
+
+
+@dataclass(frozen=True, eq=False)
+class CountingNumbers(AbstractEntropy):
+    """Any counting numbers: c_c per factor and c_i per variable.
+
+    Arguments:
+        factor: c_c, one number for all factors or a tensor of one per factor.
+        node: c_i, one number for all variables or a tensor of one per variable.
+
+    Raises:
+        ValueError: on use, if c_c > 0 or c_i + sum_{c containing i} c_c > 0 fails anywhere.
+    """
+
+    factor: float | Tensor
+    node: float | Tensor
+
+    def counting(self, graph: FactorGraph) -> Counting:
+        """The given numbers, with c^_i summed up."""
+        factor = torch.as_tensor(self.factor, dtype=torch.float64, device="cpu")
+        node = torch.as_tensor(self.node, dtype=torch.float64, device="cpu")
+        factor = factor.expand(graph.num_factors) if factor.ndim == 0 else factor
+        node = node.expand(graph.num_variables) if node.ndim == 0 else node
+        _check_length("factor", factor, graph.num_factors)
+        _check_length("node", node, graph.num_variables)
+        return _checked(factor, node + _sum_at_variables(graph, factor), name="factor")
+
+
+def spanning_tree_rho(graph: FactorGraph) -> Tensor:
+    """The probability of each pairwise factor to lie in a uniformly drawn spanning tree (forest), of shape (factor,).
+
+    It is the factor's effective resistance when every factor is a unit resistor. Single-variable factors get 1.
+
+    Raises:
+        ValueError: if a factor joins more than two variables.
+
+    >>> from riskfield import from_edges
+    >>> spanning_tree_rho(from_edges(2, [(0, 1), (1, 2), (2, 0), (2, 3)], num_variables=4)).round(decimals=3)
+    tensor([0.6670, 0.6670, 0.6670, 1.0000], dtype=torch.float64)
+    """
+    from scipy.sparse import csr_array, diags_array
+    from scipy.sparse.csgraph import connected_components
+    from scipy.sparse.linalg import splu
+
+    rho = torch.ones(graph.num_factors, dtype=torch.float64)
+    n = graph.num_variables
+    pairs, numbers = [np.empty((0, 2), np.int64)], [np.empty(0, np.int64)]
+    for group in graph.factor_groups:
+        if group.arity > 2:
+            raise ValueError(f"Spanning-tree appearances need pairwise factors. Got a factor of arity {group.arity}.")
+        if group.arity == 2:
+            pairs.append(group.variables)
+            numbers.append(group.factors)
+    edges, factors = np.concatenate(pairs), np.concatenate(numbers)
+    if not len(edges):
+        return rho
+    weights = csr_array((np.ones(len(edges)), (edges[:, 0], edges[:, 1])), shape=(n, n))
+    weights = weights + weights.T
+    laplacian = diags_array(weights.sum(axis=1)) - weights
+    # Ground one variable per component: what is left of the Laplacian is positive definite.
+    _, component = connected_components(weights, directed=False)
+    grounded = np.unique(component, return_index=True)[1]
+    kept = np.setdiff1d(np.arange(n), grounded)
+    position = np.full(n, -1)
+    position[kept] = np.arange(len(kept))
+    solver = splu(laplacian.tocsc()[kept][:, kept])
+    resistance = np.empty(len(edges))
+    for first in range(0, len(edges), 256):
+        chunk = edges[first : first + 256]
+        currents = np.zeros((len(kept), len(chunk)))
+        for end, sign in ((0, 1.0), (1, -1.0)):
+            inside = np.flatnonzero(position[chunk[:, end]] >= 0)
+            currents[position[chunk[inside, end]], inside] += sign
+        resistance[first : first + 256] = (currents * solver.solve(currents)).sum(axis=0)
+    rho[index_tensor(factors)] = index_tensor(resistance)
+    return rho
+
+
+def _ones(graph: FactorGraph) -> Tensor:
+    return torch.ones(graph.num_variables, dtype=torch.float64)
+
+
+def _sum_at_variables(graph: FactorGraph, factor: Tensor) -> Tensor:
+    """The sum of a number per factor over the factors that touch each variable."""
+    total = torch.zeros(graph.num_variables, dtype=torch.float64)
+    for group in graph.factor_groups:
+        share = factor[index_tensor(group.factors)]
+        for slot in range(group.arity):
+            total = total.index_add(0, index_tensor(group.variables[:, slot]), share)
+    return total
+
+
+def _check_length(name: str, numbers: Tensor, length: int) -> None:
+    if numbers.shape != (length,):
+        raise ValueError(f"`{name}` must be one number or hold {length}. Got shape {tuple(numbers.shape)}.")
+
+
+def _checked(factor: Tensor, node_total: Tensor, name: str = "factor") -> Counting:
+    for label, numbers in ((f"`{name}`: c_c", factor), ("c_i + sum of c_c", node_total)):
+        bad = ~((numbers > 0) & torch.isfinite(numbers))
+        if bad.any():
+            where = int(bad.nonzero()[0])
+            raise ValueError(f"{label} must be above 0 and finite. Got {float(numbers[where])} at {where}.")
+    return Counting(factor, node_total)

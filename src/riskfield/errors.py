@@ -1,0 +1,21 @@
+"""Errors and warnings a caller may want to catch by name."""
+
+
+class RiskfieldError(Exception):
+    """Base class of the errors this library raises beyond plain `ValueError` and `TypeError`."""
+
+
+class ImpossibleEvidenceError(RiskfieldError, ValueError):
+    """Every joint state has probability zero: the evidence or the hard constraints contradict each other."""
+
+
+class FileFormatError(RiskfieldError, ValueError):
+    """A file does not follow its format; the message says where and why."""
+
+
+class TreewidthError(RiskfieldError, MemoryError):
+    """Exact inference would need more memory than it is allowed to use."""
+
+
+class ConvergenceWarning(UserWarning):
+    """The sweeps ran out before the marginals settled to the tolerance that was asked for."""

@@ -1,0 +1,1 @@
+"""Structure: factor graphs, builders, schedules."""

@@ -1,0 +1,115 @@
+"""Check what a caller says about variables, factors and tables, and bring it into arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+IntArray = npt.NDArray[np.int64]
+
+
+def frozen(array: npt.NDArray[np.integer]) -> IntArray:
+    array = np.ascontiguousarray(array, dtype=np.int64)
+    array.setflags(write=False)
+    return array
+
+
+def _integers(values: object, name: str) -> npt.NDArray[np.integer]:
+    array = np.asarray(values)
+    if array.size == 0:
+        return array.astype(np.int64)
+    if not np.issubdtype(array.dtype, np.integer):
+        raise ValueError(f"`{name}` must hold integers. Got {array.dtype}.")
+    return array
+
+
+def checked_states(num_states: object) -> IntArray:
+    array = _integers(num_states, "num_states")
+    if array.ndim != 1:
+        raise ValueError(f"`num_states` must be one-dimensional. Got shape {array.shape}.")
+    if (array < 1).any():
+        variable = int(np.flatnonzero(array < 1)[0])
+        raise ValueError(f"`num_states` must be at least 1. Got {array[variable]} for variable {variable}.")
+    return frozen(array)
+
+
+def scope_blocks(factors: object) -> list[IntArray]:
+    """The factors as arrays of shape (factors, arity), in order, as few as their arities allow."""
+    if isinstance(factors, Mapping | str):
+        raise ValueError(f"`factors` must be a sequence of tuples of variables. Got {type(factors).__name__}.")
+    if isinstance(factors, np.ndarray):
+        blocks = [factors]
+    else:
+        items = list(factors)  # type: ignore[call-overload]
+        if items and all(isinstance(item, np.ndarray) and item.ndim == 2 for item in items):
+            blocks = items
+        else:
+            blocks = _stack_equal_arities(items)
+    checked = []
+    for block in blocks:
+        array = _integers(block, "factors")
+        if array.size == 0 and (array.ndim < 2 or len(array) == 0):
+            continue
+        if array.ndim != 2 or array.shape[1] == 0:
+            raise ValueError(f"`factors` must have shape (factors, arity) with arity at least 1. Got {array.shape}.")
+        checked.append(np.ascontiguousarray(array, dtype=np.int64))
+    return checked
+
+
+def _stack_equal_arities(items: list[object]) -> list[npt.NDArray[np.integer]]:
+    blocks: list[list[tuple[int, ...]]] = []
+    for number, item in enumerate(items):
+        try:
+            scope = tuple(int(v) for v in item)  # type: ignore[attr-defined]
+            whole = all(int(v) == v for v in item)  # type: ignore[attr-defined]
+        except TypeError:
+            raise ValueError(f"`factors[{number}]` must be a tuple of variables. Got {item!r}.") from None
+        if not scope or not whole:
+            raise ValueError(f"`factors[{number}]` must name one or more variables by integers. Got {item!r}.")
+        if blocks and len(blocks[-1][0]) == len(scope):
+            blocks[-1].append(scope)
+        else:
+            blocks.append([scope])
+    return [np.array(block, dtype=np.int64) for block in blocks]
+
+
+def check_scopes(block: IntArray, first: int, num_variables: int) -> None:
+    bad = ((block < 0) | (block >= num_variables)).any(axis=1)
+    if bad.any():
+        row = int(np.flatnonzero(bad)[0])
+        raise ValueError(
+            f"`factors[{first + row}]` must name variables in 0..{num_variables - 1}. Got {tuple(map(int, block[row]))}."
+        )
+    ordered = np.sort(block, axis=1)
+    twice = (ordered[:, 1:] == ordered[:, :-1]).any(axis=1)
+    if twice.any():
+        row = int(np.flatnonzero(twice)[0])
+        raise ValueError(f"`factors[{first + row}]` names a variable twice: {tuple(map(int, block[row]))}.")
+
+
+def checked_tables(tables: object, num_factors: int) -> IntArray | None:
+    if tables is None:
+        return None
+    array = _integers(tables, "tables")
+    if array.shape != (num_factors,):
+        raise ValueError(f"`tables` must hold one integer per factor ({num_factors}). Got shape {array.shape}.")
+    return array.astype(np.int64)
+
+
+def check_tied_shapes(
+    groups: list[tuple[tuple[int, ...], list[tuple[IntArray, IntArray]]]], table_ids: IntArray
+) -> None:
+    owner: dict[int, tuple[int, ...]] = {}
+    for shape, pieces in groups:
+        for table in np.unique(np.concatenate([table_ids[numbers] for numbers, _ in pieces])):
+            if owner.setdefault(int(table), shape) != shape:
+                raise ValueError(f"`tables`: factors tied to {table} have shapes {owner[int(table)]} and {shape}.")
+
+
+def index_tensor(array: npt.NDArray[np.integer], device: torch.device | str = "cpu") -> Tensor:
+    """An index array of the structure as a tensor of its own."""
+    return torch.tensor(array, device=device)

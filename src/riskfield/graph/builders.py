@@ -1,0 +1,147 @@
+"""Graphs people build every day: grids, chains, edge lists, and the disjoint union of several graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from riskfield.graph.factor_graph import FactorGraph
+
+
+def grid(rows: int, columns: int, num_states: int, *, connectivity: int = 4, tied: bool = False) -> FactorGraph:
+    """Pairwise grid of `rows` x `columns` variables, numbered row by row.
+
+    The factors are listed direction by direction: horizontal (left, right), vertical (upper, lower) and, with
+    `connectivity=8`, falling (upper left, lower right) and rising (upper right, lower left) diagonals. With `tied=True`
+    all factors of one direction share a table.
+
+    >>> grid(3, 4, num_states=2)
+    FactorGraph(12 variables, 17 factors, theta 92, states 2, arity 2)
+    >>> grid(3, 4, num_states=2, tied=True).theta_size
+    32
+    """
+    for name, value in (("rows", rows), ("columns", columns), ("num_states", num_states)):
+        _check_positive(name, value)
+    if connectivity not in (4, 8):
+        raise ValueError(f"`connectivity` must be 4 or 8. Got {connectivity}.")
+    index = np.arange(rows * columns).reshape(rows, columns)
+    directions = [(index[:, :-1], index[:, 1:]), (index[:-1], index[1:])]
+    if connectivity == 8:
+        directions += [(index[:-1, :-1], index[1:, 1:]), (index[:-1, 1:], index[1:, :-1])]
+    blocks = [np.stack([first.ravel(), second.ravel()], axis=1) for first, second in directions]
+    tables = np.repeat(np.arange(len(blocks)), [len(b) for b in blocks]) if tied else None
+    return FactorGraph(np.full(rows * columns, num_states), np.concatenate(blocks), tables=tables)
+
+
+def chain(length: int, num_states: int, *, tied: bool = False) -> FactorGraph:
+    """Chain of `length` variables with a pairwise factor between neighbours; `tied` shares one table along it.
+
+    >>> chain(5, num_states=3)
+    FactorGraph(5 variables, 4 factors, theta 51, states 3, arity 2)
+    """
+    _check_positive("length", length)
+    _check_positive("num_states", num_states)
+    edges = np.stack([np.arange(length - 1), np.arange(1, length)], axis=1)
+    return FactorGraph(np.full(length, num_states), edges, tables=np.zeros(length - 1, np.int64) if tied else None)
+
+
+def from_edges(num_states: Sequence[int] | int, edges: npt.ArrayLike, *, num_variables: int | None = None) -> FactorGraph:
+    """Pairwise graph from an edge list of shape (edges, 2).
+
+    `num_states` is one count per variable, or one count for all of `num_variables` variables.
+
+    >>> from_edges(2, [(0, 1), (1, 2), (2, 0)], num_variables=4)
+    FactorGraph(4 variables, 3 factors, theta 20, states 2, arity 2)
+    """
+    array = np.asarray(edges)
+    if array.size and (array.ndim != 2 or array.shape[1] != 2):
+        raise ValueError(f"`edges` must have shape (edges, 2). Got {array.shape}.")
+    if isinstance(num_states, int | np.integer):
+        if num_variables is None:
+            raise ValueError("`num_variables` is needed when `num_states` is one number for all variables.")
+        num_states = np.full(num_variables, num_states)  # type: ignore[assignment]
+    elif num_variables is not None and num_variables != len(num_states):
+        raise ValueError(f"`num_variables` must be {len(num_states)}, the length of `num_states`. Got {num_variables}.")
+    return FactorGraph(num_states, array.reshape(-1, 2))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, eq=False)
+class Union:
+    """Several graphs side by side in one, for a batch of graphs that differ in structure.
+
+    `join` brings one theta per part into the layout of `graph`; `split` takes a theta or mu of `graph` apart again.
+
+    >>> both = Union([chain(3, 2), grid(2, 2, 2)])
+    >>> both.graph
+    FactorGraph(7 variables, 6 factors, theta 38, states 2, arity 2)
+    >>> [part.shape[-1] for part in both.split(both.graph.zeros())]
+    [14, 24]
+    """
+
+    parts: tuple[FactorGraph, ...]
+    graph: FactorGraph
+
+    def __init__(self, parts: Sequence[FactorGraph]):
+        scopes, tables = [], []
+        first_variable = first_table = 0
+        for part in parts:
+            numbered: list[tuple[int, npt.NDArray[np.int64], npt.NDArray[np.int64]]] = []
+            for group in part.factor_groups:
+                numbered.append((group.theta_start, group.variables + first_variable, group.tables + first_table))
+                first_table += group.num_tables
+            scopes += [variables for _, variables, _ in numbered]
+            tables += [table for _, _, table in numbered]
+            first_variable += part.num_variables
+        states = np.concatenate([part.num_states for part in parts]) if parts else np.empty(0, np.int64)
+        joined = np.concatenate(tables) if tables else None
+        object.__setattr__(self, "parts", tuple(parts))
+        object.__setattr__(self, "graph", FactorGraph(states, scopes, tables=joined))
+
+    def join(self, thetas: Sequence[Tensor]) -> Tensor:
+        """One theta of `graph` from one per part. Differentiable."""
+        if len(thetas) != len(self.parts):
+            raise ValueError(f"`thetas` must hold {len(self.parts)} tensors, one per part. Got {len(thetas)}.")
+        nodes: dict[int, list[Tensor]] = {}
+        factors: dict[tuple[int, ...], list[Tensor]] = {}
+        for part, theta in zip(self.parts, thetas, strict=True):
+            part.check_theta(theta)
+            for node_group, view in zip(part.node_groups, part.node_views(theta), strict=True):
+                nodes.setdefault(node_group.num_states, []).append(view)
+            for group, view in zip(part.factor_groups, part.factor_views(theta), strict=True):
+                factors.setdefault(group.shape, []).append(view)
+        return self.graph.assemble(
+            [torch.cat(nodes[g.num_states], dim=-2) for g in self.graph.node_groups],
+            [torch.cat(factors[g.shape], dim=-1 - g.arity) for g in self.graph.factor_groups],
+        )
+
+    def split(self, vector: Tensor) -> list[Tensor]:
+        """One theta (or mu) per part from a theta (or mu) of `graph`. Differentiable."""
+        is_mu = vector.shape[-1] == self.graph.mu_size
+        nodes = {g.num_states: v for g, v in zip(self.graph.node_groups, self.graph.node_views(vector), strict=True)}
+        factors = {g.shape: v for g, v in zip(self.graph.factor_groups, self.graph.factor_views(vector), strict=True)}
+        node_taken = dict.fromkeys(nodes, 0)
+        factor_taken = dict.fromkeys(factors, 0)
+        out = []
+        for part in self.parts:
+            pieces = []
+            for node_group in part.node_groups:
+                key, count = node_group.num_states, len(node_group.variables)
+                pieces.append(nodes[key].narrow(-2, node_taken[key], count).flatten(-2))
+                node_taken[key] += count
+            for group in part.factor_groups:
+                count = group.num_factors if is_mu else group.num_tables
+                axis = -1 - group.arity
+                pieces.append(factors[group.shape].narrow(axis, factor_taken[group.shape], count).flatten(axis))
+                factor_taken[group.shape] += count
+            out.append(torch.cat(pieces, dim=-1) if pieces else vector[..., :0])
+        return out
+
+
+def _check_positive(name: str, value: int) -> None:
+    if not isinstance(value, int | np.integer) or value < 1:
+        raise ValueError(f"`{name}` must be a positive integer. Got {value!r}.")

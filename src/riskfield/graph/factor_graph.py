@@ -1,0 +1,423 @@
+"""The structure of a graphical model, and the one flat layout its numbers live in.
+
+A `FactorGraph` knows which variables exist, how many states each has, and which tuples of variables are joined by a
+factor. It holds no numbers. Those live in flat vectors (with any leading batch axes) laid out as
+
+    theta:     [node groups ...][factor groups: one table each, or one per *tied* table ...]
+    mu:        [node groups ...][factor groups: one block per factor ...]
+    messages:  [for each factor group, for each slot: one message per factor ...]
+
+A node group holds all variables with the same number of states; a factor group all factors of the same shape. Inside a
+group numbers are contiguous, so `node_views` and `factor_views` are views, never copies. Without tied tables the layouts
+of theta and mu coincide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from riskfield.graph._scopes import (
+    IntArray,
+    check_scopes,
+    check_tied_shapes,
+    checked_states,
+    checked_tables,
+    frozen,
+    index_tensor,
+    scope_blocks,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class NodeGroup:
+    """All variables with `num_states` states; they occupy `start:stop` of theta and of mu."""
+
+    num_states: int
+    variables: IntArray  # (node,)
+    start: int
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.num_states * len(self.variables)
+
+
+@dataclass(frozen=True, eq=False)
+class FactorGroup:
+    """All factors whose tables have `shape`."""
+
+    shape: tuple[int, ...]
+    factors: IntArray  # (factor,)        their numbers, in the order the factors were given
+    variables: IntArray  # (factor, slot)   the variables each factor joins
+    tables: IntArray  # (factor,)        the table of theta each factor uses
+    num_tables: int
+    theta_start: int
+    mu_start: int
+    message_start: int
+
+    @property
+    def arity(self) -> int:
+        return len(self.shape)
+
+    @property
+    def num_factors(self) -> int:
+        return len(self.factors)
+
+    @property
+    def table_size(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def theta_stop(self) -> int:
+        return self.theta_start + self.num_tables * self.table_size
+
+    @property
+    def mu_stop(self) -> int:
+        return self.mu_start + self.num_factors * self.table_size
+
+    @property
+    def tied(self) -> bool:
+        return self.num_tables < self.num_factors
+
+    def message_range(self, slot: int) -> tuple[int, int]:
+        """Where the messages to the variables in `slot` lie in a flat message vector."""
+        start = self.message_start + self.num_factors * sum(self.shape[:slot])
+        return start, start + self.num_factors * self.shape[slot]
+
+
+class FactorGraph:
+    """A frozen, validated factor graph.
+
+    Arguments:
+        num_states: the number of states of each variable, all at least 1.
+        factors: the variables each factor joins: a sequence of tuples, or one or several integer arrays of shape
+            (factors, arity). A factor may have any arity from 1; several factors may join the same variables.
+        tables: optional, one integer per factor: factors with the same integer share one table of theta (*tied*
+            factors). They must have the same shape. Tied tables are never expanded in memory.
+
+    Raises:
+        ValueError: if a state count is below 1, a factor is empty, names a variable twice or names one out of range,
+            or if tied factors differ in shape.
+
+    >>> graph = FactorGraph([2, 3, 2], [(0, 1), (1, 2), (0, 1, 2)])
+    >>> graph
+    FactorGraph(3 variables, 3 factors, theta 31, states 2..3, arity 2..3)
+    >>> theta = graph.zeros()
+    >>> graph.factor(theta, 0).shape
+    torch.Size([2, 3])
+    """
+
+    def __init__(
+        self,
+        num_states: Sequence[int] | npt.ArrayLike,
+        factors: Iterable[Sequence[int]] | npt.NDArray[np.integer] | Sequence[npt.NDArray[np.integer]] = (),
+        *,
+        tables: npt.ArrayLike | None = None,
+    ):
+        self._num_states = checked_states(num_states)
+        blocks = scope_blocks(factors)
+        num_factors = sum(len(block) for block in blocks)
+        first = 0
+        for block in blocks:
+            check_scopes(block, first, len(self._num_states))
+            first += len(block)
+        table_ids = checked_tables(tables, num_factors)
+        self._num_factors = num_factors
+        self._node_groups, self._node_start = self._group_nodes()
+        self._factor_groups = self._group_factors(blocks, table_ids)
+        self._factor_group_of, self._factor_row = self._index_factors()
+
+    # -- structure ----------------------------------------------------------------------------------------------------
+
+    @property
+    def num_variables(self) -> int:
+        """How many variables there are."""
+        return len(self._num_states)
+
+    @property
+    def num_factors(self) -> int:
+        """How many factors there are."""
+        return self._num_factors
+
+    @property
+    def num_states(self) -> IntArray:
+        """The number of states of each variable."""
+        return self._num_states
+
+    @property
+    def node_groups(self) -> tuple[NodeGroup, ...]:
+        """The groups of variables with equal state counts, by ascending count."""
+        return self._node_groups
+
+    @property
+    def factor_groups(self) -> tuple[FactorGroup, ...]:
+        """The groups of factors with equal shapes, by first appearance."""
+        return self._factor_groups
+
+    @property
+    def node_start(self) -> IntArray:
+        """Where each variable's block starts in theta and in mu."""
+        return self._node_start
+
+    @property
+    def node_size(self) -> int:
+        """The length of the node part that opens theta and mu."""
+        return int(self._num_states.sum())
+
+    @property
+    def theta_size(self) -> int:
+        """The length of a theta vector."""
+        return self._factor_groups[-1].theta_stop if self._factor_groups else self.node_size
+
+    @property
+    def mu_size(self) -> int:
+        """The length of a mu vector; larger than `theta_size` when tables are tied."""
+        return self._factor_groups[-1].mu_stop if self._factor_groups else self.node_size
+
+    @property
+    def message_size(self) -> int:
+        """The length of a message vector."""
+        return sum(group.num_factors * sum(group.shape) for group in self._factor_groups)
+
+    def scope(self, factor: int) -> tuple[int, ...]:
+        """The variables that factor number `factor` joins."""
+        group, row = self._locate(factor)
+        return tuple(int(v) for v in group.variables[row])
+
+    def neighbour_pairs(self) -> IntArray:
+        """All pairs of distinct variables that share a factor, with repeats, as an array of shape (pairs, 2)."""
+        pairs = [
+            group.variables[:, [a, b]]
+            for group in self._factor_groups
+            for a in range(group.arity)
+            for b in range(a + 1, group.arity)
+        ]
+        return np.concatenate(pairs) if pairs else np.empty((0, 2), np.int64)
+
+    # -- numbers in the layout ----------------------------------------------------------------------------------------
+
+    def zeros(self, *batch: int, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu") -> Tensor:
+        """A theta of zeros with the given leading batch axes, to be filled through the views."""
+        return torch.zeros(*batch, self.theta_size, dtype=dtype, device=device)
+
+    def node_views(self, vector: Tensor) -> tuple[Tensor, ...]:
+        """Views of the node part of theta or mu, one per node group, of shape (*batch, node, state)."""
+        self._factor_kind(vector)
+        return tuple(
+            vector[..., g.start : g.stop].unflatten(-1, (len(g.variables), g.num_states)) for g in self._node_groups
+        )
+
+    def factor_views(self, vector: Tensor) -> tuple[Tensor, ...]:
+        """Views of the factor part, one per factor group, of shape (*batch, factor, *shape).
+
+        For a theta with tied tables the second axis counts tables instead of factors.
+        """
+        is_mu = self._factor_kind(vector) == "mu"
+        views = []
+        for g in self._factor_groups:
+            start, stop, count = (
+                (g.mu_start, g.mu_stop, g.num_factors) if is_mu else (g.theta_start, g.theta_stop, g.num_tables)
+            )
+            views.append(vector[..., start:stop].unflatten(-1, (count, *g.shape)))
+        return tuple(views)
+
+    def node(self, vector: Tensor, variable: int) -> Tensor:
+        """The block of one variable in theta or mu, as a view of shape (*batch, state)."""
+        self._factor_kind(vector)
+        if not 0 <= variable < self.num_variables:
+            raise ValueError(f"`variable` must lie in 0..{self.num_variables - 1}. Got {variable}.")
+        start = int(self._node_start[variable])
+        return vector[..., start : start + int(self._num_states[variable])]
+
+    def factor(self, vector: Tensor, factor: int) -> Tensor:
+        """The block of one factor in theta or mu, as a view of shape (*batch, *shape)."""
+        group, row = self._locate(factor)
+        if self._factor_kind(vector) == "mu":
+            start = group.mu_start + row * group.table_size
+        else:
+            start = group.theta_start + int(group.tables[row]) * group.table_size
+        return vector[..., start : start + group.table_size].unflatten(-1, group.shape)
+
+    def assemble(self, nodes: Sequence[Tensor], factors: Sequence[Tensor]) -> Tensor:
+        """Join per-group tensors, shaped like `node_views` and `factor_views`, into one theta. Differentiable."""
+        node_shapes = [(len(g.variables), g.num_states) for g in self._node_groups]
+        factor_shapes = [(g.num_tables, *g.shape) for g in self._factor_groups]
+        parts = []
+        for name, given, shapes in (("nodes", nodes, node_shapes), ("factors", factors, factor_shapes)):
+            if len(given) != len(shapes):
+                raise ValueError(f"`{name}` must hold {len(shapes)} tensors, one per group. Got {len(given)}.")
+            for k, (tensor, shape) in enumerate(zip(given, shapes, strict=True)):
+                if tuple(tensor.shape[tensor.ndim - len(shape) :]) != shape:
+                    raise ValueError(f"`{name}[{k}]` must have shape (*batch, {shape}). Got {tuple(tensor.shape)}.")
+                parts.append(tensor.flatten(tensor.ndim - len(shape)))
+        batch = torch.broadcast_shapes(*(p.shape[:-1] for p in parts)) if parts else ()
+        return torch.cat([p.expand(*batch, p.shape[-1]) for p in parts], dim=-1) if parts else torch.zeros(0)
+
+    def expand(self, theta: Tensor) -> Tensor:
+        """Theta in the layout of mu: tied tables repeated for each of their factors. Differentiable."""
+        self.check_theta(theta)
+        if self.theta_size == self.mu_size:
+            return theta
+        parts = [theta[..., : self.node_size]]
+        for group, table in zip(self._factor_groups, self.factor_views(theta), strict=True):
+            index = index_tensor(group.tables, theta.device)
+            dim = theta.ndim - 1
+            parts.append(table.index_select(dim, index).flatten(dim) if group.tied else table.flatten(dim))
+        return torch.cat(parts, dim=-1)
+
+    def collapse(self, mu: Tensor) -> Tensor:
+        """Sum mu over the factors that share a table: the adjoint of `expand`, and the expected statistics of theta."""
+        if mu.shape[-1] != self.mu_size:
+            raise ValueError(f"`mu` must have length {self.mu_size}. Got shape {tuple(mu.shape)}.")
+        if self.theta_size == self.mu_size:
+            return mu
+        parts, dim = [mu[..., : self.node_size]], mu.ndim - 1
+        for group, block in zip(self._factor_groups, self.factor_views(mu), strict=True):
+            if group.tied:
+                total = block.new_zeros(*mu.shape[:-1], group.num_tables, *group.shape)
+                block = total.index_add(dim, index_tensor(group.tables, mu.device), block)
+            parts.append(block.flatten(dim))
+        return torch.cat(parts, dim=-1)
+
+    def score(self, theta: Tensor, states: Tensor) -> Tensor:
+        """theta . f(x): the unnormalised log-probability of complete assignments `states` of shape (*batch, variable)."""
+        self.check_theta(theta)
+        states = self.check_states(states)
+        total = theta.new_zeros(torch.broadcast_shapes(theta.shape[:-1], states.shape[:-1]))
+        node_index = index_tensor(self._node_start, theta.device) + states
+        total = total + _gather_last(theta, node_index).sum(-1)
+        for group in self._factor_groups:
+            flat = index_tensor(group.tables, theta.device)
+            for slot, size in enumerate(group.shape):
+                flat = flat * size + states[..., index_tensor(group.variables[:, slot], theta.device)]
+            total = total + _gather_last(theta, group.theta_start + flat).sum(-1)
+        return total
+
+    def check_theta(self, theta: Tensor) -> None:
+        """Raise unless `theta` is a float tensor of the right length without NaN or +inf."""
+        if not isinstance(theta, Tensor):
+            raise TypeError(f"`theta` must be a torch.Tensor. Got {type(theta).__name__}.")
+        if theta.dtype not in (torch.float32, torch.float64):
+            raise TypeError(f"`theta` must be float32 or float64. Got {theta.dtype}.")
+        if theta.ndim == 0 or theta.shape[-1] != self.theta_size:
+            raise ValueError(f"`theta` must have shape (*batch, {self.theta_size}). Got {tuple(theta.shape)}.")
+
+    def check_states(self, states: Tensor, *, allow_unobserved: bool = False) -> Tensor:
+        """`states` as an int64 tensor of shape (*batch, variable), each in range (or -1 where that is allowed)."""
+        states = torch.as_tensor(states)
+        if states.is_floating_point() or states.is_complex():
+            raise TypeError(f"`states` must be integers. Got {states.dtype}.")
+        if states.ndim == 0 or states.shape[-1] != self.num_variables:
+            raise ValueError(f"`states` must have shape (*batch, {self.num_variables}). Got {tuple(states.shape)}.")
+        states = states.long()
+        lowest = -1 if allow_unobserved else 0
+        bad = (states < lowest) | (states >= index_tensor(self._num_states, states.device))
+        if bad.any():
+            where = tuple(int(k) for k in bad.nonzero()[0])
+            variable = where[-1]
+            raise ValueError(
+                f"`states` of variable {variable} must lie in {lowest}..{int(self._num_states[variable]) - 1}. "
+                f"Got {int(states[where])}."
+            )
+        return states
+
+    def __repr__(self) -> str:
+        low, high = (int(self._num_states.min()), int(self._num_states.max())) if self.num_variables else (0, 0)
+        arities = [g.arity for g in self._factor_groups] or [0]
+        return (
+            f"FactorGraph({self.num_variables} variables, {self.num_factors} factors, theta {self.theta_size}, "
+            f"states {_span(low, high)}, arity {_span(min(arities), max(arities))})"
+        )
+
+    # -- building -----------------------------------------------------------------------------------------------------
+
+    def _group_nodes(self) -> tuple[tuple[NodeGroup, ...], IntArray]:
+        groups, start = [], 0
+        node_start = np.empty(self.num_variables, np.int64)
+        for count in np.unique(self._num_states):
+            variables = np.flatnonzero(self._num_states == count)
+            groups.append(NodeGroup(int(count), frozen(variables), start))
+            node_start[variables] = start + count * np.arange(len(variables))
+            start = groups[-1].stop
+        return tuple(groups), frozen(node_start)
+
+    def _group_factors(self, blocks: list[IntArray], table_ids: IntArray | None) -> tuple[FactorGroup, ...]:
+        members: dict[tuple[int, ...], list[tuple[IntArray, IntArray]]] = {}
+        first = 0
+        for block in blocks:
+            numbers = np.arange(first, first + len(block))
+            first += len(block)
+            shapes = self._num_states[block]
+            if len(block) and (shapes == shapes[0]).all():
+                members.setdefault(tuple(map(int, shapes[0])), []).append((numbers, block))
+                continue
+            distinct, inverse = np.unique(shapes, axis=0, return_inverse=True)
+            for k, shape in enumerate(distinct):
+                rows = np.flatnonzero(inverse.reshape(-1) == k)
+                members.setdefault(tuple(map(int, shape)), []).append((numbers[rows], block[rows]))
+        ordered = sorted(members.items(), key=lambda item: int(item[1][0][0][0]))
+        if table_ids is not None:
+            check_tied_shapes(ordered, table_ids)
+        groups = []
+        theta_start = mu_start = self.node_size
+        message_start = 0
+        for shape, pieces in ordered:
+            factors = np.concatenate([numbers for numbers, _ in pieces])
+            variables = np.concatenate([block for _, block in pieces])
+            order = np.argsort(factors, kind="stable")
+            factors, variables = factors[order], variables[order]
+            tables = np.arange(len(factors))
+            if table_ids is not None:
+                # Tables are numbered by first appearance, so that untied factors keep the layout of mu.
+                _, first_use, inverse = np.unique(table_ids[factors], return_index=True, return_inverse=True)
+                tables = np.argsort(np.argsort(first_use))[inverse.reshape(-1)]
+            group = FactorGroup(
+                shape,
+                frozen(factors),
+                frozen(variables),
+                frozen(tables),
+                int(tables.max()) + 1,
+                theta_start,
+                mu_start,
+                message_start,
+            )
+            groups.append(group)
+            theta_start, mu_start = group.theta_stop, group.mu_stop
+            message_start += group.num_factors * sum(shape)
+        return tuple(groups)
+
+    def _index_factors(self) -> tuple[IntArray, IntArray]:
+        group_of = np.empty(self._num_factors, np.int64)
+        row = np.empty(self._num_factors, np.int64)
+        for k, group in enumerate(self._factor_groups):
+            group_of[group.factors] = k
+            row[group.factors] = np.arange(group.num_factors)
+        return frozen(group_of), frozen(row)
+
+    def _locate(self, factor: int) -> tuple[FactorGroup, int]:
+        if not 0 <= factor < self._num_factors:
+            raise ValueError(f"`factor` must lie in 0..{self._num_factors - 1}. Got {factor}.")
+        return self._factor_groups[self._factor_group_of[factor]], int(self._factor_row[factor])
+
+    def _factor_kind(self, vector: Tensor) -> str:
+        size = vector.shape[-1] if vector.ndim else 0
+        if size == self.theta_size:
+            return "theta"
+        if size == self.mu_size:
+            return "mu"
+        allowed = f"{self.theta_size}" if self.theta_size == self.mu_size else f"{self.theta_size} or {self.mu_size}"
+        raise ValueError(f"`vector` must have shape (*batch, {allowed}). Got {tuple(vector.shape)}.")
+
+
+def _gather_last(vector: Tensor, index: Tensor) -> Tensor:
+    batch = torch.broadcast_shapes(vector.shape[:-1], index.shape[:-1])
+    return vector.expand(*batch, vector.shape[-1]).gather(-1, index.expand(*batch, index.shape[-1]))
+
+
+def _span(low: int, high: int) -> str:
+    return f"{low}" if low == high else f"{low}..{high}"

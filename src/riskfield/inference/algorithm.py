@@ -1,0 +1,41 @@
+"""What every inference algorithm provides; none of them owns the loop or knows how it is differentiated."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Protocol
+
+from torch import Tensor
+
+from riskfield.graph.factor_graph import FactorGraph
+
+
+class Run(Protocol):
+    """One run of an algorithm on a batch of thetas of shape (batch, theta), advanced by `infer`."""
+
+    def advance(self, sweeps: int, tol: float) -> tuple[Tensor, Tensor]:
+        """Sweep each batch item up to `sweeps` times, or until its residual is at most `tol`.
+
+        Returns the last residual of each item and how many sweeps it ran, both of shape (batch,).
+        """
+        ...
+
+    def marginals(self) -> Tensor:
+        """Mu, of shape (batch, mu). Rows of an impossible model are NaN."""
+        ...
+
+    def messages(self) -> Tensor | None:
+        """The state, of shape (batch, ...), from which another run can be started."""
+        ...
+
+
+class AbstractAlgorithm(ABC):
+    """A frozen choice of algorithm and its settings."""
+
+    @abstractmethod
+    def start(self, graph: FactorGraph, theta: Tensor, messages: Tensor | None, kernels: str | None) -> Run:
+        """Set up a run for theta of shape (batch, theta), warm-started from `messages` where given."""
+
+    @abstractmethod
+    def log_partition(self, graph: FactorGraph, theta: Tensor, mu: Tensor) -> Tensor:
+        """This algorithm's log-partition value at the marginals it returned, of shape (*batch)."""

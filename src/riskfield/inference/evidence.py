@@ -1,0 +1,46 @@
+"""Evidence: clamp observed variables by making their other states impossible."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from riskfield.graph._scopes import index_tensor
+from riskfield.graph.factor_graph import FactorGraph
+
+
+def clamp(graph: FactorGraph, theta: Tensor, evidence: Tensor | Mapping[int, int]) -> Tensor:
+    """Theta with every unobserved state of every observed variable set to -inf. Differentiable.
+
+    Arguments:
+        graph: the structure.
+        theta: of shape (*batch, graph.theta_size).
+        evidence: a dict {variable: state}, or an integer tensor of shape (*batch, variable) with -1 for unobserved.
+
+    The batch axes of theta and evidence broadcast, and the items may observe different variables.
+
+    >>> from riskfield import chain
+    >>> graph = chain(2, num_states=2)
+    >>> graph.node_views(clamp(graph, graph.zeros(), {1: 0}))[0]
+    tensor([[0., 0.],
+            [0., -inf]], dtype=torch.float64)
+    """
+    graph.check_theta(theta)
+    if isinstance(evidence, Mapping):
+        states = torch.full((graph.num_variables,), -1, dtype=torch.int64)
+        for variable, state in evidence.items():
+            if not 0 <= variable < graph.num_variables:
+                raise ValueError(f"`evidence` must name variables in 0..{graph.num_variables - 1}. Got {variable}.")
+            if state < 0:
+                raise ValueError(f"`evidence` must give a state of at least 0. Got {state} for variable {variable}.")
+            states[variable] = state
+        evidence = states
+    states = graph.check_states(evidence, allow_unobserved=True).to(theta.device)
+    batch = torch.broadcast_shapes(theta.shape[:-1], states.shape[:-1])
+    excluded = torch.zeros(*batch, graph.theta_size, dtype=torch.bool, device=theta.device)
+    for group, view in zip(graph.node_groups, graph.node_views(excluded), strict=True):
+        observed = states[..., index_tensor(group.variables, theta.device)].unsqueeze(-1)
+        view[...] = (observed >= 0) & (observed != torch.arange(group.num_states, device=theta.device))
+    return torch.where(excluded, float("-inf"), theta)

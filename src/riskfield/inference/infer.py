@@ -1,0 +1,176 @@
+"""`infer`: the only loop."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from riskfield.errors import ConvergenceWarning, ImpossibleEvidenceError
+from riskfield.graph.factor_graph import FactorGraph
+from riskfield.inference.algorithm import AbstractAlgorithm
+from riskfield.inference.evidence import clamp
+from riskfield.inference.message_passing import MessagePassing
+from riskfield.inference.solution import Solution
+
+# How long one slice of sweeps may take before the loop looks up: short enough for Ctrl-C and a smooth progress bar.
+_SLICE_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class Stop:
+    """When inference ends: after `sweeps` sweeps, or as soon as no node marginal changes by more than `tol`.
+
+    The change is that of the undamped update, over every update of the last sweep. `tol=None` runs exactly `sweeps`
+    sweeps, as truncated fitting does; then nothing is said about convergence.
+    """
+
+    sweeps: int = 1000
+    tol: float | None = 1e-6
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.sweeps, int) or isinstance(self.sweeps, bool) or self.sweeps < 0:
+            raise ValueError(f"`sweeps` must be a non-negative integer. Got {self.sweeps!r}.")
+        if self.tol is not None and not 0 <= self.tol < float("inf"):
+            raise ValueError(f"`tol` must be a non-negative number or None. Got {self.tol!r}.")
+
+
+def infer(
+    graph: FactorGraph,
+    theta: Tensor,
+    algorithm: AbstractAlgorithm | None = None,
+    *,
+    stop: Stop | None = None,
+    evidence: Tensor | Mapping[int, int] | None = None,
+    messages: Tensor | None = None,
+    kernels: str | None = None,
+    progress: bool = False,
+) -> Solution:
+    """Approximate marginals and log-partition function of p(x) proportional to exp(theta . f(x)).
+
+    Arguments:
+        graph: the structure.
+        theta: log-potentials of shape (*batch, graph.theta_size), float32 or float64; -inf marks impossible states.
+        algorithm: `MessagePassing(...)` (the default: loopy belief propagation), `MeanField()`, `Exact()`, ...
+        stop: when to end.
+        evidence: observed states, a dict {variable: state} or an integer tensor of shape (*batch, variable) with -1 for
+            unobserved variables; the batch items may observe different variables.
+        messages: `solution.messages` of an earlier run to start from; theta may have changed since.
+        kernels: "native" or "torch" to insist on one; by default native code where it can run, torch on other devices
+            and where theta requires a gradient (which then flows through the sweeps that ran).
+        progress: show a progress bar.
+
+    Returns:
+        A `Solution`. If a tolerance was asked for and some batch item did not reach it, a `ConvergenceWarning` says so
+        and `solution.converged` is False there.
+
+    Raises:
+        ImpossibleEvidenceError: if the algorithm finds that every joint state has probability zero.
+
+    >>> from riskfield import TRW, MessagePassing, Stop, grid, infer
+    >>> graph = grid(10, 10, num_states=3)
+    >>> theta = graph.zeros()
+    >>> solution = infer(graph, theta, MessagePassing(TRW(0.5)), stop=Stop(tol=1e-8), evidence={0: 2})
+    >>> bool(solution.converged), graph.node(solution.mu, 0)
+    (True, tensor([0., 0., 1.], dtype=torch.float64))
+    """
+    if not isinstance(graph, FactorGraph):
+        raise TypeError(f"`graph` must be a FactorGraph. Got {type(graph).__name__}.")
+    algorithm = MessagePassing() if algorithm is None else algorithm
+    stop = Stop() if stop is None else stop
+    if not isinstance(algorithm, AbstractAlgorithm):
+        raise TypeError(f"`algorithm` must be an object such as `MessagePassing()`. Got {algorithm!r}.")
+    graph.check_theta(theta)
+    _check_values(theta)
+    if evidence is not None:
+        theta = clamp(graph, theta, evidence)
+    batch = theta.shape[:-1]
+    run = algorithm.start(graph, theta.reshape(-1, graph.theta_size), _flat_messages(messages, batch), kernels)
+    sweeps, residual = _loop(run, stop, batch.numel(), theta, progress)
+    mu = run.marginals()
+    _check_possible(mu, batch)
+    state = run.messages()
+    converged = residual <= stop.tol if stop.tol is not None else torch.zeros_like(residual, dtype=torch.bool)
+    if stop.tol is not None and not converged.all():
+        _warn(converged, residual, stop)
+    return Solution(
+        graph,
+        theta,
+        mu.unflatten(0, batch) if batch else mu[0],
+        sweeps.reshape(batch),
+        residual.reshape(batch),
+        converged.reshape(batch),
+        None if state is None else state.reshape(*batch, -1).detach(),
+        algorithm.log_partition,
+    )
+
+
+def _loop(run, stop: Stop, items: int, theta: Tensor, progress: bool) -> tuple[Tensor, Tensor]:  # noqa: ANN001
+    sweeps = torch.zeros(items, dtype=torch.int64)
+    residual = torch.full((items,), float("inf"), dtype=torch.float64)
+    tol = -1.0 if stop.tol is None else stop.tol  # no residual is at most -1
+    left, slice_ = stop.sweeps, 1
+    bar = _progress_bar(stop.sweeps) if progress else None
+    while left > 0:
+        began = time.perf_counter()
+        count = min(slice_, left)
+        residual, ran = run.advance(count, tol)
+        sweeps += ran
+        left -= count
+        if bar is not None:
+            bar.set_postfix(residual=f"{float(residual.max()):.2g}" if items else "0", refresh=False)
+            bar.update(count)
+        if items == 0 or bool((residual <= tol).all()):
+            break
+        if time.perf_counter() - began < _SLICE_SECONDS / 2:
+            slice_ *= 2
+    if bar is not None:
+        bar.close()
+    return sweeps, residual
+
+
+def _progress_bar(total: int):  # noqa: ANN202
+    from tqdm import tqdm
+
+    return tqdm(total=total, unit="sweep", leave=False, delay=0.5)
+
+
+def _check_values(theta: Tensor) -> None:
+    bad = torch.isnan(theta) | (theta == float("inf"))
+    if bad.any():
+        where = tuple(int(k) for k in bad.nonzero()[0])
+        raise ValueError(f"`theta` must not hold NaN or +inf. Got {float(theta[where])} at {where}.")
+
+
+def _flat_messages(messages: Tensor | None, batch: torch.Size) -> Tensor | None:
+    if messages is None:
+        return None
+    if messages.shape[:-1] != batch:
+        raise ValueError(f"`messages` must have the batch shape {tuple(batch)} of theta. Got {tuple(messages.shape)}.")
+    if torch.isnan(messages).any():
+        raise ValueError("`messages` must not hold NaN.")
+    return messages.reshape(-1, messages.shape[-1])
+
+
+def _check_possible(mu: Tensor, batch: torch.Size) -> None:
+    impossible = torch.isnan(mu).any(-1)
+    if impossible.any():
+        item = f" (batch item {int(impossible.nonzero()[0])})" if batch else ""
+        raise ImpossibleEvidenceError(
+            f"Every joint state has probability zero{item}: the evidence or the -inf entries of `theta` contradict."
+        )
+
+
+def _warn(converged: Tensor, residual: Tensor, stop: Stop) -> None:
+    failed = int((~converged).sum())
+    which = "" if len(converged) == 1 else f" for {failed} of {len(converged)} batch items"
+    warnings.warn(
+        f"Marginals still change by {float(residual.max()):.2g} after {stop.sweeps} sweeps{which}; the tolerance is "
+        f"{stop.tol:g}. Allow more sweeps, damp the messages, or use TRW(0.5).",
+        ConvergenceWarning,
+        stacklevel=3,
+    )

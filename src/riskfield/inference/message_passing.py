@@ -1,0 +1,117 @@
+r"""Message passing on any counting-number entropy: loopy BP, tree-reweighted BP, convexified BP, and max-product.
+
+Maximises theta . mu + H(mu) over the local polytope by the updates
+
+    b_i(x_i)  propto  exp( (theta_i(x_i) + sum_{d containing i} c_d log m_d(x_i)) / c^_i )
+    m_c(x_i)  propto  sum_{x_c \ i} exp(theta_c(x_c) / c_c) prod_{j in c \ i} b_j(x_j) / m_c(x_j)
+
+(Domke 2013, eq. 18, when c^_i = 1); at the end mu_i = b_i and mu_c propto exp(theta_c/c_c) prod_{i in c} b_i / m_c.
+Max-product puts a maximum in place of the sum. State: one log-message per factor and slot, in the graph's message layout.
+Exact on trees (with Bethe). Loopy BP need not converge on loopy graphs with strong couplings: damp it, or use TRW.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from riskfield import kernels as kernel_choice
+from riskfield.entropy import AbstractEntropy, Bethe
+from riskfield.graph.factor_graph import FactorGraph
+from riskfield.graph.schedule import Schedule, Sequential
+from riskfield.inference.algorithm import AbstractAlgorithm, Run
+from riskfield.inference.solution import inner_product, modes
+
+
+@dataclass(frozen=True)
+class MessagePassing(AbstractAlgorithm):
+    """Sum-product message passing.
+
+    Arguments:
+        entropy: `Bethe()` for loopy belief propagation, `TRW(rho)`, or any `CountingNumbers`.
+        schedule: `Sequential()` (usually converges in fewest sweeps) or `Parallel()`.
+        damping: in [0, 1). A new log-message is (1 - damping) times the update plus damping times the old one. The
+            tolerance is compared with the undamped change, so damping never passes for convergence.
+
+    >>> from riskfield import grid, infer
+    >>> graph = grid(2, 2, num_states=2)
+    >>> theta = graph.zeros()
+    >>> graph.node(theta, 0)[1] = 2.0
+    >>> infer(graph, theta, MessagePassing()).node_marginals[0][0].round(decimals=4)
+    tensor([0.1192, 0.8808], dtype=torch.float64)
+    """
+
+    entropy: AbstractEntropy = field(default_factory=Bethe)
+    schedule: Schedule = field(default_factory=Sequential)
+    damping: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_settings(self.entropy, self.schedule, self.damping)
+
+    def start(self, graph: FactorGraph, theta: Tensor, messages: Tensor | None, kernels: str | None) -> Run:
+        """Begin from uniform messages, or from `messages`."""
+        return _start(self, graph, theta, messages, kernels, maximise=False)
+
+    def log_partition(self, graph: FactorGraph, theta: Tensor, mu: Tensor) -> Tensor:
+        """theta . mu + H(mu)."""
+        return inner_product(graph.expand(theta), mu) + self.entropy.counting(graph).value(graph, mu)
+
+
+@dataclass(frozen=True)
+class MaxProduct(AbstractAlgorithm):
+    """Max-product message passing: `solution.mode()` is its guess at the most probable joint state (MAP).
+
+    The "marginals" are normalised max-marginals, and `log_partition` is the score theta . f(x) of the guess.
+    Exact on trees whose best state is unique.
+
+    >>> from riskfield import chain, infer
+    >>> graph = chain(3, num_states=2)
+    >>> theta = graph.zeros()
+    >>> graph.node(theta, 0)[1] = 1.0
+    >>> graph.factor_views(theta)[0][:, [0, 1], [0, 1]] = 0.5  # neighbours like to agree
+    >>> infer(graph, theta, MaxProduct()).mode()
+    tensor([1, 1, 1])
+    """
+
+    entropy: AbstractEntropy = field(default_factory=Bethe)
+    schedule: Schedule = field(default_factory=Sequential)
+    damping: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_settings(self.entropy, self.schedule, self.damping)
+
+    def start(self, graph: FactorGraph, theta: Tensor, messages: Tensor | None, kernels: str | None) -> Run:
+        """Begin from uniform messages, or from `messages`."""
+        return _start(self, graph, theta, messages, kernels, maximise=True)
+
+    def log_partition(self, graph: FactorGraph, theta: Tensor, mu: Tensor) -> Tensor:
+        """The score of the states the node max-marginals select."""
+        return graph.score(theta, modes(graph, mu))
+
+
+def _start(
+    algorithm: MessagePassing | MaxProduct,
+    graph: FactorGraph,
+    theta: Tensor,
+    messages: Tensor | None,
+    kernels: str | None,
+    maximise: bool,
+) -> Run:
+    problem = kernel_choice.MessagePassingProblem(
+        graph,
+        algorithm.entropy.counting(graph),
+        algorithm.schedule,
+        algorithm.damping,
+        maximise,
+    )
+    return kernel_choice.select(theta, kernels).MessagePassingRun(problem, theta, messages)
+
+
+def _check_settings(entropy: object, schedule: object, damping: float) -> None:
+    if not isinstance(entropy, AbstractEntropy):
+        raise TypeError(f"`entropy` must be an entropy such as `TRW(0.5)`. Got {entropy!r}.")
+    if not isinstance(schedule, Schedule):
+        raise TypeError(f"`schedule` must be `Sequential(...)` or `Parallel()`. Got {schedule!r}.")
+    if not 0 <= damping < 1:
+        raise ValueError(f"`damping` must lie in [0, 1). Got {damping}.")

@@ -1,0 +1,65 @@
+"""What inference returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from riskfield.graph._scopes import index_tensor
+from riskfield.graph.factor_graph import FactorGraph
+
+
+@dataclass(frozen=True, eq=False)
+class Solution:
+    """Approximate marginals of one model, or of a batch of models on one graph.
+
+    The diagnostics are tensors of the batch's shape (0-dimensional without a batch).
+    """
+
+    graph: FactorGraph
+    theta: Tensor  # (*batch, theta)  evidence included
+    mu: Tensor  # (*batch, mu)
+    sweeps: Tensor  # how many sweeps ran
+    residual: Tensor  # the largest change of a node marginal in the last sweep, as if undamped
+    converged: Tensor  # whether the residual fell to the tolerance
+    messages: Tensor | None  # the algorithm's state, to warm-start the next run
+    _value: Callable[[FactorGraph, Tensor, Tensor], Tensor]  # (graph, theta, mu) -> log-partition
+
+    @cached_property
+    def log_partition(self) -> Tensor:
+        """The algorithm's value of the log-partition function, theta . mu + H(mu), of shape (*batch)."""
+        return self._value(self.graph, self.theta, self.mu)
+
+    @property
+    def node_marginals(self) -> tuple[Tensor, ...]:
+        """Views of the node marginals, one per node group, of shape (*batch, node, state)."""
+        return self.graph.node_views(self.mu)
+
+    @property
+    def factor_marginals(self) -> tuple[Tensor, ...]:
+        """Views of the factor marginals, one per factor group, of shape (*batch, factor, *shape)."""
+        return self.graph.factor_views(self.mu)
+
+    def mode(self) -> Tensor:
+        """The most probable state of every variable by its own marginal, of shape (*batch, variable).
+
+        This is the maximiser of posterior marginals; after `MaxProduct` it is the MAP guess.
+        """
+        return modes(self.graph, self.mu)
+
+
+def modes(graph: FactorGraph, mu: Tensor) -> Tensor:
+    """The largest entry of every node marginal, of shape (*batch, variable)."""
+    states = torch.empty(*mu.shape[:-1], graph.num_variables, dtype=torch.int64, device=mu.device)
+    for group, view in zip(graph.node_groups, graph.node_views(mu), strict=True):
+        states[..., index_tensor(group.variables, mu.device)] = view.argmax(-1)
+    return states
+
+
+def inner_product(theta: Tensor, mu: Tensor) -> Tensor:
+    """theta . mu where impossible states (theta = -inf) of probability 0 contribute nothing."""
+    return torch.where(mu == 0, 0, theta * mu).sum(-1)

@@ -1,0 +1,30 @@
+"""What both kernels are asked to solve, and the stages a schedule compiles into."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from riskfield.entropy import Counting
+from riskfield.graph.factor_graph import FactorGraph
+from riskfield.graph.schedule import Levels, Parallel, Schedule, compile_levels
+
+
+@dataclass(frozen=True, eq=False)
+class MessagePassingProblem:
+    """A graph, counting numbers and the way messages are sent."""
+
+    graph: FactorGraph
+    counting: Counting
+    schedule: Schedule
+    damping: float
+    maximise: bool  # max-product instead of sum-product
+
+
+def schedule_levels(graph: FactorGraph, schedule: Schedule) -> Levels:
+    """The levels of `schedule`; a parallel schedule has one."""
+    if isinstance(schedule, Parallel):
+        n = graph.num_variables
+        return Levels(np.arange(n), np.zeros(n, np.int64), min(n, 1))
+    return compile_levels(graph, schedule.order)

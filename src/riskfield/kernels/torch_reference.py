@@ -1,0 +1,377 @@
+"""The reference kernels in plain torch: any device, log domain throughout, differentiable twice.
+
+Messages and beliefs are log-probabilities in flat tensors of shape (batch, ...). A stage gathers what it needs, computes,
+and writes its results in place; autograd allows that because gathering keeps no reference to the gathered values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from riskfield.graph._scopes import index_tensor
+from riskfield.graph.factor_graph import FactorGraph
+from riskfield.graph.schedule import Levels, Parallel, colour_order, compile_levels
+from riskfield.kernels.problem import MessagePassingProblem, schedule_levels
+
+NEG_INF = float("-inf")
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """Messages sent together, then the beliefs of the variables that received them."""
+
+    sends: tuple[tuple[int, int, Tensor], ...]  # (factor group, slot, rows)
+    receivers: Tensor  # (variable,)
+
+
+class MessagePassingRun:
+    """Sum-product (or max-product) sweeps over a batch of thetas. See `inference.message_passing` for the update."""
+
+    def __init__(self, problem: MessagePassingProblem, theta: Tensor, messages: Tensor | None):
+        self.problem, self.theta = problem, theta
+        graph = problem.graph
+        self.layout = _Layout(graph, theta.device)
+        levels = schedule_levels(graph, problem.schedule)
+        parallel = isinstance(problem.schedule, Parallel)
+        self.stages = _flooding(graph, theta.device) if parallel else _forward_backward(graph, levels, theta.device)
+        self.counting = problem.counting.factor.to(theta)
+        self.node_total = problem.counting.node_total.to(theta)
+        self.log_messages = _initial_messages(self.layout, theta, messages)
+        self.log_beliefs = theta.new_zeros(len(theta), graph.node_size)
+        self._update_beliefs(torch.arange(graph.num_variables, device=theta.device))
+
+    def advance(self, sweeps: int, tol: float) -> tuple[Tensor, Tensor]:
+        """Sweep; items that reached `tol` are left as they are."""
+        return _advance(self, sweeps, tol, 1 - self.problem.damping)
+
+    def sweep(self) -> Tensor:
+        """Run all stages once; the largest change of a node belief, of shape (batch,)."""
+        change = self.theta.new_zeros(len(self.theta))
+        for stage in self.stages:
+            sent = [(self.layout.messages[g][s][rows], self._send(g, s, rows)) for g, s, rows in stage.sends]
+            for index, value in sent:
+                self.log_messages.index_copy_(1, index.flatten(), value.flatten(1))
+            change = torch.maximum(change, self._update_beliefs(stage.receivers))
+        return change
+
+    def restore(self, items: Tensor, saved: tuple[Tensor, Tensor]) -> None:
+        """Put back the state of some batch items."""
+        self.log_messages, self.log_beliefs = (
+            torch.where(items[:, None], old, new)
+            for old, new in zip(saved, (self.log_messages, self.log_beliefs), strict=True)
+        )
+
+    def state(self) -> tuple[Tensor, Tensor]:
+        """A copy of messages and beliefs."""
+        return self.log_messages.clone(), self.log_beliefs.clone()
+
+    def messages(self) -> Tensor:
+        """Normalised log-messages."""
+        return self.log_messages
+
+    def marginals(self) -> Tensor:
+        """Node beliefs and factor beliefs exp(theta_c / c_c) prod_i b_i / m_c, normalised."""
+        parts = [self.log_beliefs.exp()]
+        for g, group in enumerate(self.problem.graph.factor_groups):
+            rows = torch.arange(group.num_factors, device=self.theta.device)
+            joint = self._scaled_table(g, rows)
+            for slot in range(group.arity):
+                joint = joint + _along(self._cavity(g, slot, rows), slot, group.arity)
+            flat = joint.flatten(2)
+            parts.append((flat - _logsumexp(flat, (2,), keepdim=True)).exp().flatten(1))
+        return torch.cat(parts, dim=1)
+
+    def _send(self, g: int, slot: int, rows: Tensor) -> Tensor:
+        group = self.problem.graph.factor_groups[g]
+        joint = self._scaled_table(g, rows)
+        for other in range(group.arity):
+            if other != slot:
+                joint = joint + _along(self._cavity(g, other, rows), other, group.arity)
+        others = tuple(2 + other for other in range(group.arity) if other != slot)
+        if not others:
+            update = joint
+        else:
+            update = joint.amax(others) if self.problem.maximise else _logsumexp(joint, others)
+        update = _normalised(update)
+        damping = self.problem.damping
+        if damping:
+            old = self.log_messages[:, self.layout.messages[g][slot][rows]]
+            mixed = (1 - damping) * update + damping * old
+            update = _normalised(torch.where(update == NEG_INF, NEG_INF, mixed))
+        return update
+
+    def _scaled_table(self, g: int, rows: Tensor) -> Tensor:
+        group = self.problem.graph.factor_groups[g]
+        tables = index_tensor(group.tables, self.theta.device)[rows]
+        factors = index_tensor(group.factors, self.theta.device)[rows]
+        table = self.problem.graph.factor_views(self.theta)[g][:, tables]
+        return table / self.counting[factors].reshape(-1, *[1] * group.arity)
+
+    def _cavity(self, g: int, slot: int, rows: Tensor) -> Tensor:
+        """log b_i / m_c. A zero message means an impossible state, which stays impossible: 0 / 0 is 0 here."""
+        message = self.log_messages[:, self.layout.messages[g][slot][rows]]
+        belief = self.log_beliefs[:, self.layout.nodes[g][slot][rows]]
+        return torch.where(message == NEG_INF, NEG_INF, belief - message)
+
+    def _update_beliefs(self, variables: Tensor) -> Tensor:
+        """Recompute the beliefs of `variables`; the largest change, of shape (batch,)."""
+        change = self.theta.new_zeros(len(self.theta))
+        layout = self.layout
+        for size, members in layout.by_states(variables):
+            index = layout.node_start[members][:, None] + torch.arange(size, device=members.device)
+            owner, entries, factors = layout.incoming(members, size)
+            received = self.log_messages[:, entries] * self.counting[factors][:, None]
+            total = self.theta[:, index].index_add(1, owner, received)
+            new = _normalised(total / self.node_total[members][:, None])
+            old = self.log_beliefs[:, index]
+            if len(members):
+                change = torch.maximum(change, (new.detach().exp() - old.detach().exp()).abs().amax((1, 2)))
+            self.log_beliefs.index_copy_(1, index.flatten(), new.flatten(1))
+        return change
+
+
+class MeanFieldRun:
+    """Coordinate ascent on a product distribution. See `inference.mean_field` for the update."""
+
+    def __init__(
+        self, graph: FactorGraph, order: tuple[int, ...] | None, theta: Tensor, messages: Tensor | None
+    ):
+        self.graph, self.theta = graph, theta
+        self.layout = _Layout(graph, theta.device)
+        levels = compile_levels(graph, colour_order(graph) if order is None else order)
+        self.stages = _colour_by_colour(graph, levels, theta.device)
+        node_theta = theta[:, : graph.node_size]
+        if messages is None:
+            self.log_beliefs = torch.where(node_theta == NEG_INF, NEG_INF, theta.new_zeros(()))
+        else:
+            _check_state(messages, graph.node_size)
+            start = messages.to(theta)
+            # A state that was impossible in the earlier run may have become possible.
+            floor = torch.finfo(theta.dtype).min / 4
+            self.log_beliefs = torch.where(node_theta == NEG_INF, NEG_INF, start.clamp(min=floor))
+        for size, members in self.layout.by_states(torch.arange(graph.num_variables, device=theta.device)):
+            index = self.layout.node_start[members][:, None] + torch.arange(size, device=theta.device)
+            normal = _normalised(self.log_beliefs[:, index])
+            self.log_beliefs.index_copy_(1, index.flatten(), normal.flatten(1))
+
+    def advance(self, sweeps: int, tol: float) -> tuple[Tensor, Tensor]:
+        """Sweep; items that reached `tol` are left as they are."""
+        return _advance(self, sweeps, tol, 1.0)
+
+    def sweep(self) -> Tensor:
+        """Update every variable once; the largest change of a marginal, of shape (batch,)."""
+        change = self.theta.new_zeros(len(self.theta))
+        for stage in self.stages:
+            expected = self.theta[:, : self.graph.node_size]
+            for g, slot, rows in stage.sends:
+                index = self.layout.nodes[g][slot][rows]
+                expected = expected.index_add(1, index.flatten(), self._expectation(g, slot, rows).flatten(1))
+            for size, members in self.layout.by_states(stage.receivers):
+                index = self.layout.node_start[members][:, None] + torch.arange(size, device=members.device)
+                new = _normalised(expected[:, index])
+                old = self.log_beliefs[:, index]
+                change = torch.maximum(change, (new.detach().exp() - old.detach().exp()).abs().amax((1, 2)))
+                self.log_beliefs.index_copy_(1, index.flatten(), new.flatten(1))
+        return change
+
+    def restore(self, items: Tensor, saved: Tensor) -> None:
+        """Put back the state of some batch items."""
+        self.log_beliefs = torch.where(items[:, None], saved, self.log_beliefs)
+
+    def state(self) -> Tensor:
+        """A copy of the beliefs."""
+        return self.log_beliefs.clone()
+
+    def messages(self) -> Tensor:
+        """Log node marginals."""
+        return self.log_beliefs
+
+    def marginals(self) -> Tensor:
+        """Node marginals and their products."""
+        parts = [self.log_beliefs.exp()]
+        for g, group in enumerate(self.graph.factor_groups):
+            rows = torch.arange(group.num_factors, device=self.theta.device)
+            parts.append(self._product(g, None, rows).flatten(1))
+        return torch.cat(parts, dim=1)
+
+    def _product(self, g: int, left_out: int | None, rows: Tensor) -> Tensor:
+        group = self.graph.factor_groups[g]
+        product = self.theta.new_ones(1, 1, *[1] * group.arity)
+        for slot in range(group.arity):
+            if slot != left_out:
+                belief = self.log_beliefs[:, self.layout.nodes[g][slot][rows]].exp()
+                product = product * _along(belief, slot, group.arity)
+        return product
+
+    def _expectation(self, g: int, slot: int, rows: Tensor) -> Tensor:
+        group = self.graph.factor_groups[g]
+        tables = index_tensor(group.tables, self.theta.device)[rows]
+        table = self.graph.factor_views(self.theta)[g][:, tables]
+        product = self._product(g, slot, rows)
+        others = tuple(2 + other for other in range(group.arity) if other != slot)
+        # 0 * -inf is 0: a joint state that has no probability costs nothing.
+        weighted = torch.where(product == 0, 0, table * product)
+        return weighted.sum(others) if others else weighted
+
+
+class _Layout:
+    """Index tensors from factors and variables into the flat vectors."""
+
+    def __init__(self, graph: FactorGraph, device: torch.device):
+        self.graph = graph
+        self.num_states = index_tensor(graph.num_states, device)
+        self.node_start = index_tensor(graph.node_start, device)
+        self.messages: list[list[Tensor]] = []  # [group][slot]: (factor, state) positions in a message vector
+        self.nodes: list[list[Tensor]] = []  # [group][slot]: (factor, state) positions in the node part
+        owners, starts, factors = [], [], []
+        for group in graph.factor_groups:
+            message_rows, node_rows = [], []
+            for slot, size in enumerate(group.shape):
+                first, last = group.message_range(slot)
+                message_rows.append(torch.arange(first, last, device=device).reshape(-1, size))
+                variables = index_tensor(group.variables[:, slot], device)
+                node_rows.append(self.node_start[variables][:, None] + torch.arange(size, device=device))
+                owners.append(variables)
+                starts.append(message_rows[-1][:, 0])
+                factors.append(index_tensor(group.factors, device))
+            self.messages.append(message_rows)
+            self.nodes.append(node_rows)
+        empty = torch.empty(0, dtype=torch.int64, device=device)
+        order = torch.argsort(torch.cat(owners), stable=True) if owners else empty
+        self._message_start = torch.cat(starts)[order] if owners else empty
+        self._factor = torch.cat(factors)[order] if owners else empty
+        self._degree = torch.bincount(torch.cat(owners) if owners else empty, minlength=graph.num_variables)
+        self._first = self._degree.cumsum(0) - self._degree
+
+    def by_states(self, variables: Tensor) -> list[tuple[int, Tensor]]:
+        """`variables` split by their number of states."""
+        sizes = self.num_states[variables]
+        return [(int(size), variables[sizes == size]) for size in torch.unique(sizes)]
+
+    def incoming(self, variables: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The messages to `variables`: which of them receives it, where it lies (message, state), and its factor."""
+        degree = self._degree[variables]
+        owner = torch.repeat_interleave(torch.arange(len(variables), device=variables.device), degree)
+        within = torch.arange(len(owner), device=variables.device) - (degree.cumsum(0) - degree)[owner]
+        position = self._first[variables][owner] + within
+        entries = self._message_start[position][:, None] + torch.arange(size, device=variables.device)
+        return owner, entries, self._factor[position]
+
+
+def _forward_backward(graph: FactorGraph, levels: Levels, device: torch.device) -> list[Stage]:
+    """Forward: a variable hears from the factors in which it is not first; backward: in which it is not last."""
+    forward: list[list[tuple[int, int, np.ndarray]]] = [[] for _ in range(levels.count)]
+    backward: list[list[tuple[int, int, np.ndarray]]] = [[] for _ in range(levels.count)]
+    for g, group in enumerate(graph.factor_groups):
+        rank = levels.rank[group.variables]
+        for slot in range(group.arity):
+            level = levels.level[group.variables[:, slot]]
+            not_first = (rank[:, slot] > rank.min(axis=1)) | (group.arity == 1)
+            not_last = rank[:, slot] < rank.max(axis=1)
+            for stages, chosen in ((forward, not_first), (backward, not_last)):
+                for where, rows in _by_level(level, np.flatnonzero(chosen)):
+                    stages[where].append((g, slot, rows))
+    return [_stage(graph, sends, device) for sends in [*forward, *reversed(backward)] if sends]
+
+
+def _colour_by_colour(graph: FactorGraph, levels: Levels, device: torch.device) -> list[Stage]:
+    """Every variable hears from all its factors, level by level."""
+    sends: list[list[tuple[int, int, np.ndarray]]] = [[] for _ in range(levels.count)]
+    for g, group in enumerate(graph.factor_groups):
+        for slot in range(group.arity):
+            level = levels.level[group.variables[:, slot]]
+            for where, rows in _by_level(level, np.arange(group.num_factors)):
+                sends[where].append((g, slot, rows))
+    members = dict(_by_level(levels.level, np.arange(graph.num_variables)))
+    return [
+        Stage(
+            tuple((g, slot, index_tensor(rows, device)) for g, slot, rows in sends[level]),
+            index_tensor(members[level], device),
+        )
+        for level in range(levels.count)
+    ]
+
+
+def _flooding(graph: FactorGraph, device: torch.device) -> list[Stage]:
+    sends = [
+        (g, slot, np.arange(group.num_factors))
+        for g, group in enumerate(graph.factor_groups)
+        for slot in range(group.arity)
+    ]
+    return [_stage(graph, sends, device)] if sends else []
+
+
+def _stage(graph: FactorGraph, sends: list[tuple[int, int, np.ndarray]], device: torch.device) -> Stage:
+    receivers = np.unique(np.concatenate([graph.factor_groups[g].variables[rows, slot] for g, slot, rows in sends]))
+    return Stage(
+        tuple((g, slot, index_tensor(rows, device)) for g, slot, rows in sends),
+        index_tensor(receivers, device),
+    )
+
+
+def _by_level(level: np.ndarray, rows: np.ndarray) -> list[tuple[int, np.ndarray]]:
+    ordered = rows[np.argsort(level[rows], kind="stable")]
+    values, starts = np.unique(level[ordered], return_index=True)
+    return [(int(v), ordered[a:b]) for v, a, b in zip(values, starts, [*starts, len(ordered)][1:], strict=True)]
+
+
+def _advance(run: MessagePassingRun | MeanFieldRun, sweeps: int, tol: float, step: float) -> tuple[Tensor, Tensor]:
+    items = len(run.theta)
+    residual = torch.full((items,), float("inf"), dtype=torch.float64)
+    ran = torch.zeros(items, dtype=torch.int64)
+    for _ in range(sweeps):
+        done = residual <= tol
+        if done.all():
+            break
+        saved = run.state() if done.any() else None
+        change = run.sweep().detach().to("cpu", torch.float64) / step
+        if saved is not None:
+            run.restore(done.to(run.theta.device), saved)  # type: ignore[arg-type]
+        residual = torch.where(done, residual, change)
+        ran += ~done
+    return residual, ran
+
+
+def _initial_messages(layout: _Layout, theta: Tensor, messages: Tensor | None) -> Tensor:
+    graph = layout.graph
+    start = theta.new_zeros(len(theta), graph.message_size)
+    if messages is not None:
+        _check_state(messages, graph.message_size)
+        start = messages.to(theta).clone()
+    for group_index in layout.messages:
+        for index in group_index:
+            value = start[:, index]
+            # Zeros are derived afresh: what was impossible in the earlier run may have become possible.
+            fresh = (value == NEG_INF).any(-1, keepdim=True)
+            start[:, index] = _normalised(torch.where(fresh, 0.0, value))
+    return start
+
+
+def _check_state(messages: Tensor, size: int) -> None:
+    if messages.shape[-1] != size:
+        raise ValueError(f"`messages` must have shape (*batch, {size}). Got {tuple(messages.shape)}.")
+
+
+def _along(values: Tensor, slot: int, arity: int) -> Tensor:
+    """(batch, factor, state) values broadcast along axis `slot` of (batch, factor, *shape) tables."""
+    return values.reshape(*values.shape[:2], *[1] * slot, values.shape[2], *[1] * (arity - 1 - slot))
+
+
+def _normalised(log_values: Tensor) -> Tensor:
+    total = _logsumexp(log_values, (log_values.ndim - 1,), keepdim=True)
+    # An impossible variable has no normaliser; NaN marks it, and `infer` reports it.
+    return log_values - torch.where(total == NEG_INF, float("nan"), total)
+
+
+def _logsumexp(values: Tensor, dims: tuple[int, ...], keepdim: bool = False) -> Tensor:
+    """logsumexp with a zero gradient, instead of NaN, where all values are -inf."""
+    top = values.detach().amax(dims, keepdim=True)
+    top = torch.where(top == NEG_INF, 0.0, top)
+    total = (values - top).exp().sum(dims, keepdim=True)
+    positive = total > 0
+    result = torch.where(positive, torch.where(positive, total, 1.0).log(), NEG_INF) + top
+    return result if keepdim else result.squeeze(dims)
