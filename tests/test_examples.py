@@ -1,0 +1,74 @@
+"""The examples run, on small inputs."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("matplotlib")
+pytest.importorskip("skimage")
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+@pytest.fixture(scope="module")
+def denoise():
+    return runpy.run_path(str(EXAMPLES / "denoise.py"))
+
+
+def test_denoise_writes_a_picture_and_a_table(denoise, tmp_path, capsys):
+    from matplotlib.image import imread
+
+    path = tmp_path / "out.png"
+    denoise["main"](["--out", str(path), "--size", "16", "--seed", "3"])
+    printed = capsys.readouterr().out
+    assert imread(path).shape == (480, 960, 4)
+    assert printed.rstrip().endswith(f"wrote {path}")
+    for name in ("mean field", "loopy BP", "TRW(0.5)"):
+        assert name in printed
+
+
+def test_denoise_likelihood_is_a_density(denoise):
+    """The unary potentials are log p(y | x) up to one constant: they integrate to it for both labels."""
+    import numpy as np
+
+    import riskfield as rf
+
+    # Midpoints of equal shares of s^(1/n), so that the peak at s = 0 is integrated well.
+    edges = np.linspace(0, 1, 20001) ** denoise["NOISE"]
+    middle, width = (edges[1:] + edges[:-1]) / 2, np.diff(edges)
+    for label, y in ((0, middle), (1, 1 - middle)):
+        graph = rf.grid(1, len(y), num_states=2, tied=True)
+        theta = denoise["potentials"](graph, y[None])
+        density = graph.node_views(theta)[0][:, label].exp().numpy() / denoise["NOISE"]
+        assert np.sum(density * width) == pytest.approx(1, abs=1e-3)
+
+
+def test_denoise_beats_the_threshold_and_bounds_are_ordered(denoise):
+    import riskfield as rf
+
+    truth = denoise["load_truth"](16)
+    noisy = denoise["add_noise"](truth, seed=0)
+    graph = rf.grid(*truth.shape, num_states=2, tied=True)
+    theta = denoise["potentials"](graph, noisy)
+    outcomes = {name: denoise["run"](graph, theta, algo, truth) for name, algo in denoise["ALGORITHMS"].items()}
+    thresholded = ((noisy > 0.5) != truth).mean()
+    assert all(outcome.error < thresholded for outcome in outcomes.values())
+    assert outcomes["mean field"].log_partition < outcomes["TRW(0.5)"].log_partition
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--size", "3"], "--size must be at least 4. Got 3."),
+        (["--seed", "-1"], "--seed must not be negative. Got -1."),
+        (["--out", "demo.jpg"], "--out must name a .png file. Got demo.jpg."),
+        (["--out", "nowhere/demo.png"], "--out must lie in a folder that exists."),
+    ],
+)
+def test_denoise_refuses_bad_options(denoise, arguments, message, capsys):
+    with pytest.raises(SystemExit):
+        denoise["main"](arguments)
+    assert message in capsys.readouterr().err
