@@ -16,6 +16,7 @@ class Run(Protocol):
     def advance(self, sweeps: int, tol: float) -> tuple[Tensor, Tensor]:
         """Sweep each batch item up to `sweeps` times, or until its residual is at most `tol`.
 
+        An item that got there in an earlier call is left as it is: it keeps its residual and runs no sweep.
         Returns the last residual of each item and how many sweeps it ran, both of shape (batch,).
         """
         ...
@@ -39,3 +40,7 @@ class AbstractAlgorithm(ABC):
     @abstractmethod
     def log_partition(self, graph: FactorGraph, theta: Tensor, mu: Tensor) -> Tensor:
         """This algorithm's log-partition value at the marginals it returned, of shape (*batch)."""
+
+    def value(self, run: Run) -> Tensor | None:
+        """Take the log-partition value, of shape (batch,), from `run`; None to have it computed when it is needed."""
+        return None

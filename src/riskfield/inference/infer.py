@@ -89,11 +89,12 @@ def infer(
     if evidence is not None:
         theta = clamp(graph, theta, evidence)
     batch = theta.shape[:-1]
-    run = algorithm.start(graph, theta.reshape(-1, graph.theta_size), _flat_messages(messages, batch), kernels)
+    flat = theta.reshape(batch.numel(), graph.theta_size)
+    run = algorithm.start(graph, flat, _flat_messages(messages, batch), kernels)
     sweeps, residual = _loop(run, stop, batch.numel(), theta, progress)
     mu = run.marginals()
     _check_possible(mu, batch)
-    state = run.messages()
+    state, value = run.messages(), algorithm.value(run)
     converged = residual <= stop.tol if stop.tol is not None else torch.zeros_like(residual, dtype=torch.bool)
     if stop.tol is not None and not converged.all():
         _warn(converged, residual, stop)
@@ -105,7 +106,7 @@ def infer(
         residual.reshape(batch),
         converged.reshape(batch),
         None if state is None else state.reshape(*batch, -1).detach(),
-        algorithm.log_partition,
+        algorithm.log_partition if value is None else value.reshape(batch),
     )
 
 

@@ -27,12 +27,12 @@ class Solution:
     residual: Tensor  # the largest change of a node marginal in the last sweep, as if undamped
     converged: Tensor  # whether the residual fell to the tolerance
     messages: Tensor | None  # the algorithm's state, to warm-start the next run
-    _value: Callable[[FactorGraph, Tensor, Tensor], Tensor]  # (graph, theta, mu) -> log-partition
+    _value: Tensor | Callable[[FactorGraph, Tensor, Tensor], Tensor]  # log-partition, or (graph, theta, mu) -> it
 
     @cached_property
     def log_partition(self) -> Tensor:
         """The algorithm's value of the log-partition function, theta . mu + H(mu), of shape (*batch)."""
-        return self._value(self.graph, self.theta, self.mu)
+        return self._value if isinstance(self._value, Tensor) else self._value(self.graph, self.theta, self.mu)
 
     @property
     def node_marginals(self) -> tuple[Tensor, ...]:
