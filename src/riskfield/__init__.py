@@ -14,6 +14,7 @@ from riskfield.graph.schedule import Levels, Parallel, Sequential, colour_order,
 from riskfield.inference.algorithm import AbstractAlgorithm
 from riskfield.inference.evidence import clamp
 from riskfield.inference.exact import Exact
+from riskfield.inference.gibbs import frequencies, sample
 from riskfield.inference.infer import Stop, infer
 from riskfield.inference.mean_field import MeanField
 from riskfield.inference.message_passing import MaxProduct, MessagePassing

@@ -299,13 +299,21 @@ class FactorGraph:
         return total
 
     def check_theta(self, theta: Tensor) -> None:
-        """Raise unless `theta` is a float tensor of the right length without NaN or +inf."""
+        """Raise unless `theta` is a float tensor of the right length."""
         if not isinstance(theta, Tensor):
             raise TypeError(f"`theta` must be a torch.Tensor. Got {type(theta).__name__}.")
         if theta.dtype not in (torch.float32, torch.float64):
             raise TypeError(f"`theta` must be float32 or float64. Got {theta.dtype}.")
         if theta.ndim == 0 or theta.shape[-1] != self.theta_size:
             raise ValueError(f"`theta` must have shape (*batch, {self.theta_size}). Got {tuple(theta.shape)}.")
+
+    def check_values(self, theta: Tensor) -> None:
+        """Raise unless `theta` is a float tensor of the right length without NaN or +inf."""
+        self.check_theta(theta)
+        bad = torch.isnan(theta) | (theta == float("inf"))
+        if bad.any():
+            where = tuple(int(k) for k in bad.nonzero()[0])
+            raise ValueError(f"`theta` must not hold NaN or +inf. Got {float(theta[where])} at {where}.")
 
     def check_states(self, states: Tensor, *, allow_unobserved: bool = False) -> Tensor:
         """`states` as an int64 tensor of shape (*batch, variable), each in range (or -1 where that is allowed)."""

@@ -84,8 +84,7 @@ def infer(
     stop = Stop() if stop is None else stop
     if not isinstance(algorithm, AbstractAlgorithm):
         raise TypeError(f"`algorithm` must be an object such as `MessagePassing()`. Got {algorithm!r}.")
-    graph.check_theta(theta)
-    _check_values(theta)
+    graph.check_values(theta)
     if evidence is not None:
         theta = clamp(graph, theta, evidence)
     batch = theta.shape[:-1]
@@ -138,13 +137,6 @@ def _progress_bar(total: int):  # noqa: ANN202
     from tqdm import tqdm
 
     return tqdm(total=total, unit="sweep", leave=False, delay=0.5)
-
-
-def _check_values(theta: Tensor) -> None:
-    bad = torch.isnan(theta) | (theta == float("inf"))
-    if bad.any():
-        where = tuple(int(k) for k in bad.nonzero()[0])
-        raise ValueError(f"`theta` must not hold NaN or +inf. Got {float(theta[where])} at {where}.")
 
 
 def _flat_messages(messages: Tensor | None, batch: torch.Size) -> Tensor | None:
