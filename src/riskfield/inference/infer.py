@@ -124,7 +124,8 @@ def _loop(run, stop: Stop, items: int, theta: Tensor, progress: bool) -> tuple[T
         if bar is not None:
             bar.set_postfix(residual=f"{float(residual.max()):.2g}" if items else "0", refresh=False)
             bar.update(count)
-        if items == 0 or bool((residual <= tol).all()):
+        # No sweep mends the NaN of an impossible model, and one such item fails the whole call.
+        if items == 0 or bool((residual <= tol).all()) or bool(torch.isnan(residual).any()):
             break
         if time.perf_counter() - began < _SLICE_SECONDS / 2:
             slice_ *= 2

@@ -43,6 +43,7 @@ class MessagePassingRun:
         self.log_messages = _initial_messages(self.layout, theta, messages)
         self.log_beliefs = theta.new_zeros(len(theta), graph.node_size)
         self._update_beliefs(torch.arange(graph.num_variables, device=theta.device))
+        self.residual = torch.full((len(theta),), float("inf"), dtype=torch.float64)
 
     def advance(self, sweeps: int, tol: float) -> tuple[Tensor, Tensor]:
         """Sweep; items that reached `tol` are left as they are."""
@@ -157,6 +158,7 @@ class MeanFieldRun:
             index = self.layout.node_start[members][:, None] + torch.arange(size, device=theta.device)
             normal = _normalised(self.log_beliefs[:, index])
             self.log_beliefs.index_copy_(1, index.flatten(), normal.flatten(1))
+        self.residual = torch.full((len(theta),), float("inf"), dtype=torch.float64)
 
     def advance(self, sweeps: int, tol: float) -> tuple[Tensor, Tensor]:
         """Sweep; items that reached `tol` are left as they are."""
@@ -320,20 +322,19 @@ def _by_level(level: np.ndarray, rows: np.ndarray) -> list[tuple[int, np.ndarray
 
 
 def _advance(run: MessagePassingRun | MeanFieldRun, sweeps: int, tol: float, step: float) -> tuple[Tensor, Tensor]:
-    items = len(run.theta)
-    residual = torch.full((items,), float("inf"), dtype=torch.float64)
-    ran = torch.zeros(items, dtype=torch.int64)
+    ran = torch.zeros(len(run.theta), dtype=torch.int64)
     for _ in range(sweeps):
-        done = residual <= tol
+        # An impossible model has beliefs of NaN, which no sweep can mend.
+        done = (run.residual <= tol) | torch.isnan(run.residual)
         if done.all():
             break
         saved = run.state() if done.any() else None
         change = run.sweep().detach().to("cpu", torch.float64) / step
         if saved is not None:
             run.restore(done.to(run.theta.device), saved)  # type: ignore[arg-type]
-        residual = torch.where(done, residual, change)
+        run.residual = torch.where(done, run.residual, change)
         ran += ~done
-    return residual, ran
+    return run.residual, ran
 
 
 def _initial_messages(layout: _Layout, theta: Tensor, messages: Tensor | None) -> Tensor:
