@@ -1,0 +1,47 @@
+"""Sphinx configuration. Nothing is fetched from the network while building."""
+
+from __future__ import annotations
+
+import re
+
+import riskfield
+
+project = "riskfield"
+author = "The riskfield developers"
+copyright = "the riskfield developers"
+release = riskfield.__version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax"]
+exclude_patterns = ["_build"]
+myst_enable_extensions = ["dollarmath", "amsmath", "deflist", "colon_fence"]
+myst_heading_anchors = 3
+nitpicky = False
+
+html_theme = "furo"
+html_title = "riskfield"
+html_show_sourcelink = False
+html_show_sphinx = False
+
+default_role = "code"  # docstrings quote names in single backticks, as Markdown does
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_class_signature = "separated"
+autodoc_default_options = {"exclude-members": "__new__, __init__"}
+python_maximum_signature_line_length = 100
+add_module_names = False
+
+_QUOTED = re.compile(r"(`[^`]*`)")
+
+
+def plain_asterisks(app, what, name, obj, options, lines):
+    """Keep `(*batch, state)` in docstrings from reading as the start of emphasis."""
+    for number, line in enumerate(lines):
+        if not line.lstrip().startswith((">>>", "...")):
+            pieces = _QUOTED.split(line)
+            lines[number] = "".join(p if p.startswith("`") else p.replace("*", r"\*") for p in pieces)
+
+
+def setup(app):
+    app.connect("autodoc-process-docstring", plain_asterisks, priority=400)

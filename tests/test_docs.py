@@ -1,0 +1,45 @@
+"""Every Python block in the README and the documentation runs, in order, page by page."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+_BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
+
+
+def _blocks(page: Path) -> list[tuple[int, str]]:
+    text = page.read_text(encoding="utf-8")
+    return [(text[: match.start()].count("\n") + 1, match.group(1)) for match in _BLOCK.finditer(text)]
+
+
+def _name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if _blocks(page)], ids=_name)
+def test_code_blocks_run(page, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    namespace: dict[str, object] = {"__name__": "__page__"}
+    for line, block in _blocks(page):
+        # Blank lines in front make tracebacks point into the page.
+        exec(compile("\n" * line + block, str(page), "exec"), namespace)
+
+
+@pytest.mark.parametrize("page", [*PAGES[1:], *sorted(ROOT.glob("[A-Z]*.md"))], ids=_name)
+def test_relative_links_lead_somewhere(page):
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    targets = [target for target in _LINK.findall(text) if "://" not in target and not target.startswith("mailto:")]
+    missing = [target for target in targets if not (page.parent / target).exists()]
+    assert not missing
+
+
+def test_readme_has_its_example():
+    assert len(_blocks(ROOT / "README.md")) >= 1
