@@ -121,7 +121,7 @@ def draw(path: Path, noisy: Picture, truth: Mask, noisy_error: float, outcomes: 
     from matplotlib import pyplot as plt
 
     plt.rcParams.update({"font.size": 9, "axes.titlesize": 10, "font.family": "DejaVu Sans"})
-    figure, axes = plt.subplots(2, 3, figsize=(9.6, 4.8))
+    figure, axes = plt.subplots(2, 3, figsize=(9.9, 4.95))
     figure.subplots_adjust(left=0.01, right=0.945, bottom=0.095, top=0.945, wspace=0.04, hspace=0.14)
     pictures: list[tuple[str, npt.NDArray[np.generic]]] = [
         ("truth", truth),

@@ -24,7 +24,7 @@ def test_denoise_writes_a_picture_and_a_table(denoise, tmp_path, capsys):
     path = tmp_path / "out.png"
     denoise["main"](["--out", str(path), "--size", "16", "--seed", "3"])
     printed = capsys.readouterr().out
-    assert imread(path).shape == (480, 960, 4)
+    assert imread(path).shape == (495, 990, 4)
     assert printed.rstrip().endswith(f"wrote {path}")
     for name in ("mean field", "loopy BP", "TRW(0.5)"):
         assert name in printed
