@@ -27,12 +27,11 @@ napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
-autodoc_class_signature = "separated"
-autodoc_default_options = {"exclude-members": "__new__, __init__"}
 python_maximum_signature_line_length = 100
 add_module_names = False
+autodoc_type_aliases = {"npt.ArrayLike": "ArrayLike", "IntArray": "IntArray"}
 
-_QUOTED = re.compile(r"(`[^`]*`)")
+_QUOTED = re.compile(r"(`[^`]*`|\*\w+\*)")  # `code` and *emphasis*
 
 
 def plain_asterisks(app, what, name, obj, options, lines):
@@ -40,8 +39,15 @@ def plain_asterisks(app, what, name, obj, options, lines):
     for number, line in enumerate(lines):
         if not line.lstrip().startswith((">>>", "...")):
             pieces = _QUOTED.split(line)
-            lines[number] = "".join(p if p.startswith("`") else p.replace("*", r"\*") for p in pieces)
+            lines[number] = "".join(p if _QUOTED.fullmatch(p) else p.replace("*", r"\*") for p in pieces)
+
+
+def short_aliases(app, what, name, obj, options, signature, returns):
+    """Print the alias of a type, not the object that stands for it inside a union."""
+    short = [text and re.sub(r"TypeAliasForwardRef\('(?:\w+\.)*(\w+)'\)", r"\1", text) for text in (signature, returns)]
+    return short[0], short[1]
 
 
 def setup(app):
+    app.connect("autodoc-process-signature", short_aliases)
     app.connect("autodoc-process-docstring", plain_asterisks, priority=400)
