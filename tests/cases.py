@@ -1,0 +1,78 @@
+"""The algorithms that every conformance test runs over. A new algorithm is one row here.
+
+A row builds its algorithm for a graph and an order of its variables. Numbers per factor depend on the factor's arity only,
+so that relabelled graphs and unions get the same ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from riskfield import (
+    TRW,
+    AbstractAlgorithm,
+    Bethe,
+    CountingNumbers,
+    Exact,
+    FactorGraph,
+    MaxProduct,
+    MeanField,
+    MessagePassing,
+    Parallel,
+    Sequential,
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row."""
+
+    name: str
+    make: Callable[[FactorGraph, tuple[int, ...] | None], AbstractAlgorithm]
+    iterative: bool = True  # sweeps, and messages to start from
+    unique: bool = False  # concave on every graph: one fixed point, wherever it starts
+    marginals: bool = True  # mu holds marginals (and not max-marginals)
+
+
+def by_arity(graph: FactorGraph, numbers: list[float]) -> torch.Tensor:
+    """One number per factor, chosen by its arity."""
+    out = torch.empty(graph.num_factors, dtype=torch.float64)
+    for group in graph.factor_groups:
+        out[torch.tensor(group.factors)] = numbers[group.arity - 1]
+    return out
+
+
+def _rho(graph: FactorGraph) -> TRW:
+    return TRW(by_arity(graph, [1.0, 0.6, 0.45, 0.3]))
+
+
+def _convex(graph: FactorGraph) -> CountingNumbers:
+    return CountingNumbers(by_arity(graph, [0.5, 0.8, 1.2, 1.0]), 0.3)
+
+
+CASES = [
+    Case("bp", lambda g, o: MessagePassing(Bethe(), Sequential(o))),
+    Case("bp-parallel", lambda g, o: MessagePassing(Bethe(), Parallel())),
+    Case("bp-damped", lambda g, o: MessagePassing(Bethe(), Sequential(o), damping=0.3)),
+    Case("bp-parallel-damped", lambda g, o: MessagePassing(Bethe(), Parallel(), damping=0.5)),
+    Case("trw", lambda g, o: MessagePassing(TRW(0.5), Sequential(o))),
+    Case("trw-parallel-damped", lambda g, o: MessagePassing(TRW(0.5), Parallel(), damping=0.4)),
+    Case("trw-per-factor", lambda g, o: MessagePassing(_rho(g), Sequential(o))),
+    Case("convex", lambda g, o: MessagePassing(_convex(g), Sequential(o)), unique=True),
+    Case("convex-parallel", lambda g, o: MessagePassing(_convex(g), Parallel(), damping=0.2), unique=True),
+    Case("max-product", lambda g, o: MaxProduct(schedule=Sequential(o)), marginals=False),
+    Case("max-product-parallel", lambda g, o: MaxProduct(schedule=Parallel(), damping=0.5), marginals=False),
+    Case("max-product-trw", lambda g, o: MaxProduct(TRW(0.5), Sequential(o)), marginals=False),
+    Case("mean-field", lambda g, o: MeanField(o)),
+    Case("exact", lambda g, o: Exact(), iterative=False, unique=True),
+]
+
+
+def rows(select: Callable[[Case], bool] = lambda case: True) -> pytest.MarkDecorator:
+    """Run a test over the rows that `select` picks, as its argument `case`."""
+    chosen = [case for case in CASES if select(case)]
+    return pytest.mark.parametrize("case", chosen, ids=[case.name for case in chosen])

@@ -1,0 +1,38 @@
+"""What every test shares: the kernels to run with, seeds, one thread, reproducible examples."""
+
+import os
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+from riskfield.kernels import native_available
+
+# Examples are the same on every run; HYPOTHESIS_PROFILE=explore looks for new ones.
+_COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large]}
+settings.register_profile("default", derandomize=True, **_COMMON)
+settings.register_profile("explore", derandomize=False, print_blob=True, **_COMMON)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+NATIVE = pytest.param(
+    "native", marks=pytest.mark.skipif(not native_available(), reason="the compiled extension is not installed")
+)
+
+
+@pytest.fixture(scope="module", params=["torch", NATIVE])
+def kernels(request):
+    """Runs a test with each of the two kernels."""
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
