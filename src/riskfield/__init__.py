@@ -19,5 +19,7 @@ from riskfield.inference.infer import Stop, infer
 from riskfield.inference.mean_field import MeanField
 from riskfield.inference.message_passing import MaxProduct, MessagePassing
 from riskfield.inference.solution import Solution
+from riskfield.io.uai import UAIModel, read_evidence, read_uai, write_mar, write_pr
+from riskfield.threads import get_num_threads, set_num_threads
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""What both kernels are asked to solve, and the stages a schedule compiles into."""
+"""What both kernels are asked to solve, and the levels a schedule compiles into."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from riskfield.entropy import Counting
 from riskfield.graph.factor_graph import FactorGraph
-from riskfield.graph.schedule import Levels, Parallel, Schedule, compile_levels
+from riskfield.graph.schedule import Levels, Parallel, Schedule, colour_order, compile_levels
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,3 +28,8 @@ def schedule_levels(graph: FactorGraph, schedule: Schedule) -> Levels:
         n = graph.num_variables
         return Levels(np.arange(n), np.zeros(n, np.int64), min(n, 1))
     return compile_levels(graph, schedule.order)
+
+
+def mean_field_levels(graph: FactorGraph, order: tuple[int, ...] | None) -> Levels:
+    """The levels in which mean field visits the variables: by default the colours of a greedy colouring."""
+    return compile_levels(graph, colour_order(graph) if order is None else order)

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from riskfield.graph._scopes import index_tensor
 from riskfield.graph.factor_graph import FactorGraph
-from riskfield.graph.schedule import Levels, Parallel, colour_order, compile_levels
-from riskfield.kernels.problem import MessagePassingProblem, schedule_levels
-
-NEG_INF = float("-inf")
+from riskfield.graph.schedule import Levels, Parallel
+from riskfield.kernels.logspace import NEG_INF, logsumexp, normalised
+from riskfield.kernels.problem import MessagePassingProblem, mean_field_levels, schedule_levels
+from riskfield.kernels.start import starting_marginals, starting_messages
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +40,7 @@ class MessagePassingRun:
         self.stages = _flooding(graph, theta.device) if parallel else _forward_backward(graph, levels, theta.device)
         self.counting = problem.counting.factor.to(theta)
         self.node_total = problem.counting.node_total.to(theta)
-        self.log_messages = _initial_messages(self.layout, theta, messages)
+        self.log_messages = starting_messages(graph, theta, messages)
         self.log_beliefs = theta.new_zeros(len(theta), graph.node_size)
         self._update_beliefs(torch.arange(graph.num_variables, device=theta.device))
         self.residual = torch.full((len(theta),), float("inf"), dtype=torch.float64)
@@ -83,7 +83,7 @@ class MessagePassingRun:
             for slot in range(group.arity):
                 joint = joint + _along(self._cavity(g, slot, rows), slot, group.arity)
             flat = joint.flatten(2)
-            parts.append((flat - _logsumexp(flat, (2,), keepdim=True)).exp().flatten(1))
+            parts.append((flat - logsumexp(flat, (2,), keepdim=True)).exp().flatten(1))
         return torch.cat(parts, dim=1)
 
     def _send(self, g: int, slot: int, rows: Tensor) -> Tensor:
@@ -96,13 +96,13 @@ class MessagePassingRun:
         if not others:
             update = joint
         else:
-            update = joint.amax(others) if self.problem.maximise else _logsumexp(joint, others)
-        update = _normalised(update)
+            update = joint.amax(others) if self.problem.maximise else logsumexp(joint, others)
+        update = normalised(update)
         damping = self.problem.damping
         if damping:
             old = self.log_messages[:, self.layout.messages[g][slot][rows]]
             mixed = (1 - damping) * update + damping * old
-            update = _normalised(torch.where(update == NEG_INF, NEG_INF, mixed))
+            update = normalised(torch.where(update == NEG_INF, NEG_INF, mixed))
         return update
 
     def _scaled_table(self, g: int, rows: Tensor) -> Tensor:
@@ -127,7 +127,7 @@ class MessagePassingRun:
             owner, entries, factors = layout.incoming(members, size)
             received = self.log_messages[:, entries] * self.counting[factors][:, None]
             total = self.theta[:, index].index_add(1, owner, received)
-            new = _normalised(total / self.node_total[members][:, None])
+            new = normalised(total / self.node_total[members][:, None])
             old = self.log_beliefs[:, index]
             if len(members):
                 change = torch.maximum(change, (new.detach().exp() - old.detach().exp()).abs().amax((1, 2)))
@@ -143,21 +143,8 @@ class MeanFieldRun:
     ):
         self.graph, self.theta = graph, theta
         self.layout = _Layout(graph, theta.device)
-        levels = compile_levels(graph, colour_order(graph) if order is None else order)
-        self.stages = _colour_by_colour(graph, levels, theta.device)
-        node_theta = theta[:, : graph.node_size]
-        if messages is None:
-            self.log_beliefs = torch.where(node_theta == NEG_INF, NEG_INF, theta.new_zeros(()))
-        else:
-            _check_state(messages, graph.node_size)
-            start = messages.to(theta)
-            # A state that was impossible in the earlier run may have become possible.
-            floor = torch.finfo(theta.dtype).min / 4
-            self.log_beliefs = torch.where(node_theta == NEG_INF, NEG_INF, start.clamp(min=floor))
-        for size, members in self.layout.by_states(torch.arange(graph.num_variables, device=theta.device)):
-            index = self.layout.node_start[members][:, None] + torch.arange(size, device=theta.device)
-            normal = _normalised(self.log_beliefs[:, index])
-            self.log_beliefs.index_copy_(1, index.flatten(), normal.flatten(1))
+        self.stages = _colour_by_colour(graph, mean_field_levels(graph, order), theta.device)
+        self.log_beliefs = starting_marginals(graph, theta, messages)
         self.residual = torch.full((len(theta),), float("inf"), dtype=torch.float64)
 
     def advance(self, sweeps: int, tol: float) -> tuple[Tensor, Tensor]:
@@ -174,7 +161,7 @@ class MeanFieldRun:
                 expected = expected.index_add(1, index.flatten(), self._expectation(g, slot, rows).flatten(1))
             for size, members in self.layout.by_states(stage.receivers):
                 index = self.layout.node_start[members][:, None] + torch.arange(size, device=members.device)
-                new = _normalised(expected[:, index])
+                new = normalised(expected[:, index])
                 old = self.log_beliefs[:, index]
                 change = torch.maximum(change, (new.detach().exp() - old.detach().exp()).abs().amax((1, 2)))
                 self.log_beliefs.index_copy_(1, index.flatten(), new.flatten(1))
@@ -337,42 +324,6 @@ def _advance(run: MessagePassingRun | MeanFieldRun, sweeps: int, tol: float, ste
     return run.residual, ran
 
 
-def _initial_messages(layout: _Layout, theta: Tensor, messages: Tensor | None) -> Tensor:
-    graph = layout.graph
-    start = theta.new_zeros(len(theta), graph.message_size)
-    if messages is not None:
-        _check_state(messages, graph.message_size)
-        start = messages.to(theta).clone()
-    for group_index in layout.messages:
-        for index in group_index:
-            value = start[:, index]
-            # Zeros are derived afresh: what was impossible in the earlier run may have become possible.
-            fresh = (value == NEG_INF).any(-1, keepdim=True)
-            start[:, index] = _normalised(torch.where(fresh, 0.0, value))
-    return start
-
-
-def _check_state(messages: Tensor, size: int) -> None:
-    if messages.shape[-1] != size:
-        raise ValueError(f"`messages` must have shape (*batch, {size}). Got {tuple(messages.shape)}.")
-
-
 def _along(values: Tensor, slot: int, arity: int) -> Tensor:
     """(batch, factor, state) values broadcast along axis `slot` of (batch, factor, *shape) tables."""
     return values.reshape(*values.shape[:2], *[1] * slot, values.shape[2], *[1] * (arity - 1 - slot))
-
-
-def _normalised(log_values: Tensor) -> Tensor:
-    total = _logsumexp(log_values, (log_values.ndim - 1,), keepdim=True)
-    # An impossible variable has no normaliser; NaN marks it, and `infer` reports it.
-    return log_values - torch.where(total == NEG_INF, float("nan"), total)
-
-
-def _logsumexp(values: Tensor, dims: tuple[int, ...], keepdim: bool = False) -> Tensor:
-    """logsumexp with a zero gradient, instead of NaN, where all values are -inf."""
-    top = values.detach().amax(dims, keepdim=True)
-    top = torch.where(top == NEG_INF, 0.0, top)
-    total = (values - top).exp().sum(dims, keepdim=True)
-    positive = total > 0
-    result = torch.where(positive, torch.where(positive, total, 1.0).log(), NEG_INF) + top
-    return result if keepdim else result.squeeze(dims)

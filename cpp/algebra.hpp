@@ -1,0 +1,229 @@
+// The arithmetics in which the same sweeps run. Each says how a cavity b_i / m_c is formed, how cavities of different
+// slots combine, how a table is contracted into a message, and how messages add up to a belief.
+//
+// Messages are stored *powered*: as m^c (Probability) or c log m (Logarithm), so that a belief is a plain product or sum
+// of what is stored, and one power per message suffices. Arrays here are of vectors: entry x of all lanes at [x].
+#pragma once
+
+#include "plan.hpp"
+#include "simd.hpp"
+
+namespace riskfield::RISKFIELD_ISA {
+
+// How m^c is formed for a group of factors.
+enum class Power { kOne, kHalf, kAny };
+
+template <class T>
+RF_INLINE V<T> reciprocal_or_zero(V<T> x) {
+  return select<T>(x > T(0), T(1) / x, V<T>{});
+}
+
+// Damped, a new log-message is (1 - damping) update + damping old.
+template <class T>
+struct MessageSettings {
+  V<T> counting, inverse;  // c and 1 / c of each lane
+  T damping;
+};
+
+// Sum-product on probabilities. Only for models whose range of potentials cannot underflow (see Item::choose_domain).
+template <class T, Power P>
+struct Probability {
+  static constexpr bool kNeedsCounting = P == Power::kAny;
+  static RF_INLINE V<T> one() { return splat<T>(1); }
+  static RF_INLINE V<T> cavity(V<T> belief, V<T> stored, V<T> inverse) {
+    V<T> message = stored;
+    if constexpr (P == Power::kHalf) message = stored * stored;
+    if constexpr (P == Power::kAny) message = vexp<T>(inverse * vlog<T>(stored));
+    // An impossible state stays impossible: 0 / 0 is 0 here.
+    return select<T>(stored > T(0), belief / message, V<T>{});
+  }
+  static RF_INLINE V<T> combine(V<T> a, V<T> b) { return a * b; }
+  static RF_INLINE V<T> multiply_add(V<T> sum, V<T> table, V<T> weight) { return sum + table * weight; }
+
+  // Normalise, power and damp an update; `old` is what was stored.
+  template <int S, class Old>
+  static RF_INLINE void finish_message(V<T>* m, int states, const MessageSettings<T>& s, Old old) {
+    const int n = S ? S : states;
+    V<T> total = m[0];
+    for (int x = 1; x < n; ++x) total += m[x];
+    const V<T> scale = reciprocal_or_zero<T>(total);
+    if constexpr (P == Power::kAny) {
+      if (s.damping > 0) {
+        V<T> sum{};
+        for (int x = 0; x < n; ++x) {
+          const V<T> update = vlog<T>(m[x] * scale), before = vlog<T>(old(x)) * s.inverse;
+          const V<T> mixed = vexp<T>((1 - s.damping) * update + s.damping * before);
+          m[x] = select<T>(m[x] > T(0), mixed, V<T>{});
+          sum += m[x];
+        }
+        const V<T> again = reciprocal_or_zero<T>(sum);
+        for (int x = 0; x < n; ++x) m[x] = vexp<T>(s.counting * vlog<T>(m[x] * again));
+        return;
+      }
+      for (int x = 0; x < n; ++x) m[x] = vexp<T>(s.counting * vlog<T>(m[x] * scale));
+    } else if constexpr (P == Power::kHalf) {
+      for (int x = 0; x < n; ++x) m[x] = vsqrt<T>(m[x] * scale);
+    } else {
+      for (int x = 0; x < n; ++x) m[x] *= scale;
+    }
+  }
+
+  static RF_INLINE V<T> join(V<T> belief, V<T> stored) { return belief * stored; }
+
+  // Normalise a belief. Returns a number above 0 in the lanes that are possible.
+  template <int S>
+  static RF_INLINE V<T> finish_belief(V<T>* b, int states, bool power, V<T> inverse_total) {
+    const int n = S ? S : states;
+    if (power)
+      for (int x = 0; x < n; ++x) b[x] = vexp<T>(inverse_total * vlog<T>(b[x]));
+    V<T> total = b[0];
+    for (int x = 1; x < n; ++x) total += b[x];
+    const V<T> scale = reciprocal_or_zero<T>(total);
+    for (int x = 0; x < n; ++x) b[x] *= scale;
+    return total;
+  }
+  static RF_INLINE V<T> probability(V<T> belief) { return belief; }
+};
+
+// Sum-product and max-product on logarithms: right for any potentials, at the price of an exponential per table entry.
+template <class T, bool Max>
+struct Logarithm {
+  static constexpr bool kNeedsCounting = true;
+  static RF_INLINE V<T> one() { return V<T>{}; }
+  static RF_INLINE V<T> cavity(V<T> belief, V<T> stored, V<T> inverse) {
+    return select<T>(stored > kNegInf<T>, belief - stored * inverse, splat<T>(kNegInf<T>));
+  }
+  static RF_INLINE V<T> combine(V<T> a, V<T> b) { return a + b; }
+
+  static RF_INLINE V<T> log_total(const V<T>* m, int n) {
+    V<T> top = m[0];
+    for (int x = 1; x < n; ++x) top = vmax<T>(top, m[x]);
+    const V<T> finite_top = finite_or_zero(top);
+    V<T> total{};
+    for (int x = 0; x < n; ++x) total += vexp<T>(m[x] - finite_top);
+    return finite_top + vlog<T>(total);
+  }
+  static RF_INLINE V<T> finite_or_zero(V<T> x) { return select<T>(x > kNegInf<T>, x, V<T>{}); }
+
+  template <int S, class Old>
+  static RF_INLINE void finish_message(V<T>* m, int states, const MessageSettings<T>& s, Old old) {
+    V<T> shift = finite_or_zero(log_total(m, states));
+    if (s.damping > 0) {
+      for (int x = 0; x < states; ++x)
+        m[x] = select<T>(m[x] > kNegInf<T>, (1 - s.damping) * (m[x] - shift) + s.damping * (old(x) * s.inverse), m[x]);
+      shift = finite_or_zero(log_total(m, states));
+    }
+    for (int x = 0; x < states; ++x) m[x] = (m[x] - shift) * s.counting;
+  }
+
+  static RF_INLINE V<T> join(V<T> belief, V<T> stored) { return belief + stored; }
+
+  template <int S>
+  static RF_INLINE V<T> finish_belief(V<T>* b, int states, bool power, V<T> inverse_total) {
+    if (power)
+      for (int x = 0; x < states; ++x) b[x] *= inverse_total;
+    const V<T> total = log_total(b, states);
+    const V<T> shift = finite_or_zero(total);
+    for (int x = 0; x < states; ++x) b[x] -= shift;
+    return select<T>(total > kNegInf<T>, splat<T>(1), V<T>{});
+  }
+  static RF_INLINE V<T> probability(V<T> belief) { return vexp<T>(belief); }
+};
+
+// Mean field: a "message" is the expected log-potential, a belief the softmax of their sum.
+template <class T>
+struct Expectation {
+  static constexpr bool kNeedsCounting = false;
+  static RF_INLINE V<T> one() { return splat<T>(1); }
+  static RF_INLINE V<T> cavity(V<T> belief, V<T>, V<T>) { return belief; }
+  static RF_INLINE V<T> combine(V<T> a, V<T> b) { return a * b; }
+  static RF_INLINE V<T> multiply_add(V<T> sum, V<T> table, V<T> weight) {
+    // 0 * -inf is 0: a joint state that has no probability costs nothing.
+    return sum + select<T>(weight > T(0), table * weight, V<T>{});
+  }
+  template <int S, class Old>
+  static RF_INLINE void finish_message(V<T>*, int, const MessageSettings<T>&, Old) {}
+  static RF_INLINE V<T> join(V<T> belief, V<T> stored) { return belief + stored; }
+
+  template <int S>
+  static RF_INLINE V<T> finish_belief(V<T>* b, int states, bool, V<T>) {
+    const int n = S ? S : states;
+    V<T> top = b[0];
+    for (int x = 1; x < n; ++x) top = vmax<T>(top, b[x]);
+    const V<T> shift = select<T>(top > kNegInf<T>, top, V<T>{});
+    V<T> total{};
+    for (int x = 0; x < n; ++x) total += b[x] = vexp<T>(b[x] - shift);
+    const V<T> scale = reciprocal_or_zero<T>(total);
+    for (int x = 0; x < n; ++x) b[x] *= scale;
+    return total;
+  }
+  static RF_INLINE V<T> probability(V<T> belief) { return belief; }
+};
+
+// out[x] = sum over a, b of before[a] table[(a, x, b)] after[b], where a runs over the joint states of the slots before
+// x's and b over those after it. `stride` is the distance of consecutive table entries.
+template <class Algebra, class T, int S>
+RF_INLINE void contract(const T* table, Index stride, const V<T>* before, Index num_before, int states,
+                        const V<T>* after, Index num_after, V<T>* out) {
+  const int n = S ? S : states;
+  if (num_after == 1) {
+    // Blocks of accumulators stay in registers while the table streams by.
+    constexpr int kBlock = S ? S : 8;
+    for (int x0 = 0; x0 < n; x0 += kBlock) {
+      const int block = S ? S : (n - x0 < kBlock ? n - x0 : kBlock);
+      V<T> sum[kBlock];
+      for (int x = 0; x < kBlock; ++x) sum[x] = V<T>{};
+      if (block == kBlock) {
+        for (Index a = 0; a < (S ? S : num_before); ++a)
+#pragma GCC unroll 8
+          for (int x = 0; x < kBlock; ++x)
+            sum[x] = Algebra::multiply_add(sum[x], load<T>(table + (a * n + x0 + x) * stride), before[a]);
+      } else {
+        for (Index a = 0; a < num_before; ++a)
+          for (int x = 0; x < block; ++x)
+            sum[x] = Algebra::multiply_add(sum[x], load<T>(table + (a * n + x0 + x) * stride), before[a]);
+      }
+      for (int x = 0; x < block; ++x) out[x0 + x] = sum[x];
+    }
+    return;
+  }
+  for (int x = 0; x < n; ++x) out[x] = V<T>{};
+  const Index na = S ? 1 : num_before, nb = S ? S : num_after;
+  for (Index a = 0; a < na; ++a)
+    for (int x = 0; x < n; ++x) {
+      const T* row = table + (a * n + x) * nb * stride;
+      V<T> sum{};
+      if (na == 1) {
+        for (Index b = 0; b < nb; ++b) sum = Algebra::multiply_add(sum, load<T>(row + b * stride), after[b]);
+      } else {
+        for (Index b = 0; b < nb; ++b)
+          sum = Algebra::multiply_add(sum, load<T>(row + b * stride), before[a] * after[b]);
+      }
+      out[x] += sum;
+    }
+}
+
+// The same in logarithms: the largest term first, then, for sum-product, the sum relative to it.
+template <class T, bool Max>
+RF_INLINE void contract_log(const T* table, Index stride, const V<T>* before, Index num_before, int states,
+                            const V<T>* after, Index num_after, V<T>* out) {
+  for (int x = 0; x < states; ++x) {
+    V<T> top = splat<T>(kNegInf<T>);
+    for (Index a = 0; a < num_before; ++a) {
+      const T* row = table + (a * states + x) * num_after * stride;
+      for (Index b = 0; b < num_after; ++b) top = vmax<T>(top, load<T>(row + b * stride) + before[a] + after[b]);
+    }
+    out[x] = top;
+    if constexpr (!Max) {
+      const V<T> shift = select<T>(top > kNegInf<T>, top, V<T>{});
+      V<T> total{};
+      for (Index a = 0; a < num_before; ++a) {
+        const T* row = table + (a * states + x) * num_after * stride;
+        for (Index b = 0; b < num_after; ++b) total += vexp<T>(load<T>(row + b * stride) + before[a] + after[b] - shift);
+      }
+      out[x] = shift + vlog<T>(total);
+    }
+  }
+}
+
+}  // namespace riskfield::RISKFIELD_ISA

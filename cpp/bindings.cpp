@@ -1,0 +1,132 @@
+// The Python face of the engine. Arrays come in as NumPy arrays without copies; the GIL is released while it works.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include "run.hpp"
+
+namespace nb = nanobind;
+using riskfield::Index;
+using riskfield::Plan;
+
+template <class T>
+using Vector = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <class T>
+using Matrix = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+namespace {
+
+// Factors of one shape: (shape, variables, tables, shared numbers or None, theta, mu, message and factor starts).
+using GroupTuple = std::tuple<std::vector<int>, Matrix<const Index>, Vector<const Index>,
+                              std::optional<Vector<const Index>>, Index, Index, Index, Index>;
+
+std::shared_ptr<Plan> make_plan(const std::string& isa, bool single, const std::string& sweep,
+                                Vector<const Index> num_states, Vector<const Index> node_start,
+                                Vector<const Index> rank, Vector<const Index> level,
+                                const std::vector<GroupTuple>& groups) {
+  const auto& engine = riskfield::engine(isa);
+  const int lanes = single ? engine.lanes_float : engine.lanes_double;
+  const auto mode = sweep == "forward-backward" ? riskfield::Sweep::kForwardBackward
+                    : sweep == "all-at-once"    ? riskfield::Sweep::kAllAtOnce
+                                                : riskfield::Sweep::kLevelByLevel;
+  std::vector<riskfield::UserGroup> user;
+  for (const auto& [shape, variables, tables, shared, theta, mu, message, factor] : groups) {
+    riskfield::UserGroup group;
+    group.shape = shape;
+    group.count = static_cast<Index>(variables.shape(0));
+    group.variables = variables.data();
+    group.tables = tables.data();
+    group.tied = shared.has_value();
+    group.shared = shared ? shared->data() : nullptr;
+    group.theta_start = theta;
+    group.mu_start = mu;
+    group.message_start = message;
+    group.factor_start = factor;
+    user.push_back(group);
+  }
+  const nb::gil_scoped_release release;
+  return std::make_shared<Plan>(lanes, mode, static_cast<Index>(num_states.shape(0)), num_states.data(),
+                                node_start.data(), rank.data(), level.data(), user);
+}
+
+template <class T>
+class PythonRun {
+ public:
+  PythonRun(const std::string& isa, std::shared_ptr<Plan> plan, const std::string& kind, double damping,
+            Matrix<const T> theta, std::optional<Vector<const double>> factor_counting,
+            std::optional<Vector<const double>> node_counting, std::optional<Matrix<const T>> state, Index node_size,
+            Index message_size, Index mu_size, int threads)
+      : batch_(static_cast<Index>(theta.shape(0))) {
+    riskfield::RunInput<T> input;
+    input.plan = std::move(plan);
+    input.kind = kind == "sum-product"   ? riskfield::Kind::kSumProduct
+                 : kind == "max-product" ? riskfield::Kind::kMaxProduct
+                                         : riskfield::Kind::kMeanField;
+    input.damping = damping;
+    input.batch = batch_;
+    input.theta_size = static_cast<Index>(theta.shape(1));
+    input.node_size = node_size;
+    input.message_size = message_size;
+    input.mu_size = mu_size;
+    input.theta = theta.data();
+    input.factor_counting = factor_counting ? factor_counting->data() : nullptr;
+    input.node_counting = node_counting ? node_counting->data() : nullptr;
+    input.state = state ? state->data() : nullptr;
+    const auto& engine = riskfield::engine(isa);
+    const nb::gil_scoped_release release;
+    if constexpr (sizeof(T) == 8)
+      run_ = engine.run_double(input, threads);
+    else
+      run_ = engine.run_float(input, threads);
+  }
+
+  void advance(Index sweeps, double tol, int threads, Vector<double> residual, Vector<Index> ran) {
+    const nb::gil_scoped_release release;
+    run_->advance(sweeps, tol, threads, residual.data(), ran.data());
+  }
+  void marginals(Matrix<T> out, int threads) {
+    const nb::gil_scoped_release release;
+    run_->marginals(out.data(), threads);
+  }
+  void state(Matrix<T> out, int threads) {
+    const nb::gil_scoped_release release;
+    run_->state(out.data(), threads);
+  }
+
+ private:
+  Index batch_;
+  std::unique_ptr<riskfield::Run<T>> run_;
+};
+
+template <class T>
+void bind_run(nb::module_& module, const char* name) {
+  using nb::arg;
+  nb::class_<PythonRun<T>>(module, name)
+      .def(nb::init<const std::string&, std::shared_ptr<Plan>, const std::string&, double, Matrix<const T>,
+                    std::optional<Vector<const double>>, std::optional<Vector<const double>>,
+                    std::optional<Matrix<const T>>, Index, Index, Index, int>(),
+           arg("isa"), arg("plan"), arg("kind"), arg("damping"), arg("theta"), arg("factor_counting").none(),
+           arg("node_counting").none(), arg("state").none(), arg("node_size"), arg("message_size"), arg("mu_size"),
+           arg("threads"))
+      .def("advance", &PythonRun<T>::advance)
+      .def("marginals", &PythonRun<T>::marginals)
+      .def("state", &PythonRun<T>::state);
+}
+
+}  // namespace
+
+NB_MODULE(_native, module) {
+  nb::class_<Plan>(module, "Plan")
+      .def_ro("mean_stage_tiles", &Plan::mean_stage_tiles)
+      .def_prop_ro("num_stages", [](const Plan& plan) { return plan.stages.size(); });
+  module.def("make_plan", &make_plan, nb::arg("isa"), nb::arg("single"), nb::arg("sweep"), nb::arg("num_states"),
+             nb::arg("node_start"), nb::arg("rank"), nb::arg("level"), nb::arg("groups"));
+  module.def("engine_name", [](const std::string& isa) { return std::string(riskfield::engine(isa).name); },
+             nb::arg("isa") = "");
+  bind_run<double>(module, "RunDouble");
+  bind_run<float>(module, "RunFloat");
+}

@@ -1,0 +1,71 @@
+// What all items of a run share, and the working memory of one thread.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "algebra.hpp"
+#include "item.hpp"
+
+namespace riskfield::RISKFIELD_ISA {
+
+template <class T>
+struct Context {
+  std::shared_ptr<const Plan> plan;
+  Kind kind;
+  T damping;
+  std::vector<std::vector<T>> counting, inverse;  // group -> factor: c and 1 / c
+  std::vector<Power> power;                       // group
+  std::vector<T> node_inverse;                    // packed node: 1 / c^
+  bool node_power = false;                        // whether any c^ differs from 1
+
+  explicit Context(const RunInput<T>& in) : plan(in.plan), kind(in.kind), damping(static_cast<T>(in.damping)) {
+    const bool mean_field = kind == Kind::kMeanField;
+    for (const Group& group : plan->groups) {
+      std::vector<T> c(group.count + kLanes<T>, T(1)), inverse_c(c);
+      bool ones = true, halves = true;
+      for (Index f = 0; f < group.count && !mean_field; ++f) {
+        const UserGroup& from = plan->user_groups[group.user_group[f]];
+        const double value = in.factor_counting[from.factor_start + group.user_row[f]];
+        c[f] = static_cast<T>(value);
+        inverse_c[f] = static_cast<T>(1 / value);
+        ones &= value == 1;
+        halves &= value == 0.5;
+      }
+      counting.push_back(std::move(c));
+      inverse.push_back(std::move(inverse_c));
+      power.push_back(damping > 0 ? Power::kAny : ones ? Power::kOne : halves ? Power::kHalf : Power::kAny);
+    }
+    node_inverse.assign(plan->num_variables + kLanes<T>, T(1));
+    for (Index p = 0; p < plan->num_variables && !mean_field; ++p) {
+      const double total = in.node_counting[plan->variable[p]];
+      node_inverse[p] = static_cast<T>(1 / total);
+      node_power |= total != 1;
+    }
+  }
+};
+
+// Arrays of vectors for tables, cavities and messages of one tile.
+template <class T>
+struct Scratch {
+  Buffer<T> storage;
+  V<T>*table, *cavities, *before, *after, *spare, *out;
+  V<T> change{};  // largest change of a belief, lane by lane
+  V<T> least{};   // lane by lane, 0 if an impossible variable was met
+
+  explicit Scratch(const Plan& plan) {
+    const Index sizes[] = {plan.max_table, plan.max_slot_sum, plan.max_table, plan.max_table, plan.max_table,
+                           std::max<Index>(plan.max_states, plan.max_slot_sum)};
+    V<T>** parts[] = {&table, &cavities, &before, &after, &spare, &out};
+    Index total = 0;
+    for (Index size : sizes) total += size;
+    storage.allocate(total * kLanes<T>);
+    V<T>* at = reinterpret_cast<V<T>*>(storage.get());
+    for (int k = 0; k < 6; ++k) {
+      *parts[k] = at;
+      at += sizes[k];
+    }
+  }
+};
+
+}  // namespace riskfield::RISKFIELD_ISA

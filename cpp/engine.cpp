@@ -1,0 +1,300 @@
+// The engine for one instruction set: this file is compiled once for each (see CMakeLists.txt).
+#include <algorithm>
+#include <atomic>
+#include <limits>
+
+#include "packing.hpp"
+#include "threads.hpp"
+
+namespace riskfield::RISKFIELD_ISA {
+namespace {
+
+// Below this many tiles a stage is too short to be worth sharing among threads.
+constexpr double kWorthSharing = 12;
+
+struct Share {
+  Index begin, end;
+};
+
+Share share(Index begin, Index end, int thread, int threads) {
+  const Index count = end - begin;
+  return {begin + count * thread / threads, begin + count * (thread + 1) / threads};
+}
+
+template <class T>
+class EngineRun final : public Run<T> {
+ public:
+  EngineRun(const RunInput<T>& input, int threads) : context_(input), plan_(*context_.plan), sizes_(input) {
+    items_.resize(input.batch);
+    reserve_scratch(threads);
+    for_each_item(threads, [&](Index b, int thread) {
+      const T* state = input.state ? input.state + b * state_size() : nullptr;
+      Packer<T>(context_, items_[b], input.theta + b * input.theta_size, state).pack();
+      start_beliefs(items_[b], input.theta + b * input.theta_size, state, *scratch_[thread]);
+    });
+  }
+
+  void advance(Index sweeps, double tol, int threads, double* residual, Index* ran) override {
+    reserve_scratch(threads);
+    const Index items = static_cast<Index>(items_.size());
+    if (threads > 1 && items < threads && plan_.mean_stage_tiles >= kWorthSharing) {
+      for (Index b = 0; b < items; ++b) ran[b] = advance_together(items_[b], sweeps, tol, threads);
+    } else {
+      for_each_item(threads, [&](Index b, int thread) { ran[b] = advance_alone(items_[b], sweeps, tol, thread); });
+    }
+    for (Index b = 0; b < items; ++b) residual[b] = items_[b].residual;
+  }
+
+  void marginals(T* mu, int threads) override {
+    reserve_scratch(threads);
+    for_each_item(threads, [&](Index b, int thread) {
+      T* out = mu + b * sizes_.mu_size;
+      if (items_[b].impossible) {
+        std::fill(out, out + sizes_.mu_size, std::numeric_limits<T>::quiet_NaN());
+        return;
+      }
+      write_nodes(items_[b], out, false);
+      for (int g = 0; g < static_cast<int>(plan_.groups.size()); ++g)
+        with_algebra(items_[b], g, [&](auto algebra) {
+          for (const FactorTile& tile : plan_.groups[g].all_tiles)
+            unpack_factor<decltype(algebra), T>(context_, items_[b], g, tile, *scratch_[thread], out);
+        });
+    });
+  }
+
+  void state(T* out, int threads) override {
+    for_each_item(threads, [&](Index b, int) {
+      if (context_.kind == Kind::kMeanField)
+        write_nodes(items_[b], out + b * sizes_.node_size, true);
+      else
+        write_messages(items_[b], out + b * sizes_.message_size);
+    });
+  }
+
+ private:
+  Index state_size() const {
+    return context_.kind == Kind::kMeanField ? sizes_.node_size : sizes_.message_size;
+  }
+
+  void reserve_scratch(int threads) {
+    while (static_cast<int>(scratch_.size()) < std::max(threads, 1))
+      scratch_.push_back(std::make_unique<Scratch<T>>(plan_));
+  }
+
+  template <class Body>
+  void for_each_item(int threads, Body body) {
+    const Index items = static_cast<Index>(items_.size());
+    std::atomic<Index> next{0};
+    parallel(static_cast<int>(std::min<Index>(threads, std::max<Index>(items, 1))), [&](int thread) {
+      for (Index b = next++; b < items; b = next++) body(b, thread);
+    });
+  }
+
+  // Calls `body` with a value of the arithmetic that group g of the item uses.
+  template <class Body>
+  void with_algebra(const Item<T>& item, int g, Body body) {
+    if (context_.kind == Kind::kMeanField)
+      body(Expectation<T>{});
+    else if (context_.kind == Kind::kMaxProduct)
+      body(Logarithm<T, true>{});
+    else if (item.log_domain)
+      body(Logarithm<T, false>{});
+    else if (context_.power[g] == Power::kOne)
+      body(Probability<T, Power::kOne>{});
+    else if (context_.power[g] == Power::kHalf)
+      body(Probability<T, Power::kHalf>{});
+    else
+      body(Probability<T, Power::kAny>{});
+  }
+
+  // Calls `body` with the state count as a compile-time constant where that is worth it, else with 0.
+  template <bool Fixed, class Body>
+  static void with_states(int states, Body body) {
+    if constexpr (Fixed) {
+      switch (states) {
+        case 2: return body(std::integral_constant<int, 2>{});
+        case 3: return body(std::integral_constant<int, 3>{});
+        case 4: return body(std::integral_constant<int, 4>{});
+        case 5: return body(std::integral_constant<int, 5>{});
+      }
+    }
+    body(std::integral_constant<int, 0>{});
+  }
+
+  template <class Algebra>
+  void update_range(Item<T>& item, const TileRange& range, Share part, const T* in, T* out, Scratch<T>& scratch) {
+    const Group& group = plan_.groups[range.group];
+    const bool square = group.arity == 2 && group.dims[0] == group.dims[1];
+    with_states<!IsLogarithm<Algebra>::value>(square ? group.dims[0] : 0, [&](auto states) {
+      for (Index t = part.begin; t < part.end; ++t)
+        update_message<Algebra, T, decltype(states)::value>(context_, item, range.group, range.slot,
+                                                            plan_.factor_tiles[t], in, out, scratch);
+    });
+  }
+
+  template <class Algebra>
+  void update_nodes(Item<T>& item, Share part, const T* messages, Scratch<T>& scratch) {
+    for (Index t = part.begin; t < part.end; ++t) {
+      const NodeTile& tile = plan_.node_tiles[t];
+      with_states<!IsLogarithm<Algebra>::value>(tile.states, [&](auto states) {
+        update_belief<Algebra, T, decltype(states)::value>(context_, item, tile, messages, scratch);
+      });
+    }
+  }
+
+  void update_nodes(Item<T>& item, Share part, const T* messages, Scratch<T>& scratch) {
+    if (context_.kind == Kind::kMeanField)
+      update_nodes<Expectation<T>>(item, part, messages, scratch);
+    else if (item.log_domain)
+      update_nodes<Logarithm<T, false>>(item, part, messages, scratch);
+    else
+      update_nodes<Probability<T, Power::kOne>>(item, part, messages, scratch);
+  }
+
+  void sweep(Item<T>& item, Scratch<T>& scratch, int thread, int threads, Barrier* barrier) {
+    const bool at_once = plan_.sweep == Sweep::kAllAtOnce;
+    const T* in = item.messages[item.current].get();
+    T* out = item.messages[at_once ? 1 - item.current : item.current].get();
+    for (const Stage& stage : plan_.stages) {
+      for (int r = stage.ranges_begin; r < stage.ranges_end; ++r) {
+        const TileRange& range = plan_.ranges[r];
+        const Share part = share(range.begin, range.end, thread, threads);
+        with_algebra(item, range.group,
+                     [&](auto algebra) { update_range<decltype(algebra)>(item, range, part, in, out, scratch); });
+      }
+      if (barrier) barrier->wait();
+      update_nodes(item, share(stage.nodes_begin, stage.nodes_end, thread, threads), out, scratch);
+      if (barrier) barrier->wait();
+    }
+  }
+
+  void begin_sweep(Scratch<T>& scratch) {
+    scratch.change = V<T>{};
+    scratch.least = splat<T>(1);
+  }
+
+  // The largest change any lane saw, with damping taken out.
+  double change_of(const Scratch<T>& scratch) const {
+    T change = 0;
+    for (int l = 0; l < kLanes<T>; ++l) change = std::max(change, scratch.change[l]);
+    return double(change) / (1 - double(context_.damping));
+  }
+
+  bool impossible(const Scratch<T>& scratch) const {
+    bool found = false;
+    for (int l = 0; l < kLanes<T>; ++l) found |= !(scratch.least[l] > 0);
+    return found;
+  }
+
+  static bool done(const Item<T>& item, double tol) { return item.impossible || item.residual <= tol; }
+
+  void end_sweep(Item<T>& item, int threads, int first) {
+    item.residual = 0;
+    for (int k = first; k < first + threads; ++k) {
+      item.impossible |= impossible(*scratch_[k]);
+      item.residual = std::max(item.residual, change_of(*scratch_[k]));
+    }
+    if (item.impossible) item.residual = std::numeric_limits<double>::quiet_NaN();
+    if (plan_.sweep == Sweep::kAllAtOnce && !plan_.stages.empty()) item.current = 1 - item.current;
+  }
+
+  Index advance_alone(Item<T>& item, Index sweeps, double tol, int thread) {
+    Index ran = 0;
+    for (; ran < sweeps && !done(item, tol); ++ran) {
+      begin_sweep(*scratch_[thread]);
+      sweep(item, *scratch_[thread], 0, 1, nullptr);
+      end_sweep(item, 1, thread);
+    }
+    return ran;
+  }
+
+  Index advance_together(Item<T>& item, Index sweeps, double tol, int threads) {
+    Barrier barrier(threads);
+    Index ran = 0;
+    parallel(threads, [&](int thread) {
+      for (Index s = 0; s < sweeps && !done(item, tol); ++s) {
+        begin_sweep(*scratch_[thread]);
+        sweep(item, *scratch_[thread], thread, threads, &barrier);
+        barrier.wait();
+        if (thread == 0) {
+          end_sweep(item, threads, 0);
+          ++ran;
+        }
+        barrier.wait();
+      }
+    });
+    return ran;
+  }
+
+  void start_beliefs(Item<T>& item, const T* theta, const T* state, Scratch<T>& scratch) {
+    std::fill(item.beliefs.get(), item.beliefs.get() + plan_.node_size, T(0));
+    begin_sweep(scratch);
+    if (context_.kind == Kind::kMeanField) {
+      start_mean_field(item, theta, state);
+    } else {
+      update_nodes(item, {0, static_cast<Index>(plan_.node_tiles.size())}, item.messages[0].get(), scratch);
+      item.impossible |= impossible(scratch);
+    }
+  }
+
+  // Uniform over the possible states, or the marginals given.
+  void start_mean_field(Item<T>& item, const T* theta, const T* state) {
+    for (Index p = 0; p < plan_.num_variables; ++p) {
+      const Index from = plan_.node_start[plan_.variable[p]];
+      const int n = plan_.states[p];
+      T* b = item.beliefs.get() + plan_.node_address[p];
+      T total = 0;
+      for (int x = 0; x < n; ++x) {
+        const T weight = theta[from + x] == kNegInf<T> ? T(0) : state ? std::exp(state[from + x]) : T(1);
+        total += b[Index(x) * plan_.node_stride[p]] = weight;
+      }
+      for (int x = 0; x < n; ++x) b[Index(x) * plan_.node_stride[p]] /= total;
+      item.impossible |= !(total > 0);
+    }
+  }
+
+  void write_nodes(const Item<T>& item, T* out, bool logs) {
+    for (Index p = 0; p < plan_.num_variables; ++p) {
+      T* to = out + plan_.node_start[plan_.variable[p]];
+      const T* b = item.beliefs.get() + plan_.node_address[p];
+      for (int x = 0; x < plan_.states[p]; ++x) {
+        const T value = b[Index(x) * plan_.node_stride[p]];
+        to[x] = logs ? std::log(value) : item.log_domain ? std::exp(value) : value;
+      }
+    }
+  }
+
+  void write_messages(const Item<T>& item, T* out) {
+    const T* messages = item.messages[item.current].get();
+    for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
+      const Group& group = plan_.groups[g];
+      for (Index f = 0; f < group.count; ++f)
+        for (int slot = 0; slot < group.arity; ++slot) {
+          const T* m = messages + group.message[f * group.arity + slot];
+          T* to = out + user_message(plan_, group, f, slot);
+          for (int x = 0; x < group.dims[slot]; ++x) {
+            const T stored = m[Index(x) * group.message_stride[f]];
+            to[x] = (item.log_domain ? stored : std::log(stored)) * context_.inverse[g][f];
+          }
+        }
+    }
+  }
+
+  Context<T> context_;
+  const Plan& plan_;
+  const RunInput<T> sizes_;  // sizes of the caller's vectors; its pointers are not used after construction
+  std::vector<Item<T>> items_;
+  std::vector<std::unique_ptr<Scratch<T>>> scratch_;
+};
+
+template <class T>
+std::unique_ptr<Run<T>> make_run(const RunInput<T>& input, int threads) {
+  return std::make_unique<EngineRun<T>>(input, threads);
+}
+
+}  // namespace
+
+extern const Engine kEngine;
+const Engine kEngine{RISKFIELD_ISA_NAME, kLanes<double>, kLanes<float>, make_run<double>, make_run<float>};
+
+}  // namespace riskfield::RISKFIELD_ISA

@@ -1,0 +1,133 @@
+// A plan is a schedule compiled for one graph and one vector width: where everything is stored, and which updates run
+// together. It holds no numbers, so one plan serves every run on the graph.
+//
+// Nodes are packed level by level, factors by the levels of their variables, so that the updates of a level touch
+// contiguous memory. Variables of a factor are re-ordered by their rank in the schedule ("slots" below are in that
+// order). Storage is structure-of-arrays in blocks: entry x of item f lies at address(f) + x * stride(f), and
+// neighbouring items of a block at neighbouring addresses.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace riskfield {
+
+using Index = std::int64_t;
+
+// Factors of one shape as the caller lays them out.
+struct UserGroup {
+  std::vector<int> shape;
+  Index count = 0;
+  const Index* variables = nullptr;  // (count, arity)
+  const Index* tables = nullptr;     // (count,)  table of theta
+  // Tied groups only: factors with the same number here have the same table and counting number.
+  const Index* shared = nullptr;  // (count,)
+  Index num_shared = 0;
+  Index theta_start = 0, mu_start = 0, message_start = 0, factor_start = 0;
+  bool tied = false;
+};
+
+enum class Sweep { kForwardBackward, kAllAtOnce, kLevelByLevel };
+
+// Up to one vector of factors whose message to one slot is updated together. Contiguous tiles carry the addresses of
+// their first factor; others list their factors in `lanes`.
+struct FactorTile {
+  Index first;        // first factor, or start in Group::lanes
+  Index table;        // address of the first table
+  Index operands;     // contiguous tiles: start in Group::operands, one per slot
+  std::int32_t table_stride;
+  std::int16_t count;
+  bool contiguous;
+  bool shared;        // all lanes use one table, stored once
+};
+
+struct Operand {
+  Index message, node;
+  std::int32_t message_stride, node_stride;
+};
+
+struct Group {
+  int arity = 0;
+  std::vector<int> dims;  // states per slot
+  Index table_size = 1;
+  Index count = 0;
+  std::vector<std::int32_t> user_group, user_row, permutation;   // per factor
+  std::vector<std::int32_t> position;                            // (factor, slot): packed node
+  std::vector<Index> table;                                      // per factor
+  std::vector<std::int32_t> table_stride;
+  std::vector<Index> message;                                    // (factor, slot)
+  std::vector<std::int32_t> message_stride;                      // per factor
+  std::vector<std::int32_t> shared;                              // per factor: its table in Plan::shared_tables, or -1
+  std::vector<std::vector<std::int32_t>> permutations;           // slot -> axis of the caller's table
+  std::vector<std::vector<Index>> entry_maps;                    // permutation -> entry -> entry of the caller's table
+  std::vector<Operand> operands;
+  std::vector<std::int32_t> lanes;
+  std::vector<FactorTile> all_tiles;                             // every factor once, for marginals and packing
+};
+
+struct TileRange {
+  std::int32_t group, slot;
+  Index begin, end;  // in Plan::factor_tiles
+};
+
+// Node tiles read the messages of their variables connection by connection.
+struct Connection {
+  Index message;  // contiguous: address for the first lane; else start in Plan::lane_messages
+  std::int32_t stride;
+  bool contiguous;
+};
+
+struct NodeTile {
+  Index first;  // packed node
+  Index address;
+  Index connections;
+  std::int32_t stride, degree, states;
+  std::int32_t count;
+};
+
+struct Stage {
+  std::int32_t ranges_begin, ranges_end;
+  Index nodes_begin, nodes_end;
+};
+
+struct SharedTable {
+  std::int32_t group, permutation, user_group;
+  Index user_row;  // a factor that uses it, as the caller counts
+  Index address;
+  Index factor = 0;  // the same factor in its group
+};
+
+struct Plan {
+  Plan(int lanes, Sweep sweep, Index num_variables, const Index* num_states, const Index* node_start, const Index* rank,
+       const Index* level, const std::vector<UserGroup>& user_groups);
+
+  int lanes;
+  Sweep sweep;
+  Index num_variables, node_size = 0, message_size = 0, table_size = 0;
+  int max_states = 1;
+  Index max_table = 1, max_slot_sum = 1;
+  std::vector<UserGroup> user_groups;  // pointers cleared; tables kept in user_tables
+  std::vector<std::vector<Index>> user_tables;
+  std::vector<Index> node_start;                 // caller's layout
+  std::vector<std::int32_t> variable;            // packed node -> variable
+  std::vector<Index> node_address;               // packed node
+  std::vector<std::int32_t> node_stride, states;  // packed node
+  std::vector<Group> groups;
+  std::vector<SharedTable> shared_tables;
+  std::vector<FactorTile> factor_tiles;
+  std::vector<TileRange> ranges;
+  std::vector<NodeTile> node_tiles;
+  std::vector<Connection> connections;
+  std::vector<Index> lane_messages;
+  std::vector<std::int32_t> lane_strides;
+  std::vector<Stage> stages;
+  double mean_stage_tiles = 0;
+
+  // Address of the neutral message that pads variables of lower degree; max_states entries, stride 1.
+  static constexpr Index kNeutral = 0;
+
+ private:
+  struct Builder;
+};
+
+}  // namespace riskfield

@@ -1,0 +1,48 @@
+// A run: the numbers of a batch of models on one plan, swept until told to stop.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "plan.hpp"
+
+namespace riskfield {
+
+enum class Kind { kSumProduct, kMaxProduct, kMeanField };
+
+template <class T>
+struct RunInput {
+  std::shared_ptr<const Plan> plan;
+  Kind kind;
+  double damping;
+  Index batch, theta_size, node_size, message_size, mu_size;
+  const T* theta;                // (batch, theta_size)
+  const double* factor_counting;  // per factor, in the order of the caller's groups; null for mean field
+  const double* node_counting;    // c^ per variable; null for mean field
+  const T* state;  // normalised log-messages (batch, message_size), log-marginals (mean field), or null for uniform
+};
+
+template <class T>
+class Run {
+ public:
+  virtual ~Run() = default;
+  // Sweep every item up to `sweeps` times or until its residual is at most `tol`.
+  virtual void advance(Index sweeps, double tol, int threads, double* residual, Index* ran) = 0;
+  // Marginals in the caller's layout; NaN for an impossible model.
+  virtual void marginals(T* mu, int threads) = 0;
+  // Normalised log-messages, or log-marginals for mean field, in the caller's layout.
+  virtual void state(T* out, int threads) = 0;
+};
+
+// The engine compiled for one instruction set.
+struct Engine {
+  const char* name;
+  int lanes_double, lanes_float;
+  std::unique_ptr<Run<double>> (*run_double)(const RunInput<double>&, int threads);
+  std::unique_ptr<Run<float>> (*run_float)(const RunInput<float>&, int threads);
+};
+
+// The fastest engine this processor can run, or the one named; throws std::invalid_argument if it cannot.
+const Engine& engine(const std::string& name = "");
+
+}  // namespace riskfield

@@ -1,0 +1,213 @@
+// The updates of one tile: messages of up to a vector of factors, beliefs of up to a vector of nodes.
+#pragma once
+
+#include <cstring>
+
+#include "context.hpp"
+
+namespace riskfield::RISKFIELD_ISA {
+
+// The lanes of a factor tile: how to read and write each operand, contiguous or gathered.
+template <class T>
+class TileLanes {
+ public:
+  TileLanes(const Plan& plan, const Group& group, const FactorTile& tile) : plan_(plan), group_(group), tile_(tile) {
+    if (tile.contiguous) {
+      operands_ = &group.operands[tile.operands];
+    } else {
+      // Spare lanes repeat the last factor, so that they compute something finite.
+      for (int l = 0; l < kLanes<T>; ++l) factor_[l] = group.lanes[tile.first + std::min<int>(l, tile.count - 1)];
+    }
+  }
+
+  Index factor(int lane) const { return tile_.contiguous ? tile_.first + lane : factor_[lane]; }
+
+  RF_INLINE V<T> per_factor(const std::vector<T>& values) const {
+    if (tile_.contiguous) return load<T>(values.data() + tile_.first);
+    V<T> v;
+    for (int l = 0; l < kLanes<T>; ++l) v[l] = values[factor_[l]];
+    return v;
+  }
+
+  // The tables of all lanes: where entry 0 lies and the distance between entries; copied to `scratch` if need be.
+  RF_INLINE const T* tables(const T* packed, V<T>* scratch, Index& stride) const {
+    if (tile_.contiguous && !tile_.shared) {
+      stride = tile_.table_stride;
+      return packed + tile_.table;
+    }
+    stride = kLanes<T>;
+    const Index size = group_.table_size;
+    if (tile_.contiguous) {
+      for (Index e = 0; e < size; ++e) scratch[e] = splat<T>(packed[tile_.table + e]);
+    } else {
+      for (int l = 0; l < kLanes<T>; ++l) {
+        const T* from = packed + group_.table[factor_[l]];
+        const Index step = group_.table_stride[factor_[l]];
+        for (Index e = 0; e < size; ++e) scratch[e][l] = from[e * step];
+      }
+    }
+    return reinterpret_cast<const T*>(scratch);
+  }
+
+  template <class Algebra, int S>
+  RF_INLINE void cavity(int slot, const T* beliefs, const T* messages, V<T> inverse, V<T>* out) const {
+    const int n = S ? S : group_.dims[slot];
+    if (tile_.contiguous) {
+      const Operand& o = operands_[slot];
+      const T *b = beliefs + o.node, *m = messages + o.message;
+      for (int x = 0; x < n; ++x)
+        out[x] = Algebra::cavity(load<T>(b + Index(x) * o.node_stride), load<T>(m + Index(x) * o.message_stride), inverse);
+      return;
+    }
+    for (int x = 0; x < n; ++x) {
+      V<T> b, m;
+      for (int l = 0; l < kLanes<T>; ++l) {
+        const Index c = factor_[l] * group_.arity + slot, p = group_.position[c];
+        b[l] = beliefs[plan_.node_address[p] + Index(x) * plan_.node_stride[p]];
+        m[l] = messages[group_.message[c] + Index(x) * group_.message_stride[factor_[l]]];
+      }
+      out[x] = Algebra::cavity(b, m, inverse);
+    }
+  }
+
+  RF_INLINE V<T> message(const T* messages, int slot, int x) const {
+    if (tile_.contiguous)
+      return load<T>(messages + operands_[slot].message + Index(x) * operands_[slot].message_stride);
+    V<T> m;
+    for (int l = 0; l < kLanes<T>; ++l)
+      m[l] = messages[group_.message[factor_[l] * group_.arity + slot] + Index(x) * group_.message_stride[factor_[l]]];
+    return m;
+  }
+
+  RF_INLINE void set_message(T* messages, int slot, int x, V<T> value) const {
+    if (tile_.contiguous) {
+      store_some<T>(messages + operands_[slot].message + Index(x) * operands_[slot].message_stride, value, tile_.count);
+      return;
+    }
+    for (int l = 0; l < tile_.count; ++l)
+      messages[group_.message[factor_[l] * group_.arity + slot] + Index(x) * group_.message_stride[factor_[l]]] = value[l];
+  }
+
+ private:
+  const Plan& plan_;
+  const Group& group_;
+  const FactorTile& tile_;
+  const Operand* operands_ = nullptr;
+  Index factor_[kLanes<T>];
+};
+
+// out[(s, x)] = left[s] combined with right[x]
+template <class Algebra, class T>
+RF_INLINE void outer(const V<T>* left, Index num_left, const V<T>* right, int num_right, V<T>* out) {
+  for (Index s = 0; s < num_left; ++s)
+    for (int x = 0; x < num_right; ++x) out[s * num_right + x] = Algebra::combine(left[s], right[x]);
+}
+
+// The combined cavities of slots [first, last): their joint states in row-major order. Returns how many.
+template <class Algebra, class T>
+Index joint_cavity(const TileLanes<T>& lanes, const Group& group, int first, int last, const T* beliefs,
+                   const T* messages, V<T> inverse, Scratch<T>& scratch, V<T>*& result) {
+  V<T>* other = scratch.spare;
+  result[0] = Algebra::one();
+  Index count = 1;
+  for (int slot = first; slot < last; ++slot) {
+    if (slot == first) {
+      lanes.template cavity<Algebra, 0>(slot, beliefs, messages, inverse, result);
+    } else {
+      lanes.template cavity<Algebra, 0>(slot, beliefs, messages, inverse, scratch.cavities);
+      outer<Algebra, T>(result, count, scratch.cavities, group.dims[slot], other);
+      std::swap(result, other);
+    }
+    count *= group.dims[slot];
+  }
+  scratch.spare = other;
+  return count;
+}
+
+template <class Algebra>
+struct IsLogarithm : std::false_type {};
+template <class T, bool Max>
+struct IsLogarithm<Logarithm<T, Max>> : std::true_type {
+  static constexpr bool kMax = Max;
+};
+
+// S > 0: a pairwise factor between variables of S states each.
+template <class Algebra, class T, int S>
+RF_INLINE void update_message(const Context<T>& context, const Item<T>& item, int g, int slot, const FactorTile& tile,
+                              const T* in, T* out, Scratch<T>& scratch) {
+  const Group& group = context.plan->groups[g];
+  const TileLanes<T> lanes(*context.plan, group, tile);
+  MessageSettings<T> settings{splat<T>(1), splat<T>(1), context.damping};
+  if constexpr (Algebra::kNeedsCounting) {
+    settings.counting = lanes.per_factor(context.counting[g]);
+    settings.inverse = lanes.per_factor(context.inverse[g]);
+  }
+  Index stride;
+  const T* table = lanes.tables(item.tables.get(), scratch.table, stride);
+  const T* beliefs = item.beliefs.get();
+  const int states = S ? S : group.dims[slot];
+  V<T> fixed[S ? S : 1];
+  V<T>* m = S ? fixed : scratch.out;
+  if constexpr (S > 0) {
+    V<T> cavity[S];
+    lanes.template cavity<Algebra, S>(1 - slot, beliefs, in, settings.inverse, cavity);
+    if (slot == 1)
+      contract<Algebra, T, S>(table, stride, cavity, S, S, nullptr, 1, m);
+    else
+      contract<Algebra, T, S>(table, stride, nullptr, 1, S, cavity, S, m);
+  } else {
+    const Index num_before = joint_cavity<Algebra, T>(lanes, group, 0, slot, beliefs, in, settings.inverse, scratch,
+                                                      scratch.before);
+    const Index num_after = joint_cavity<Algebra, T>(lanes, group, slot + 1, group.arity, beliefs, in,
+                                                     settings.inverse, scratch, scratch.after);
+    if constexpr (IsLogarithm<Algebra>::value)
+      contract_log<T, IsLogarithm<Algebra>::kMax>(table, stride, scratch.before, num_before, states, scratch.after,
+                                                  num_after, m);
+    else
+      contract<Algebra, T, 0>(table, stride, scratch.before, num_before, states, scratch.after, num_after, m);
+  }
+  Algebra::template finish_message<S>(m, states, settings, [&](int x) { return lanes.message(in, slot, x); });
+  for (int x = 0; x < states; ++x) lanes.set_message(out, slot, x, m[x]);
+}
+
+template <class Algebra, class T, int S>
+RF_INLINE void update_belief(const Context<T>& context, Item<T>& item, const NodeTile& tile, const T* messages,
+                             Scratch<T>& scratch) {
+  const Plan& plan = *context.plan;
+  const int states = S ? S : tile.states;
+  V<T> fixed[S ? S : 1];
+  V<T>* b = S ? fixed : scratch.out;
+  for (int x = 0; x < states; ++x) b[x] = load<T>(item.node_theta.get() + tile.address + Index(x) * tile.stride);
+  for (int d = 0; d < tile.degree; ++d) {
+    const Connection& connection = plan.connections[tile.connections + d];
+    if (connection.contiguous) {
+      for (int x = 0; x < states; ++x)
+        b[x] = Algebra::join(b[x], load<T>(messages + connection.message + Index(x) * connection.stride));
+    } else {
+      const Index* address = &plan.lane_messages[connection.message];
+      const std::int32_t* stride = &plan.lane_strides[connection.message];
+      for (int x = 0; x < states; ++x) {
+        V<T> m = splat<T>(1);
+        for (int l = 0; l < tile.count; ++l) m[l] = messages[address[l] + Index(x) * stride[l]];
+        b[x] = Algebra::join(b[x], m);
+      }
+    }
+  }
+  V<T> possible =
+      Algebra::template finish_belief<S>(b, states, context.node_power, load<T>(context.node_inverse.data() + tile.first));
+  V<T> change{};
+  T* beliefs = item.beliefs.get() + tile.address;
+  for (int x = 0; x < states; ++x) {
+    T* at = beliefs + Index(x) * tile.stride;
+    change = vmax<T>(change, vabs<T>(Algebra::probability(b[x]) - Algebra::probability(load<T>(at))));
+    store_some<T>(at, b[x], tile.count);
+  }
+  for (int l = tile.count; l < kLanes<T>; ++l) {
+    change[l] = 0;
+    possible[l] = 1;
+  }
+  scratch.change = vmax<T>(scratch.change, change);
+  scratch.least = select<T>(possible < scratch.least, possible, scratch.least);
+}
+
+}  // namespace riskfield::RISKFIELD_ISA

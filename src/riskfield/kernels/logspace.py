@@ -1,0 +1,24 @@
+"""Sums of probabilities kept as logarithms."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+NEG_INF = float("-inf")
+
+
+def logsumexp(values: Tensor, dims: tuple[int, ...], keepdim: bool = False) -> Tensor:
+    """logsumexp with a zero gradient, instead of NaN, where all values are -inf."""
+    top = values.detach().amax(dims, keepdim=True)
+    top = torch.where(top == NEG_INF, 0.0, top)
+    total = (values - top).exp().sum(dims, keepdim=True)
+    positive = total > 0
+    result = torch.where(positive, torch.where(positive, total, 1.0).log(), NEG_INF) + top
+    return result if keepdim else result.squeeze(dims)
+
+
+def normalised(log_values: Tensor) -> Tensor:
+    """Log-probabilities along the last axis; NaN where every value is -inf, which marks an impossible variable."""
+    total = logsumexp(log_values, (log_values.ndim - 1,), keepdim=True)
+    return log_values - torch.where(total == NEG_INF, float("nan"), total)

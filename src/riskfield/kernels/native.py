@@ -1,0 +1,171 @@
+"""The C++ engine behind the same two classes as `torch_reference`.
+
+A schedule is compiled into a plan once per graph and kept as long as the graph lives; a run packs theta into the plan's
+storage, sweeps there, and unpacks the marginals at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from riskfield import _native
+from riskfield.graph.factor_graph import FactorGraph
+from riskfield.graph.schedule import Levels, Parallel
+from riskfield.kernels.problem import MessagePassingProblem, mean_field_levels, schedule_levels
+from riskfield.kernels.start import starting_marginals, starting_messages
+from riskfield.threads import get_num_threads
+
+_plans: WeakKeyDictionary[FactorGraph, dict[Hashable, object]] = WeakKeyDictionary()
+_isa = ""  # the instruction set; tests set it to try the others
+
+
+class _NativeRun:
+    """What the two kinds of run share."""
+
+    def __init__(self, graph: FactorGraph, theta: Tensor):
+        self._graph, self._dtype, self._batch = graph, theta.dtype, len(theta)
+        self._run: _native.RunDouble | _native.RunFloat
+
+    def advance(self, sweeps: int, tol: float) -> tuple[Tensor, Tensor]:
+        """Sweep; items that reached `tol` are left as they are."""
+        residual = np.empty(self._batch)
+        ran = np.zeros(self._batch, np.int64)
+        self._run.advance(sweeps, tol, get_num_threads(), residual, ran)
+        return torch.from_numpy(residual), torch.from_numpy(ran)
+
+    def marginals(self) -> Tensor:
+        """Mu; NaN for an impossible model."""
+        out = torch.empty(self._batch, self._graph.mu_size, dtype=self._dtype)
+        self._run.marginals(out.numpy(), get_num_threads())
+        return out
+
+    def _state(self, size: int) -> Tensor:
+        out = torch.empty(self._batch, size, dtype=self._dtype)
+        self._run.state(out.numpy(), get_num_threads())
+        return out
+
+    def _start(
+        self,
+        plan: object,
+        kind: str,
+        theta: Tensor,
+        state: Tensor | None,
+        *,
+        damping: float = 0.0,
+        factor_counting: Tensor | None = None,
+        node_counting: Tensor | None = None,
+    ) -> None:
+        run = _native.RunFloat if theta.dtype == torch.float32 else _native.RunDouble
+        self._run = run(
+            _isa,
+            plan,
+            kind,
+            damping,
+            _array(theta),
+            None if factor_counting is None else _array(factor_counting),
+            None if node_counting is None else _array(node_counting),
+            None if state is None else _array(state.to(theta.dtype)),
+            self._graph.node_size,
+            self._graph.message_size,
+            self._graph.mu_size,
+            get_num_threads(),
+        )
+
+
+class MessagePassingRun(_NativeRun):
+    """Sum-product (or max-product) sweeps over a batch of thetas. See `inference.message_passing` for the update."""
+
+    def __init__(self, problem: MessagePassingProblem, theta: Tensor, messages: Tensor | None):
+        super().__init__(problem.graph, theta)
+        # The engine keeps the counting numbers in the order of the factor groups.
+        order = np.concatenate([group.factors for group in problem.graph.factor_groups] or [np.empty(0, np.int64)])
+        factor_counting = problem.counting.factor.detach()[torch.from_numpy(order)]
+        state = None if messages is None else starting_messages(problem.graph, theta, messages)
+        self._start(
+            _message_passing_plan(problem, factor_counting, theta.dtype),
+            "max-product" if problem.maximise else "sum-product",
+            theta,
+            state,
+            damping=problem.damping,
+            factor_counting=factor_counting,
+            node_counting=problem.counting.node_total.detach(),
+        )
+
+    def messages(self) -> Tensor:
+        """Normalised log-messages."""
+        return self._state(self._graph.message_size)
+
+
+class MeanFieldRun(_NativeRun):
+    """Coordinate ascent on a product distribution. See `inference.mean_field` for the update."""
+
+    def __init__(self, graph: FactorGraph, order: tuple[int, ...] | None, theta: Tensor, messages: Tensor | None):
+        super().__init__(graph, theta)
+        key = ("mean field", order, theta.dtype, _isa)
+        plans = _plans.setdefault(graph, {})
+        if key not in plans:
+            plans[key] = _make_plan(graph, mean_field_levels(graph, order), "level-by-level", None, theta.dtype)
+        state = None if messages is None else starting_marginals(graph, theta, messages)
+        self._start(plans[key], "mean-field", theta, state)
+
+    def messages(self) -> Tensor:
+        """Log node marginals."""
+        return self._state(self._graph.node_size)
+
+
+def engine_name() -> str:
+    """The instruction set the engine uses on this machine."""
+    return str(_native.engine_name(_isa))
+
+
+def _message_passing_plan(problem: MessagePassingProblem, factor_counting: Tensor, dtype: torch.dtype) -> object:
+    graph = problem.graph
+    # Tied factors share a packed table only where they also share a counting number.
+    tied = any(group.tied for group in graph.factor_groups)
+    counting = factor_counting.numpy().tobytes() if tied else None
+    key = (problem.schedule, dtype, _isa, counting)
+    plans = _plans.setdefault(graph, {})
+    if key not in plans:
+        sweep = "all-at-once" if isinstance(problem.schedule, Parallel) else "forward-backward"
+        plans[key] = _make_plan(graph, schedule_levels(graph, problem.schedule), sweep, factor_counting, dtype)
+    return plans[key]
+
+
+def _make_plan(
+    graph: FactorGraph, levels: Levels, sweep: str, factor_counting: Tensor | None, dtype: torch.dtype
+) -> object:
+    groups = []
+    factor_start = 0
+    for group in graph.factor_groups:
+        shared = None
+        if group.tied:
+            shared = group.tables
+            if factor_counting is not None:
+                counting = factor_counting[factor_start : factor_start + group.num_factors].numpy()
+                _, shared = np.unique(np.stack([group.tables, counting], axis=1), axis=0, return_inverse=True)
+            shared = np.ascontiguousarray(shared.reshape(-1), np.int64)
+        groups.append(
+            (
+                list(group.shape),
+                group.variables,
+                group.tables,
+                shared,
+                group.theta_start,
+                group.mu_start,
+                group.message_start,
+                factor_start,
+            )
+        )
+        factor_start += group.num_factors
+    return _native.make_plan(
+        _isa, dtype == torch.float32, sweep, graph.num_states, graph.node_start, levels.rank, levels.level, groups
+    )
+
+
+def _array(tensor: Tensor) -> np.ndarray:
+    return tensor.detach().contiguous().numpy()

@@ -1,0 +1,47 @@
+"""Where a run starts: from nothing, or from the state of an earlier run whose theta may have been another."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from riskfield.graph.factor_graph import FactorGraph
+from riskfield.kernels.logspace import NEG_INF, normalised
+
+
+def starting_messages(graph: FactorGraph, theta: Tensor, messages: Tensor | None) -> Tensor:
+    """Normalised log-messages of shape (batch, message): uniform, or `messages` with their zeros forgotten.
+
+    Zeros are derived afresh in the first sweeps: what was impossible in the earlier run may have become possible, and
+    a zero message would never recover.
+    """
+    start = theta.new_zeros(len(theta), graph.message_size)
+    if messages is not None:
+        _check_size(messages, graph.message_size)
+        start = messages.to(theta).clone()
+    for group in graph.factor_groups:
+        for slot, size in enumerate(group.shape):
+            first, last = group.message_range(slot)
+            block = start[:, first:last].unflatten(1, (group.num_factors, size))
+            forget = (block == NEG_INF).any(-1, keepdim=True)
+            block.copy_(normalised(torch.where(forget, 0.0, block)))
+    return start
+
+
+def starting_marginals(graph: FactorGraph, theta: Tensor, marginals: Tensor | None) -> Tensor:
+    """Log node marginals of shape (batch, node): uniform over the possible states, or close to `marginals` there."""
+    possible = theta[:, : graph.node_size] != NEG_INF
+    start = torch.zeros_like(theta[:, : graph.node_size])
+    if marginals is not None:
+        _check_size(marginals, graph.node_size)
+        start = marginals.to(theta).clamp(min=torch.finfo(theta.dtype).min / 4)
+    start = torch.where(possible, start.detach(), NEG_INF)
+    for group in graph.node_groups:
+        block = start[:, group.start : group.stop].unflatten(1, (len(group.variables), group.num_states))
+        block.copy_(normalised(block))
+    return start
+
+
+def _check_size(state: Tensor, size: int) -> None:
+    if state.shape[-1] != size:
+        raise ValueError(f"`messages` must have shape (*batch, {size}). Got {tuple(state.shape)}.")
