@@ -24,7 +24,7 @@ def _name(page: Path) -> str:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if _blocks(page)], ids=_name)
-def test_code_blocks_run(page, monkeypatch, tmp_path):
+def test_code_blocks_run(page: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     namespace: dict[str, object] = {"__name__": "__page__"}
@@ -34,12 +34,12 @@ def test_code_blocks_run(page, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("page", [*PAGES[1:], *sorted(ROOT.glob("[A-Z]*.md"))], ids=_name)
-def test_relative_links_lead_somewhere(page):
+def test_relative_links_lead_somewhere(page: Path) -> None:
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     targets = [target for target in _LINK.findall(text) if "://" not in target and not target.startswith("mailto:")]
     missing = [target for target in targets if not (page.parent / target).exists()]
     assert not missing
 
 
-def test_readme_has_its_example():
+def test_readme_has_its_example() -> None:
     assert len(_blocks(ROOT / "README.md")) >= 1

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import runpy
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("skimage")
 
+Script = dict[str, Any]  # the names a script defines
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
 @pytest.fixture(scope="module")
-def denoise():
+def denoise() -> Script:
     return runpy.run_path(str(EXAMPLES / "denoise.py"))
 
 
-def test_denoise_writes_a_picture_and_a_table(denoise, tmp_path, capsys):
+def test_denoise_writes_a_picture_and_a_table(
+    denoise: Script, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     from matplotlib.image import imread
 
     path = tmp_path / "out.png"
@@ -30,7 +34,7 @@ def test_denoise_writes_a_picture_and_a_table(denoise, tmp_path, capsys):
         assert name in printed
 
 
-def test_denoise_likelihood_is_a_density(denoise):
+def test_denoise_likelihood_is_a_density(denoise: Script) -> None:
     """The unary potentials are log p(y | x) up to one constant: they integrate to it for both labels."""
     import numpy as np
 
@@ -46,12 +50,12 @@ def test_denoise_likelihood_is_a_density(denoise):
         assert np.sum(density * width) == pytest.approx(1, abs=1e-3)
 
 
-def test_denoise_beats_the_threshold_and_bounds_are_ordered(denoise):
+def test_denoise_beats_the_threshold_and_bounds_are_ordered(denoise: Script) -> None:
     import riskfield as rf
 
     truth = denoise["load_truth"](16)
     noisy = denoise["add_noise"](truth, seed=0)
-    graph = rf.grid(*truth.shape, num_states=2, tied=True)
+    graph = rf.grid(len(truth), len(truth[0]), num_states=2, tied=True)
     theta = denoise["potentials"](graph, noisy)
     outcomes = {name: denoise["run"](graph, theta, algo, truth) for name, algo in denoise["ALGORITHMS"].items()}
     thresholded = ((noisy > 0.5) != truth).mean()
@@ -68,7 +72,9 @@ def test_denoise_beats_the_threshold_and_bounds_are_ordered(denoise):
         (["--out", "nowhere/demo.png"], "--out must lie in a folder that exists."),
     ],
 )
-def test_denoise_refuses_bad_options(denoise, arguments, message, capsys):
+def test_denoise_refuses_bad_options(
+    denoise: Script, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
         denoise["main"](arguments)
     assert message in capsys.readouterr().err
