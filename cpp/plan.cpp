@@ -204,13 +204,16 @@ struct Plan::Builder {
     apply(shared_key[g], 1);
   }
 
+  bool side_by_side(Index p, Index q) const {
+    return node_level[p] == node_level[q] && plan.states[p] == plan.states[q] &&
+           plan.node_stride[p] == plan.node_stride[q] && plan.node_address[q] == plan.node_address[p] + 1;
+  }
+
   bool adjacent(const Group& group, std::size_t g, Index f) const {
     if (shared_key[g][f] != shared_key[g][f + 1]) return false;
     for (int k = 0; k < group.arity; ++k) {
       const Index p = group.position[f * group.arity + k], q = group.position[(f + 1) * group.arity + k];
-      if (q != p + 1 || plan.node_stride[p] != plan.node_stride[q] ||
-          plan.node_address[q] != plan.node_address[p] + 1)
-        return false;
+      if (q != p + 1 || !side_by_side(p, q)) return false;
     }
     return true;
   }
@@ -265,10 +268,7 @@ struct Plan::Builder {
     for (Index first = 0; first < plan.num_variables;) {
       while (current < node_level[first]) level_tiles[++current] = static_cast<Index>(plan.node_tiles.size());
       Index last = first + 1;
-      while (last < plan.num_variables && last - first < plan.lanes && node_level[last] == node_level[first] &&
-             plan.node_stride[last] == plan.node_stride[first] &&
-             plan.node_address[last] == plan.node_address[first] + (last - first))
-        ++last;
+      while (last < plan.num_variables && last - first < plan.lanes && side_by_side(last - 1, last)) ++last;
       plan.node_tiles.push_back({first, plan.node_address[first], 0, plan.node_stride[first], 0, plan.states[first],
                                  static_cast<std::int32_t>(last - first)});
       first = last;
