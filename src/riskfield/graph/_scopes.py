@@ -18,7 +18,8 @@ def frozen(array: npt.NDArray[np.integer]) -> IntArray:
     return array
 
 
-def _integers(values: object, name: str) -> npt.NDArray[np.integer]:
+def integers(values: object, name: str) -> npt.NDArray[np.integer]:
+    """Check that `values` are integers; anything empty passes."""
     array = np.asarray(values)
     if array.size == 0:
         return array.astype(np.int64)
@@ -28,7 +29,7 @@ def _integers(values: object, name: str) -> npt.NDArray[np.integer]:
 
 
 def checked_states(num_states: object) -> IntArray:
-    array = _integers(num_states, "num_states")
+    array = integers(num_states, "num_states")
     if array.ndim != 1:
         raise ValueError(f"`num_states` must be one-dimensional. Got shape {array.shape}.")
     if (array < 1).any():
@@ -51,7 +52,7 @@ def scope_blocks(factors: object) -> list[IntArray]:
             blocks = _stack_equal_arities(items)
     checked = []
     for block in blocks:
-        array = _integers(block, "factors")
+        array = integers(block, "factors")
         if array.size == 0 and (array.ndim < 2 or len(array) == 0):
             continue
         if array.ndim != 2 or array.shape[1] == 0:
@@ -94,7 +95,7 @@ def check_scopes(block: IntArray, first: int, num_variables: int) -> None:
 def checked_tables(tables: object, num_factors: int) -> IntArray | None:
     if tables is None:
         return None
-    array = _integers(tables, "tables")
+    array = integers(tables, "tables")
     if array.shape != (num_factors,):
         raise ValueError(f"`tables` must hold one integer per factor ({num_factors}). Got shape {array.shape}.")
     return array.astype(np.int64)

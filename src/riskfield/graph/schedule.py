@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from riskfield.graph._scopes import IntArray, frozen
+from riskfield.graph._scopes import IntArray, frozen, integers
 from riskfield.graph.factor_graph import FactorGraph
 
 
@@ -59,7 +59,7 @@ def compile_levels(graph: FactorGraph, order: npt.ArrayLike | None = None) -> Le
     n = graph.num_variables
     rank = np.arange(n)
     if order is not None:
-        order = np.asarray(order)
+        order = integers(order, "order")
         if order.shape != (n,) or not np.array_equal(np.sort(order), rank):
             raise ValueError(f"`order` must be a permutation of the {n} variables. Got shape {order.shape}.")
         rank = np.empty(n, np.int64)

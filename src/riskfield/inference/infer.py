@@ -104,7 +104,7 @@ def infer(
         sweeps.reshape(batch),
         residual.reshape(batch),
         converged.reshape(batch),
-        None if state is None else state.reshape(*batch, -1).detach(),
+        None if state is None else state.reshape(*batch, state.shape[-1]).detach(),
         algorithm.log_partition if value is None else value.reshape(batch),
     )
 
@@ -147,7 +147,7 @@ def _flat_messages(messages: Tensor | None, batch: torch.Size) -> Tensor | None:
         raise ValueError(f"`messages` must have the batch shape {tuple(batch)} of theta. Got {tuple(messages.shape)}.")
     if torch.isnan(messages).any():
         raise ValueError("`messages` must not hold NaN.")
-    return messages.reshape(-1, messages.shape[-1])
+    return messages.reshape(batch.numel(), messages.shape[-1])
 
 
 def _check_possible(mu: Tensor, batch: torch.Size) -> None:
