@@ -1,7 +1,7 @@
 """The algorithms that every conformance test runs over. A new algorithm is one row here.
 
-A row builds its algorithm for a graph and an order of its variables. Numbers per factor depend on the factor's arity only,
-so that relabelled graphs and unions get the same ones.
+A row builds its algorithm for a graph and an order of its variables. Numbers per factor depend on its arity only: that
+way relabelled graphs and unions get the same ones.
 """
 
 from __future__ import annotations

@@ -5,10 +5,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from naive import NaiveMeanField, NaiveMessagePassing
-from strategies import graphs, potentials, seeds
 
 import riskfield as rf
+from naive import NaiveMeanField, NaiveMessagePassing
+from strategies import graphs, potentials, seeds
 
 SWEEPS = 3
 
