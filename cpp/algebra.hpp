@@ -2,7 +2,9 @@
 // slots combine, how a table is contracted into a message, and how messages add up to a belief.
 //
 // Messages are stored *powered*: as m^c (Probability) or c log m (Logarithm), so that a belief is a plain product or sum
-// of what is stored, and one power per message suffices. Arrays here are of vectors: entry x of all lanes at [x].
+// of what is stored, and one power per message suffices. Their scale is free: Probability stores messages to a binary
+// variable relative to its state 0, so that only the entry of state 1 is ever read or written. Arrays here are of
+// vectors: entry x of all lanes at [x].
 #pragma once
 
 #include "plan.hpp"
@@ -25,49 +27,68 @@ struct MessageSettings {
   T damping;
 };
 
-// Sum-product on probabilities. Only for models whose range of potentials cannot underflow (see Item::choose_domain).
+// Sum-product on probabilities. Only for models whose range of potentials cannot underflow (see Packer::choose_domain);
+// then no message is ever zero.
 template <class T, Power P>
 struct Probability {
   static constexpr bool kNeedsCounting = P == Power::kAny;
   static RF_INLINE V<T> one() { return splat<T>(1); }
-  static RF_INLINE V<T> cavity(V<T> belief, V<T> stored, V<T> inverse) {
-    V<T> message = stored;
-    if constexpr (P == Power::kHalf) message = stored * stored;
-    if constexpr (P == Power::kAny) message = vexp<T>(inverse * vlog<T>(stored));
-    // An impossible state stays impossible: 0 / 0 is 0 here.
-    return select<T>(stored > T(0), belief / message, V<T>{});
+
+  // m from m^c.
+  static RF_INLINE V<T> root(V<T> stored, V<T> inverse) {
+    if constexpr (P == Power::kOne) return stored;
+    if constexpr (P == Power::kHalf) return stored * stored;
+    return vexp<T>(inverse * vlog<T>(stored));
+  }
+  static RF_INLINE V<T> power(V<T> message, V<T> counting) {
+    if constexpr (P == Power::kOne) return message;
+    if constexpr (P == Power::kHalf) return vsqrt<T>(message);
+    return vexp<T>(counting * vlog<T>(message));
+  }
+
+  // out[x] = b(x) / m(x) up to a factor; `belief` and `stored` give the entries.
+  template <int S, class Belief, class Stored>
+  static RF_INLINE void cavity(V<T>* out, int states, Belief belief, Stored stored, V<T> inverse) {
+    const int n = S ? S : states;
+    if (n == 2) {
+      out[0] = belief(0) * root(stored(1), inverse);
+      out[1] = belief(1);
+    } else {
+      for (int x = 0; x < n; ++x) out[x] = belief(x) / root(stored(x), inverse);
+    }
   }
   static RF_INLINE V<T> combine(V<T> a, V<T> b) { return a * b; }
   static RF_INLINE V<T> multiply_add(V<T> sum, V<T> table, V<T> weight) { return sum + table * weight; }
 
-  // Normalise, power and damp an update; `old` is what was stored.
+  // Normalise, damp and power an update; `old` is what was stored.
   template <int S, class Old>
   static RF_INLINE void finish_message(V<T>* m, int states, const MessageSettings<T>& s, Old old) {
     const int n = S ? S : states;
+    if (n == 2) {
+      m[1] = damped(m[1] / m[0], old(1), s);
+      m[1] = power(m[1], s.counting);
+      m[0] = splat<T>(1);
+      return;
+    }
     V<T> total = m[0];
     for (int x = 1; x < n; ++x) total += m[x];
-    const V<T> scale = reciprocal_or_zero<T>(total);
-    if constexpr (P == Power::kAny) {
-      if (s.damping > 0) {
-        V<T> sum{};
-        for (int x = 0; x < n; ++x) {
-          const V<T> update = vlog<T>(m[x] * scale), before = vlog<T>(old(x)) * s.inverse;
-          const V<T> mixed = vexp<T>((1 - s.damping) * update + s.damping * before);
-          m[x] = select<T>(m[x] > T(0), mixed, V<T>{});
-          sum += m[x];
-        }
-        const V<T> again = reciprocal_or_zero<T>(sum);
-        for (int x = 0; x < n; ++x) m[x] = vexp<T>(s.counting * vlog<T>(m[x] * again));
-        return;
-      }
-      for (int x = 0; x < n; ++x) m[x] = vexp<T>(s.counting * vlog<T>(m[x] * scale));
-    } else if constexpr (P == Power::kHalf) {
-      for (int x = 0; x < n; ++x) m[x] = vsqrt<T>(m[x] * scale);
-    } else {
-      for (int x = 0; x < n; ++x) m[x] *= scale;
-    }
+    V<T> scale = T(1) / total;
+    for (int x = 0; x < n; ++x) m[x] = damped(m[x] * scale, old(x), s);
+    for (int x = 0; x < n; ++x) m[x] = power(m[x], s.counting);
   }
 
+  static RF_INLINE V<T> damped(V<T> update, V<T> old, const MessageSettings<T>& s) {
+    if constexpr (P == Power::kAny)
+      if (s.damping > 0)
+        return vexp<T>((1 - s.damping) * vlog<T>(update) + (s.damping * s.inverse) * vlog<T>(old));
+    return update;
+  }
+
+  // The first state whose stored messages are not all 1.
+  template <int S>
+  static RF_INLINE int first_state(int states) {
+    return (S ? S : states) == 2 ? 1 : 0;
+  }
   static RF_INLINE V<T> join(V<T> belief, V<T> stored) { return belief * stored; }
 
   // Normalise a belief. Returns a number above 0 in the lanes that are possible.
@@ -90,8 +111,13 @@ template <class T, bool Max>
 struct Logarithm {
   static constexpr bool kNeedsCounting = true;
   static RF_INLINE V<T> one() { return V<T>{}; }
-  static RF_INLINE V<T> cavity(V<T> belief, V<T> stored, V<T> inverse) {
-    return select<T>(stored > kNegInf<T>, belief - stored * inverse, splat<T>(kNegInf<T>));
+  template <int S, class Belief, class Stored>
+  static RF_INLINE void cavity(V<T>* out, int states, Belief belief, Stored stored, V<T> inverse) {
+    for (int x = 0; x < states; ++x) {
+      const V<T> m = stored(x);
+      // An impossible state stays impossible: 0 / 0 is 0 here.
+      out[x] = select<T>(m > kNegInf<T>, belief(x) - m * inverse, splat<T>(kNegInf<T>));
+    }
   }
   static RF_INLINE V<T> combine(V<T> a, V<T> b) { return a + b; }
 
@@ -116,6 +142,10 @@ struct Logarithm {
     for (int x = 0; x < states; ++x) m[x] = (m[x] - shift) * s.counting;
   }
 
+  template <int S>
+  static RF_INLINE int first_state(int) {
+    return 0;
+  }
   static RF_INLINE V<T> join(V<T> belief, V<T> stored) { return belief + stored; }
 
   template <int S>
@@ -135,7 +165,10 @@ template <class T>
 struct Expectation {
   static constexpr bool kNeedsCounting = false;
   static RF_INLINE V<T> one() { return splat<T>(1); }
-  static RF_INLINE V<T> cavity(V<T> belief, V<T>, V<T>) { return belief; }
+  template <int S, class Belief, class Stored>
+  static RF_INLINE void cavity(V<T>* out, int states, Belief belief, Stored, V<T>) {
+    for (int x = 0; x < (S ? S : states); ++x) out[x] = belief(x);
+  }
   static RF_INLINE V<T> combine(V<T> a, V<T> b) { return a * b; }
   static RF_INLINE V<T> multiply_add(V<T> sum, V<T> table, V<T> weight) {
     // 0 * -inf is 0: a joint state that has no probability costs nothing.
@@ -143,6 +176,10 @@ struct Expectation {
   }
   template <int S, class Old>
   static RF_INLINE void finish_message(V<T>*, int, const MessageSettings<T>&, Old) {}
+  template <int S>
+  static RF_INLINE int first_state(int) {
+    return 0;
+  }
   static RF_INLINE V<T> join(V<T> belief, V<T> stored) { return belief + stored; }
 
   template <int S>

@@ -126,9 +126,11 @@ class EngineRun final : public Run<T> {
     const Group& group = plan_.groups[range.group];
     const bool square = group.arity == 2 && group.dims[0] == group.dims[1];
     with_states<!IsLogarithm<Algebra>::value>(square ? group.dims[0] : 0, [&](auto states) {
-      for (Index t = part.begin; t < part.end; ++t)
+      for (Index t = part.begin; t < part.end; ++t) {
+        if (t + 1 < part.end) prefetch_tables(group, plan_.factor_tiles[t + 1], item.tables.get());
         update_message<Algebra, T, decltype(states)::value>(context_, item, range.group, range.slot,
                                                             plan_.factor_tiles[t], in, out, scratch);
+      }
     });
   }
 
@@ -272,10 +274,15 @@ class EngineRun final : public Run<T> {
         for (int slot = 0; slot < group.arity; ++slot) {
           const T* m = messages + group.message[f * group.arity + slot];
           T* to = out + user_message(plan_, group, f, slot);
-          for (int x = 0; x < group.dims[slot]; ++x) {
+          const int n = group.dims[slot];
+          T top = kNegInf<T>, total = 0;
+          for (int x = 0; x < n; ++x) {
             const T stored = m[Index(x) * group.message_stride[f]];
             to[x] = (item.log_domain ? stored : std::log(stored)) * context_.inverse[g][f];
+            top = std::max(top, to[x]);
           }
+          for (int x = 0; x < n; ++x) total += std::exp(to[x] - top);
+          for (int x = 0; x < n; ++x) to[x] -= top + std::log(total);
         }
     }
   }

@@ -78,7 +78,7 @@ class Packer {
         double total = scaled;
         for (int slot = 0; slot < group.arity; ++slot) {
           const Index p = group.position[f * group.arity + slot];
-          total += spread[p] * context_.node_inverse[p] + scaled + std::log(double(group.dims[slot]));
+          total += spread[p] * context_.node_inverse[p] + 2 * scaled + std::log(double(group.dims[slot]));
         }
         worst = std::max(worst, total);
       }
@@ -152,7 +152,6 @@ class Packer {
       T* neutral = item_.messages[buffer].get() + Plan::kNeutral;
       std::fill(neutral, neutral + plan_.max_states + plan_.lanes, probabilities() ? T(1) : T(0));
     }
-    T* to = item_.messages[0].get();
     for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
       const Group& group = plan_.groups[g];
       for (Index f = 0; f < group.count; ++f)
@@ -160,11 +159,13 @@ class Packer {
           const int n = group.dims[slot];
           const T c = context_.counting[g][f];
           const T* given = state_ && !mean_field ? state_ + user_message(plan_, group, f, slot) : nullptr;
-          const T uniform = mean_field ? T(0) : probabilities() ? std::pow(T(1) / n, c) : -c * std::log(T(n));
-          T* m = to + group.message[f * group.arity + slot];
+          const T scale = n == 2 && given ? given[0] : T(0);
+          const Index at = group.message[f * group.arity + slot];
           for (int x = 0; x < n; ++x) {
-            const T stored = given ? (probabilities() ? std::exp(c * given[x]) : c * given[x]) : uniform;
-            m[Index(x) * group.message_stride[f]] = stored;
+            const T log_stored = given ? c * (given[x] - scale) : T(0);
+            const T stored = probabilities() ? std::exp(log_stored) : log_stored;
+            for (int buffer = 0; buffer < (twice ? 2 : 1); ++buffer)
+              item_.messages[buffer].get()[at + Index(x) * group.message_stride[f]] = stored;
           }
         }
     }

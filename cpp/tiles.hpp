@@ -52,22 +52,19 @@ class TileLanes {
   template <class Algebra, int S>
   RF_INLINE void cavity(int slot, const T* beliefs, const T* messages, V<T> inverse, V<T>* out) const {
     const int n = S ? S : group_.dims[slot];
-    if (tile_.contiguous) {
-      const Operand& o = operands_[slot];
-      const T *b = beliefs + o.node, *m = messages + o.message;
-      for (int x = 0; x < n; ++x)
-        out[x] = Algebra::cavity(load<T>(b + Index(x) * o.node_stride), load<T>(m + Index(x) * o.message_stride), inverse);
-      return;
+    Algebra::template cavity<S>(
+        out, n, [&](int x) { return belief(beliefs, slot, x); }, [&](int x) { return message(messages, slot, x); },
+        inverse);
+  }
+
+  RF_INLINE V<T> belief(const T* beliefs, int slot, int x) const {
+    if (tile_.contiguous) return load<T>(beliefs + operands_[slot].node + Index(x) * operands_[slot].node_stride);
+    V<T> b;
+    for (int l = 0; l < kLanes<T>; ++l) {
+      const Index p = group_.position[factor_[l] * group_.arity + slot];
+      b[l] = beliefs[plan_.node_address[p] + Index(x) * plan_.node_stride[p]];
     }
-    for (int x = 0; x < n; ++x) {
-      V<T> b, m;
-      for (int l = 0; l < kLanes<T>; ++l) {
-        const Index c = factor_[l] * group_.arity + slot, p = group_.position[c];
-        b[l] = beliefs[plan_.node_address[p] + Index(x) * plan_.node_stride[p]];
-        m[l] = messages[group_.message[c] + Index(x) * group_.message_stride[factor_[l]]];
-      }
-      out[x] = Algebra::cavity(b, m, inverse);
-    }
+    return b;
   }
 
   RF_INLINE V<T> message(const T* messages, int slot, int x) const {
@@ -93,7 +90,7 @@ class TileLanes {
   const Group& group_;
   const FactorTile& tile_;
   const Operand* operands_ = nullptr;
-  Index factor_[kLanes<T>];
+  Index factor_[kLanes<T>] = {};
 };
 
 // out[(s, x)] = left[s] combined with right[x]
@@ -131,6 +128,17 @@ struct IsLogarithm<Logarithm<T, Max>> : std::true_type {
   static constexpr bool kMax = Max;
 };
 
+// Ask for the tables of the tile that comes next: hardware prefetching stops at page ends, and large tables fill pages.
+template <class T>
+RF_INLINE void prefetch_tables(const Group& group, const FactorTile& tile, const T* tables) {
+  constexpr int kLine = 64 / sizeof(T);
+  if (!tile.contiguous || tile.shared) return;
+  const T* from = tables + tile.table;
+  const Index size = group.table_size * tile.table_stride;
+  if (size > 4 * kLine)
+    for (Index k = 0; k < size; k += kLine) __builtin_prefetch(from + k, 0, 2);
+}
+
 // S > 0: a pairwise factor between variables of S states each.
 template <class Algebra, class T, int S>
 RF_INLINE void update_message(const Context<T>& context, const Item<T>& item, int g, int slot, const FactorTile& tile,
@@ -167,7 +175,7 @@ RF_INLINE void update_message(const Context<T>& context, const Item<T>& item, in
       contract<Algebra, T, 0>(table, stride, scratch.before, num_before, states, scratch.after, num_after, m);
   }
   Algebra::template finish_message<S>(m, states, settings, [&](int x) { return lanes.message(in, slot, x); });
-  for (int x = 0; x < states; ++x) lanes.set_message(out, slot, x, m[x]);
+  for (int x = Algebra::template first_state<S>(states); x < states; ++x) lanes.set_message(out, slot, x, m[x]);
 }
 
 template <class Algebra, class T, int S>
@@ -177,16 +185,17 @@ RF_INLINE void update_belief(const Context<T>& context, Item<T>& item, const Nod
   const int states = S ? S : tile.states;
   V<T> fixed[S ? S : 1];
   V<T>* b = S ? fixed : scratch.out;
+  const int first = Algebra::template first_state<S>(states);
   for (int x = 0; x < states; ++x) b[x] = load<T>(item.node_theta.get() + tile.address + Index(x) * tile.stride);
   for (int d = 0; d < tile.degree; ++d) {
     const Connection& connection = plan.connections[tile.connections + d];
     if (connection.contiguous) {
-      for (int x = 0; x < states; ++x)
+      for (int x = first; x < states; ++x)
         b[x] = Algebra::join(b[x], load<T>(messages + connection.message + Index(x) * connection.stride));
     } else {
       const Index* address = &plan.lane_messages[connection.message];
       const std::int32_t* stride = &plan.lane_strides[connection.message];
-      for (int x = 0; x < states; ++x) {
+      for (int x = first; x < states; ++x) {
         V<T> m = splat<T>(1);
         for (int l = 0; l < tile.count; ++l) m[l] = messages[address[l] + Index(x) * stride[l]];
         b[x] = Algebra::join(b[x], m);
