@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -251,10 +252,10 @@ class _Scopes:
         """Return the variables of `factors` in order, in as few arrays as their arities allow."""
         arity = self.arity[factors]
         members = {int(size): self.variables(factors[arity == size]) for size in np.unique(arity)}
-        starts = np.flatnonzero(np.diff(arity, prepend=-1)).tolist()
+        bounds = [*np.flatnonzero(np.diff(arity, prepend=-1)).tolist(), len(factors)]
         taken = dict.fromkeys(members, 0)
         blocks = []
-        for start, stop in zip(starts, [*starts[1:], len(factors)], strict=True):
+        for start, stop in pairwise(bounds):
             size = int(arity[start])
             blocks.append(members[size][taken[size] : taken[size] + stop - start])
             taken[size] += stop - start

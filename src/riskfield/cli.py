@@ -1,0 +1,351 @@
+"""The command-line program: inference on files in UAI format.
+
+This is the edge where strings name algorithms. Bad input and bad usage end in one line on standard error and exit
+code 2.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from riskfield import __version__
+from riskfield.entropy import TRW, Bethe, spanning_tree_rho
+from riskfield.errors import ConvergenceWarning, ImpossibleEvidenceError, RiskfieldError
+from riskfield.graph.schedule import Parallel, Sequential
+from riskfield.inference.algorithm import AbstractAlgorithm
+from riskfield.inference.exact import Exact
+from riskfield.inference.infer import Stop
+from riskfield.inference.infer import infer as run_inference
+from riskfield.inference.mean_field import MeanField
+from riskfield.inference.message_passing import MaxProduct, MessagePassing
+from riskfield.inference.solution import Solution
+from riskfield.io._atomic import check_writable
+from riskfield.io.uai import UAIModel, read_evidence, read_uai, write_mar, write_mpe, write_pr
+
+_SHOWN_STATES = 8  # probabilities in one row of the table
+# Typer keeps a copy of click in some versions and imports it in others; this name holds in both.
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+
+
+class AlgorithmName(StrEnum):
+    """The inference algorithms."""
+
+    BP = "bp"
+    TRW = "trw"
+    MEAN_FIELD = "mean-field"
+    EXACT = "exact"
+    MAX_PRODUCT = "max-product"
+
+
+class ScheduleName(StrEnum):
+    """The orders of message updates."""
+
+    SEQUENTIAL = "sequential"
+    PARALLEL = "parallel"
+
+
+class DtypeName(StrEnum):
+    """The floating-point types."""
+
+    FLOAT32 = "float32"
+    FLOAT64 = "float64"
+
+
+app = typer.Typer(
+    name="riskfield",
+    add_completion=False,
+    rich_markup_mode=None,  # help and errors as plain text: they go into pipes and logs as well
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the program on `arguments` (by default those of the process) and return its exit code."""
+    try:
+        code = app(arguments, prog_name="riskfield", standalone_mode=False) or 0
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader of a pipe, such as `head`, has left. Python flushes once more at exit; give it somewhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except _UsageError as error:
+        return _complain(f"{_message_of(error)} Try 'riskfield infer --help'.")
+    except (RiskfieldError, OSError, ValueError, MemoryError) as error:
+        return _complain(_message_of(error))
+    except KeyboardInterrupt:
+        code = 130
+    except Exception as error:
+        if os.environ.get("RISKFIELD_TRACEBACK"):
+            traceback.print_exc()
+        hint = "This is a bug; RISKFIELD_TRACEBACK=1 in the environment shows where."
+        _complain(f"{type(error).__name__}: {_message_of(error)} {hint}")
+        return 1
+    if code == 130:
+        _complain("interrupted.")
+    return int(code)
+
+
+@app.callback(invoke_without_command=True)
+def _program(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    """Approximate inference in factor graphs."""
+    if version:
+        typer.echo(f"riskfield {__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help(), err=True)
+        raise typer.Exit(2)
+
+
+@app.command()
+def infer(
+    model: Annotated[Path, typer.Argument(metavar="MODEL.uai", help="The model, in UAI format.", show_default=False)],
+    evidence: Annotated[Path | None, typer.Option(help="Observed states, a UAI evidence file.")] = None,
+    algorithm: Annotated[AlgorithmName, typer.Option(help="How to infer.")] = AlgorithmName.BP,
+    rho: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NUMBER|trees", help="trw: appearance of the factors, or 'trees' for spanning trees. [0.5]"
+        ),
+    ] = None,
+    schedule: Annotated[
+        ScheduleName | None, typer.Option(help="bp, trw, max-product: order of message updates. [sequential]")
+    ] = None,
+    damping: Annotated[
+        float | None, typer.Option(help="bp, trw, max-product: share of the old message, from 0 to below 1. [0]")
+    ] = None,
+    memory: Annotated[float | None, typer.Option(help="exact: gigabytes its tables may take. [2]")] = None,
+    tol: Annotated[
+        float | None,
+        typer.Option(min=0, help="Stop when no marginal changes by more in a sweep. [1e-8; 1e-5 for float32]"),
+    ] = None,
+    sweeps: Annotated[int, typer.Option(min=1, help="Stop after this many sweeps in any case.")] = 1000,
+    dtype: Annotated[DtypeName, typer.Option(help="Precision of the computation.")] = DtypeName.FLOAT64,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the marginals here (.MAR); for max-product the states (.MPE).")
+    ] = None,
+    pr: Annotated[Path | None, typer.Option(help="Write log10 Z here (.PR).")] = None,
+    max_rows: Annotated[int, typer.Option(min=0, help="Variables to print.")] = 20,
+    threads: Annotated[int | None, typer.Option(min=1, help="Processor cores to use at most.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and errors.")] = False,
+) -> None:
+    """Compute the marginals of a model and its log-partition function (or its most probable state).
+
+    bp is loopy belief propagation: exact on trees, usually good, but it need not converge on strongly coupled loops;
+    damp it then, or use trw, which bounds Z from above where rho comes from spanning trees. mean-field bounds Z from
+    below and is overconfident. exact is exact and needs a small treewidth. max-product looks for the most probable
+    joint state.
+
+    A run that does not converge says so and still gives its result. Files are written whole or not at all.
+
+    \b
+    Examples:
+      riskfield infer model.uai
+      riskfield infer model.uai --evidence model.uai.evid --out model.MAR --pr model.PR
+      riskfield infer grid.uai --algorithm trw --rho trees --damping 0.5
+      riskfield infer small.uai --algorithm exact --max-rows 100
+      riskfield infer model.uai --algorithm max-product --out model.MPE --quiet
+    """
+    _refuse_unused(algorithm, rho=rho, schedule=schedule, damping=damping, memory=memory, pr=pr)
+    appearances = _appearances(rho)
+    _check_files(model, evidence, out, pr)
+    if threads is not None:
+        from riskfield.threads import set_num_threads
+
+        set_num_threads(threads)
+    uai = read_uai(model)
+    observed = read_evidence(evidence, uai.graph) if evidence is not None else {}
+    if uai.log_constant == -math.inf:
+        raise ImpossibleEvidenceError("Every joint state has probability zero: a factor without variables is 0.")
+    chosen = _algorithm(algorithm, uai, appearances, schedule, damping or 0.0, memory)
+    tol = tol if tol is not None else 1e-8 if dtype is DtypeName.FLOAT64 else 1e-5
+    began = time.perf_counter()
+    solution = _run(uai, observed, chosen, Stop(sweeps, tol), dtype, progress=not quiet)
+    value = float(solution.log_partition) + uai.log_constant
+    seconds = time.perf_counter() - began
+    if out is not None and algorithm is AlgorithmName.MAX_PRODUCT:
+        write_mpe(out, uai.graph, solution.mode())
+    elif out is not None:
+        write_mar(out, uai.graph, solution.mu)
+    if pr is not None:
+        write_pr(pr, value)
+    if not quiet:
+        _print_table(solution, observed, max_rows, algorithm)
+        _print_summary(solution, value, len(observed), algorithm, rho, seconds)
+    if not solution.converged:
+        remedies = ["more --sweeps"]
+        if algorithm is not AlgorithmName.MEAN_FIELD and not damping:
+            remedies.append("--damping 0.5")
+        if algorithm is AlgorithmName.BP:
+            remedies.append("--algorithm trw")
+        typer.echo(
+            f"riskfield: WARNING: not converged. The marginals still change by {float(solution.residual):.2g} after "
+            f"{int(solution.sweeps)} sweeps (tolerance {tol:g}). Try {' or '.join(remedies)}.",
+            err=True,
+        )
+
+
+def _refuse_unused(algorithm: AlgorithmName, **options: object) -> None:
+    """Raise if an option is given that the algorithm would ignore."""
+    messages = {AlgorithmName.BP, AlgorithmName.TRW, AlgorithmName.MAX_PRODUCT}
+    users = {
+        "rho": {AlgorithmName.TRW},
+        "schedule": messages,
+        "damping": messages,
+        "memory": {AlgorithmName.EXACT},
+        "pr": set(AlgorithmName) - {AlgorithmName.MAX_PRODUCT},
+    }
+    for name, value in options.items():
+        if value is not None and algorithm not in users[name]:
+            able = ", ".join(sorted(users[name]))
+            raise typer.BadParameter(f"--{name} applies to {able}. Got --algorithm {algorithm}.")
+
+
+def _appearances(rho: str | None) -> float | None:
+    """Read `--rho`: a number, or None for spanning trees."""
+    if rho == "trees":
+        return None
+    try:
+        number = 0.5 if rho is None else float(rho)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise typer.BadParameter(f"--rho must be a number above 0 or 'trees'. Got {rho!r}.")
+    return number
+
+
+def _check_files(model: Path, evidence: Path | None, out: Path | None, pr: Path | None) -> None:
+    """Raise before the work begins if a result could not be written, or would replace an input or the other result."""
+    taken = [path for path in (model, evidence) if path is not None]
+    for option, path in (("--out", out), ("--pr", pr)):
+        if path is None:
+            continue
+        if any(os.path.realpath(path) == os.path.realpath(other) for other in taken):
+            raise typer.BadParameter(f"{option} {path} would overwrite another file of this run.")
+        taken.append(path)
+        check_writable(path)
+
+
+def _algorithm(
+    name: AlgorithmName,
+    uai: UAIModel,
+    appearances: float | None,
+    schedule: ScheduleName | None,
+    damping: float,
+    memory: float | None,
+) -> AbstractAlgorithm:
+    """Build the algorithm the options describe."""
+    if not 0 <= damping < 1:
+        raise typer.BadParameter(f"--damping must be at least 0 and below 1. Got {damping:g}.")
+    order = Parallel() if schedule is ScheduleName.PARALLEL else Sequential()
+    match name:
+        case AlgorithmName.BP:
+            return MessagePassing(Bethe(), order, damping)
+        case AlgorithmName.TRW:
+            rho = spanning_tree_rho(uai.graph) if appearances is None else appearances
+            return MessagePassing(TRW(rho), order, damping)
+        case AlgorithmName.MAX_PRODUCT:
+            return MaxProduct(Bethe(), order, damping)
+        case AlgorithmName.MEAN_FIELD:
+            return MeanField()
+        case AlgorithmName.EXACT:
+            if memory is None:
+                return Exact()
+            if not 0 < memory < math.inf:
+                raise typer.BadParameter(f"--memory must be above 0. Got {memory:g}.")
+            return Exact(max_bytes=math.ceil(memory * 2**30))
+
+
+def _run(
+    uai: UAIModel,
+    observed: Mapping[int, int],
+    algorithm: AbstractAlgorithm,
+    stop: Stop,
+    dtype: DtypeName,
+    progress: bool,
+) -> Solution:
+    theta = uai.theta.to(torch.float32 if dtype is DtypeName.FLOAT32 else torch.float64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # said in this program's own words below
+        return run_inference(
+            uai.graph, theta, algorithm, stop=stop, evidence=observed, progress=progress and sys.stderr.isatty()
+        )
+
+
+def _print_table(solution: Solution, observed: Mapping[int, int], max_rows: int, algorithm: AlgorithmName) -> None:
+    graph, mode = solution.graph, solution.mode().tolist()
+    shown = min(max_rows, graph.num_variables)
+    if shown == 0:
+        return
+    title = "max-marginals" if algorithm is AlgorithmName.MAX_PRODUCT else "marginals"
+    typer.echo(f"variable  best state  {title}")
+    for variable in range(shown):
+        probabilities = graph.node(solution.mu, variable).tolist()
+        numbers = " ".join(f"{p:.6f}" for p in probabilities[:_SHOWN_STATES])
+        more = f" ... ({len(probabilities)} states)" if len(probabilities) > _SHOWN_STATES else ""
+        note = "  (observed)" if variable in observed else ""
+        typer.echo(f"{variable:8d}  {mode[variable]:10d}  {numbers}{more}{note}")
+    if shown < graph.num_variables:
+        left = graph.num_variables - shown
+        typer.echo(f"... and {left} more variable{'s' if left > 1 else ''} (see --max-rows and --out)")
+    typer.echo()
+
+
+def _print_summary(
+    solution: Solution,
+    value: float,
+    num_observed: int,
+    algorithm: AlgorithmName,
+    rho: str | None,
+    seconds: float,
+) -> None:
+    graph, converged = solution.graph, bool(solution.converged)
+    if algorithm is AlgorithmName.MAX_PRODUCT:
+        rows = [("ln score", f"{value:.10g}  (of the best state found, unnormalised)")]
+    else:
+        bound = ""
+        if algorithm is AlgorithmName.MEAN_FIELD:
+            bound = "  (lower bound)"
+        elif algorithm is AlgorithmName.TRW and rho == "trees" and converged:
+            bound = "  (upper bound)"
+        rows = [("log10 Z", f"{value / math.log(10):.10g}{bound}"), ("ln Z", f"{value:.10g}{bound}")]
+    rows = [
+        ("model", f"{graph.num_variables} variables, {graph.num_factors} factors, {num_observed} observed"),
+        ("algorithm", f"{algorithm}, {seconds:.2g} s"),
+        *rows,
+        ("sweeps", f"{int(solution.sweeps)}, last change {float(solution.residual):.2g}"),
+        ("converged", "yes" if converged else "NO"),
+    ]
+    for name, text in rows:
+        typer.echo(f"{name:<10} {text}")
+
+
+def _complain(message: str) -> int:
+    """Say in one line what is wrong, and return the exit code for it."""
+    with contextlib.suppress(OSError):  # standard error may be closed as well
+        print(f"riskfield: {' '.join(message.split())}", file=sys.stderr)
+    return 2
+
+
+def _message_of(error: BaseException) -> str:
+    if isinstance(error, _UsageError):
+        return str(error.format_message())  # type: ignore[attr-defined]
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}." if error.filename is not None else f"{error.strerror}."
+    return str(error) or ("Out of memory." if isinstance(error, MemoryError) else type(error).__name__)

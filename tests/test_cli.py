@@ -1,0 +1,295 @@
+"""The command-line program: what it prints, writes and refuses, and its exit codes."""
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import riskfield as rf
+from riskfield.cli import main
+from riskfield.io.uai import read_mar, read_pr
+
+# A chain of three variables and a constant: loopy belief propagation is exact here.
+CHAIN = "MARKOV 3  2 3 2  4  2 0 1  2 1 2  1 0  0   6  1 2 3 4 5 6   6  2 1 1 3 1 1   2  1 4   1  10"
+# Two variables that may not agree and may not differ.
+IMPOSSIBLE = "MARKOV 2  2 2  2  2 0 1  2 0 1   4  1 0 0 1   4  0 1 1 0"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "chain.uai").write_text(CHAIN)
+    (tmp_path / "chain.evid").write_text("1 2 1")
+    (tmp_path / "impossible.uai").write_text(IMPOSSIBLE)
+    (tmp_path / "broken.uai").write_text(CHAIN[:-30])
+    (tmp_path / "frustrated.uai").write_text(frustrated(6))
+    (tmp_path / "folder").mkdir()
+    return tmp_path
+
+
+def frustrated(side):
+    """A torus of strong couplings with alternating signs, on which belief propagation does not settle."""
+    edges = []
+    for r in range(side):
+        for c in range(side):
+            here = r * side + c
+            edges += [(here, r * side + (c + 1) % side), (here, (r + 1) % side * side + c)]
+    scopes = " ".join(f"2 {a} {b}" for a, b in edges)
+    tables = " ".join("4 20 1 1 20" if (k * k // 3) % 2 else "4 1 20 20 1" for k in range(len(edges)))
+    fields = " ".join(f"2 1 {1 + (k % 3) / 10}" for k in range(side * side))
+    n = side * side
+    ones = " ".join(f"1 {k}" for k in range(n))
+    return f"MARKOV {n} {'2 ' * n} {len(edges) + n} {scopes} {ones} {tables} {fields}"
+
+
+def open_pipe(path, reader):
+    """Open a named pipe for writing as soon as `reader` has opened it, and never wait for one that has ended."""
+    while reader.poll() is None:
+        try:
+            pipe = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError:
+            time.sleep(0.05)
+        else:
+            os.set_blocking(pipe, True)
+            return open(pipe, "w")
+    raise AssertionError(reader.stderr.read())
+
+
+def run(capsys, *arguments):
+    code = main([str(a) for a in arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def refused(capsys, *arguments):
+    """The one line with which the program refuses."""
+    code, out, err = run(capsys, *arguments)
+    assert code == 2
+    assert out == ""
+    assert err.count("\n") == 1
+    assert err.startswith("riskfield: ")
+    return err
+
+
+class TestResults:
+    @pytest.mark.parametrize("algorithm", ["bp", "exact"])
+    def test_prints_and_writes(self, folder, capsys, algorithm):
+        code, out, err = run(
+            capsys, "infer", "chain.uai", "--algorithm", algorithm, "--evidence", "chain.evid",
+            "--out", "chain.MAR", "--pr", "chain.PR",
+        )  # fmt: skip
+        assert code == 0
+        assert err == ""
+        model = rf.read_uai("chain.uai")
+        solution = rf.infer(model.graph, model.theta, rf.Exact(), evidence={2: 1})
+        value = float(solution.log_partition) + model.log_constant
+        assert read_pr("chain.PR") == pytest.approx(value, rel=1e-10)
+        error = (read_mar("chain.MAR", model.graph) - solution.mu[: model.graph.node_size]).abs().max()
+        assert error < 1e-8
+        rows = out.splitlines()
+        assert rows[0].split() == ["variable", "best", "state", "marginals"]
+        assert rows[3].split() == ["2", "1", "0.000000", "1.000000", "(observed)"]
+        summary = dict(row.split(maxsplit=1) for row in rows[5:])
+        assert summary["model"] == "3 variables, 3 factors, 1 observed"
+        assert summary["converged"] == "yes"
+        assert float(out.split("ln Z")[1].split()[0]) == pytest.approx(value, rel=1e-8)
+        assert float(out.split("log10 Z")[1].split()[0]) == pytest.approx(value / math.log(10), rel=1e-8)
+
+    def test_bounds(self, folder, capsys):
+        values = {}
+        for algorithm in ("mean-field", "exact", "trw"):
+            extra = ["--rho", "trees", "--sweeps", "5000"] if algorithm == "trw" else []
+            code, out, _ = run(capsys, "infer", "frustrated.uai", "--algorithm", algorithm, *extra)
+            assert code == 0
+            values[algorithm] = float(out.split("ln Z")[1].split()[0])
+            note = {"mean-field": "(lower bound)", "exact": "", "trw": "(upper bound)"}[algorithm]
+            assert note in out
+        assert values["mean-field"] < values["exact"] < values["trw"]
+
+    def test_max_product(self, folder, capsys):
+        code, out, err = run(capsys, "infer", "chain.uai", "--algorithm", "max-product", "--out", "chain.MPE")
+        assert (code, err) == (0, "")
+        # The best of 6 * 4 for (1, 2), 4 * 3 for state 1, ...: x0 = 1, x1 = 1 (5) with x2 = 1 (3), times 4.
+        assert (folder / "chain.MPE").read_text() == "MPE\n3 1 1 1\n"
+        assert float(out.split("ln score")[1].split()[0]) == pytest.approx(math.log(5 * 3 * 4 * 10))
+
+    @pytest.mark.parametrize("schedule", ["sequential", "parallel"])
+    @pytest.mark.parametrize("dtype", ["float32", "float64"])
+    def test_schedules_and_precisions(self, folder, capsys, schedule, dtype):
+        code, out, _ = run(capsys, "infer", "chain.uai", "--schedule", schedule, "--dtype", dtype, "--damping", "0.1")
+        assert code == 0
+        assert out.splitlines()[-1].split() == ["converged", "yes"]
+
+    def test_rows_and_states_are_limited(self, folder, capsys):
+        (folder / "many.uai").write_text(f"MARKOV 50 {'30 ' * 50} 0")
+        _, out, _ = run(capsys, "infer", "many.uai", "--max-rows", "3")
+        assert "... and 47 more variables (see --max-rows and --out)" in out
+        assert "... (30 states)" in out
+        assert max(map(len, out.splitlines())) < 120
+        _, out, _ = run(capsys, "infer", "many.uai", "--max-rows", "0")
+        assert out.startswith("model ")
+
+    def test_quiet(self, folder, capsys):
+        assert run(capsys, "infer", "chain.uai", "--quiet", "--pr", "chain.PR") == (0, "", "")
+        assert (folder / "chain.PR").exists()
+
+    def test_not_converged_is_said_and_is_no_failure(self, folder, capsys):
+        code, out, err = run(capsys, "infer", "frustrated.uai", "--sweeps", "5", "--out", "f.MAR")
+        assert code == 0
+        assert out.splitlines()[-1].split() == ["converged", "NO"]
+        assert err.startswith("riskfield: WARNING: not converged. The marginals still change by ")
+        assert "after 5 sweeps (tolerance 1e-08). Try more --sweeps or --damping 0.5 or --algorithm trw." in err
+        assert err.count("\n") == 1
+        assert (folder / "f.MAR").exists()
+
+    def test_threads(self, folder, capsys):
+        assert run(capsys, "infer", "chain.uai", "--threads", "1", "--quiet")[0] == 0
+
+    def test_result_can_go_to_a_pipe(self, folder):
+        command = [sys.executable, "-m", "riskfield", "infer", "chain.uai", "--quiet", "--pr", "/dev/stdout"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+        assert done.stdout.startswith("PR\n")
+        assert done.stderr == ""
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (["infer"], "Missing argument 'MODEL.uai'"),
+            (["infer", "absent.uai"], "absent.uai: No such file or directory."),
+            (["infer", "folder"], "folder: Is a directory."),
+            (["infer", "broken.uai"], "broken.uai: expected "),
+            (["infer", "chain.uai", "--evidence", "absent.evid"], "absent.evid: No such file"),
+            (["infer", "chain.uai", "--evidence", "chain.uai"], "chain.uai: expected a number at token 1"),
+            (["infer", "impossible.uai", "--algorithm", "exact"], "Every joint state has probability zero"),
+            (["infer", "chain.uai", "--algorithm", "bq"], "'bq' is not one of 'bp', 'trw', 'mean-field'"),
+            (["infer", "chain.uai", "--sweeps", "0"], "Invalid value for '--sweeps'"),
+            (["infer", "chain.uai", "--tol", "-1"], "--tol"),
+            (["infer", "chain.uai", "--tol", "nan"], "tol"),
+            (["infer", "chain.uai", "--damping", "1"], "--damping must be at least 0 and below 1. Got 1."),
+            (["infer", "chain.uai", "--damping", "nan"], "--damping must be"),
+            (
+                ["infer", "chain.uai", "--algorithm", "trw", "--rho", "tree"],
+                "--rho must be a number above 0 or 'trees'",
+            ),
+            (["infer", "chain.uai", "--algorithm", "trw", "--rho", "0"], "--rho must be a number above 0"),
+            (["infer", "chain.uai", "--rho", "0.5"], "--rho applies to trw. Got --algorithm bp."),
+            (
+                ["infer", "chain.uai", "--algorithm", "exact", "--damping", "0"],
+                "--damping applies to bp, max-product, trw",
+            ),
+            (["infer", "chain.uai", "--algorithm", "mean-field", "--schedule", "parallel"], "--schedule applies to"),
+            (["infer", "chain.uai", "--memory", "1"], "--memory applies to exact"),
+            (["infer", "chain.uai", "--algorithm", "exact", "--memory", "-1"], "--memory must be above 0"),
+            (["infer", "chain.uai", "--algorithm", "exact", "--memory", "1e-9"], ""),
+            (["infer", "chain.uai", "--algorithm", "max-product", "--pr", "x.PR"], "--pr applies to bp, exact"),
+            (["infer", "chain.uai", "--dtype", "float16"], "'float16' is not one of"),
+            (["infer", "chain.uai", "--threads", "0"], "--threads"),
+            (["infer", "chain.uai", "--frobnicate"], "No such option: --frobnicate"),
+            (["infer", "chain.uai", "extra.uai"], "extra.uai"),
+            (["infr", "chain.uai"], "No such command 'infr'"),
+        ],
+    )
+    def test_one_line_and_nothing_written(self, folder, capsys, arguments, message):
+        before = sorted(folder.iterdir())
+        if arguments[0] == "infer" and "--pr" not in arguments:
+            arguments = [*arguments, "--out", "result.MAR"]
+        assert message in refused(capsys, *arguments)
+        assert sorted(folder.iterdir()) == before
+
+    def test_spanning_trees_need_pairs(self, folder, capsys):
+        (folder / "three.uai").write_text(f"MARKOV 3 2 2 2 1 3 0 1 2 8 {'1 ' * 8}")
+        assert "arity 3" in refused(capsys, "infer", "three.uai", "--algorithm", "trw", "--rho", "trees")
+
+    def test_zero_constant(self, folder, capsys):
+        (folder / "zero.uai").write_text("MARKOV 1 2 1 0 1 0")
+        assert "Every joint state has probability zero" in refused(capsys, "infer", "zero.uai")
+
+    def test_outputs_are_checked_before_the_work(self, folder, capsys, monkeypatch):
+        def never(*_):
+            raise AssertionError("the model was read first")
+
+        monkeypatch.setattr("riskfield.cli.read_uai", never)
+        for option in ("--out", "--pr"):
+            assert "absent/x: No such file" in refused(capsys, "infer", "chain.uai", option, "absent/x")
+            assert "folder: Is a directory" in refused(capsys, "infer", "chain.uai", option, "folder")
+            assert "chain.uai/x: Not a directory" in refused(capsys, "infer", "chain.uai", option, "chain.uai/x")
+            assert "would overwrite" in refused(capsys, "infer", "chain.uai", option, "folder/../chain.uai")
+        assert "would overwrite" in refused(capsys, "infer", "chain.uai", "--out", "same", "--pr", "same")
+        assert "would overwrite" in refused(
+            capsys, "infer", "chain.uai", "--evidence", "chain.evid", "--out", "chain.evid"
+        )
+
+    @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+    def test_unwritable_folder(self, folder, capsys):
+        (folder / "folder").chmod(0o555)
+        assert "Permission denied" in refused(capsys, "infer", "chain.uai", "--out", "folder/x")
+
+    def test_unforeseen_errors_take_one_line_too(self, folder, capsys, monkeypatch):
+        def fail(*_):
+            raise RuntimeError("something\nodd")
+
+        monkeypatch.setattr("riskfield.cli.read_uai", fail)
+        code, out, err = run(capsys, "infer", "chain.uai")
+        assert (code, out) == (1, "")
+        assert err.startswith("riskfield: RuntimeError: something odd This is a bug")
+        assert err.count("\n") == 1
+        monkeypatch.setenv("RISKFIELD_TRACEBACK", "1")
+        assert "Traceback" in run(capsys, "infer", "chain.uai")[2]
+
+    def test_memory_error(self, folder, capsys, monkeypatch):
+        def fail(*_):
+            raise MemoryError
+
+        monkeypatch.setattr("riskfield.cli.read_uai", fail)
+        assert refused(capsys, "infer", "chain.uai") == "riskfield: Out of memory.\n"
+
+
+class TestProgram:
+    def test_version(self, capsys):
+        assert run(capsys, "--version") == (0, f"riskfield {rf.__version__}\n", "")
+
+    def test_help_has_examples(self, capsys):
+        code, out, _ = run(capsys, "infer", "--help")
+        assert code == 0
+        assert "Examples:\n    riskfield infer model.uai\n" in out
+
+    def test_no_command_shows_help(self, capsys):
+        code, out, err = run(capsys)
+        assert (code, out) == (2, "")
+        assert err.startswith("Usage: riskfield")
+
+    def test_interrupt(self, folder):
+        os.mkfifo(folder / "large.uai")
+        command = [sys.executable, "-m", "riskfield", "infer", "large.uai", "--tol", "0", "--sweeps", "1000000000"]
+        command += ["--out", "large.MAR"]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        try:
+            # The model is a pipe, which opens once the program has started and reads it.
+            with open_pipe(folder / "large.uai", process) as pipe:
+                pipe.write(frustrated(40))
+            time.sleep(0.5)
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
+        assert process.returncode == 130
+        assert out == ""
+        assert err.strip() == "riskfield: interrupted."
+        assert not (folder / "large.MAR").exists()
+
+    def test_closed_pipe(self, folder):
+        command = f"'{sys.executable}' -m riskfield infer chain.uai | true"
+        done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=120)
+        assert done.stderr == ""
+
+    def test_importing_the_library_loads_no_command_line(self):
+        # Torch itself may load some of them, so they are counted from there.
+        code = "import torch, sys; before = set(sys.modules); import riskfield; print(*set(sys.modules) - before)"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+        assert {name.split(".")[0] for name in done.stdout.split()}.isdisjoint({"scipy", "tqdm", "typer"})
