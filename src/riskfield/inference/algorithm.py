@@ -16,7 +16,11 @@ class Run(Protocol):
     def advance(self, sweeps: int, tol: float) -> tuple[Tensor, Tensor]:
         """Sweep each batch item up to `sweeps` times, or until its residual is at most `tol`.
 
-        An item that got there in an earlier call is left as it is: it keeps its residual and runs no sweep.
+        The residual is the largest change of a node marginal that the updates of the last sweep would have made
+        without damping: the step of every log-marginal divided by 1 - damping, then normalised and compared. It is NaN
+        for an impossible model. An item that reached `tol` in an earlier call is left as it is: it keeps its residual
+        and runs no sweep.
+
         Returns the last residual of each item and how many sweeps it ran, both of shape (batch,).
         """
         ...

@@ -47,7 +47,7 @@ class MessagePassingRun:
 
     def advance(self, sweeps: int, tol: float) -> tuple[Tensor, Tensor]:
         """Sweep; items that reached `tol` are left as they are."""
-        return _advance(self, sweeps, tol, 1 - self.problem.damping)
+        return _advance(self, sweeps, tol)
 
     def sweep(self) -> Tensor:
         """Run all stages once; the largest change of a node belief, of shape (batch,)."""
@@ -130,9 +130,20 @@ class MessagePassingRun:
             new = normalised(total / self.node_total[members][:, None])
             old = self.log_beliefs[:, index]
             if len(members):
-                change = torch.maximum(change, (new.detach().exp() - old.detach().exp()).abs().amax((1, 2)))
+                change = torch.maximum(change, self._undamped_change(old.detach(), new.detach()))
             self.log_beliefs.index_copy_(1, index.flatten(), new.flatten(1))
         return change
+
+    def _undamped_change(self, old: Tensor, new: Tensor) -> Tensor:
+        """The change that beliefs of shape (batch, variable, state) would have made without damping.
+
+        Damping shortens the step of every log-message, and so of the log-beliefs, by one factor; longer steps are not
+        shorter ones scaled up once probabilities saturate, so the step is taken back in logarithms.
+        """
+        if self.problem.damping:
+            step = torch.where(new == NEG_INF, 0.0, new - old) / (1 - self.problem.damping)
+            new = normalised(torch.where(new == NEG_INF, NEG_INF, old + step))
+        return (new.exp() - old.exp()).abs().amax((1, 2))
 
 
 class MeanFieldRun:
@@ -149,7 +160,7 @@ class MeanFieldRun:
 
     def advance(self, sweeps: int, tol: float) -> tuple[Tensor, Tensor]:
         """Sweep; items that reached `tol` are left as they are."""
-        return _advance(self, sweeps, tol, 1.0)
+        return _advance(self, sweeps, tol)
 
     def sweep(self) -> Tensor:
         """Update every variable once; the largest change of a marginal, of shape (batch,)."""
@@ -308,7 +319,7 @@ def _by_level(level: np.ndarray, rows: np.ndarray) -> list[tuple[int, np.ndarray
     return [(int(v), ordered[a:b]) for v, a, b in zip(values, starts, [*starts, len(ordered)][1:], strict=True)]
 
 
-def _advance(run: MessagePassingRun | MeanFieldRun, sweeps: int, tol: float, step: float) -> tuple[Tensor, Tensor]:
+def _advance(run: MessagePassingRun | MeanFieldRun, sweeps: int, tol: float) -> tuple[Tensor, Tensor]:
     ran = torch.zeros(len(run.theta), dtype=torch.int64)
     for _ in range(sweeps):
         # An impossible model has beliefs of NaN, which no sweep can mend.
@@ -316,7 +327,7 @@ def _advance(run: MessagePassingRun | MeanFieldRun, sweeps: int, tol: float, ste
         if done.all():
             break
         saved = run.state() if done.any() else None
-        change = run.sweep().detach().to("cpu", torch.float64) / step
+        change = run.sweep().detach().to("cpu", torch.float64)
         if saved is not None:
             run.restore(done.to(run.theta.device), saved)  # type: ignore[arg-type]
         run.residual = torch.where(done, run.residual, change)
