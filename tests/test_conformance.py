@@ -29,7 +29,7 @@ def close(actual, expected, tolerance=1e-12):
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
-# -- the two kernels ------------------------------------------------------------------------------------------------------
+# -- the two kernels ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("native", [NATIVE])
@@ -63,7 +63,7 @@ def test_float32_is_near_float64(case, kernels, graph, seed):
     torch.testing.assert_close(single.mu.double(), double.mu, rtol=0, atol=2e-5)
 
 
-# -- batches and unions ---------------------------------------------------------------------------------------------------
+# -- batches and unions ---------------------------------------------------------------------------------------------
 
 
 @rows()
@@ -111,7 +111,7 @@ def test_a_union_is_separate_runs(case, kernels, parts, seed):
     close(whole.log_partition, sum(alone.log_partition for alone in separate), 1e-10)
 
 
-# -- labels ---------------------------------------------------------------------------------------------------------------
+# -- labels ---------------------------------------------------------------------------------------------------------
 
 
 def relabelled(graph, seed):
@@ -189,7 +189,7 @@ def test_fixed_points_of_concave_entropies_do_not_depend_on_the_order(case, kern
         close(first.mu[: graph.node_size], second.mu[: graph.node_size], 1e-8)
 
 
-# -- warm starts ----------------------------------------------------------------------------------------------------------
+# -- warm starts ----------------------------------------------------------------------------------------------------
 
 
 @rows(lambda case: case.iterative)
@@ -247,7 +247,7 @@ def test_messages_must_fit(case, kernels):
         solve(case, graph, theta, kernels, messages=good * math.nan)
 
 
-# -- small print ----------------------------------------------------------------------------------------------------------
+# -- small print ----------------------------------------------------------------------------------------------------
 
 
 @rows()

@@ -1,5 +1,6 @@
 """Message passing: exact on trees, bounds, fixed points of the right problem."""
 
+import itertools
 import math
 import time
 import warnings
@@ -23,7 +24,7 @@ def run_quietly(graph, theta, algorithm, stop, kernels, **options):
         return rf.infer(graph, theta, algorithm, stop=stop, kernels=kernels, **options)
 
 
-# -- trees ----------------------------------------------------------------------------------------------------------------
+# -- trees ----------------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=150)
@@ -61,7 +62,7 @@ def test_one_sequential_sweep_solves_a_chain(kernels):
     torch.testing.assert_close(solution.mu, rf.infer(graph, theta, rf.Exact()).mu, rtol=0, atol=1e-12)
 
 
-# -- bounds ---------------------------------------------------------------------------------------------------------------
+# -- bounds ---------------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=100)
@@ -85,11 +86,11 @@ def test_mean_field_never_goes_down(kernels, graph, seed):
         float(rf.infer(graph, theta, rf.MeanField(), stop=rf.Stop(sweeps, tol=None), kernels=kernels).log_partition)
         for sweeps in range(6)
     ]
-    assert all(later >= earlier - 1e-10 for earlier, later in zip(values, values[1:], strict=False))
+    assert all(later >= earlier - 1e-10 for earlier, later in itertools.pairwise(values))
     assert values[-1] <= brute_force(graph, theta).log_partition + 1e-10
 
 
-# -- fixed points ---------------------------------------------------------------------------------------------------------
+# -- fixed points ---------------------------------------------------------------------------------------------------
 
 
 def constraints(graph):
@@ -174,7 +175,7 @@ def test_value_is_the_maximum_of_a_concave_problem(kernels):
             assert algorithm.log_partition(graph, theta, mixed) < solution.log_partition
 
 
-# -- hard cases -----------------------------------------------------------------------------------------------------------
+# -- hard cases -----------------------------------------------------------------------------------------------------
 
 
 def strong_grid(rows, columns, seed, scale):
