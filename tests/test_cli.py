@@ -206,6 +206,12 @@ class TestRefusals:
         (folder / "three.uai").write_text(f"MARKOV 3 2 2 2 1 3 0 1 2 8 {'1 ' * 8}")
         assert "arity 3" in refused(capsys, "infer", "three.uai", "--algorithm", "trw", "--rho", "trees")
 
+    def test_mean_field_does_not_call_a_possible_model_impossible(self, folder, capsys):
+        (folder / "equal.uai").write_text("MARKOV 2 2 2 1 2 0 1 4 1 0 0 1")
+        message = refused(capsys, "infer", "equal.uai", "--algorithm", "mean-field")
+        assert "finds no way around the zeros" in message
+        assert run(capsys, "infer", "equal.uai")[0] == 0
+
     def test_zero_constant(self, folder, capsys):
         (folder / "zero.uai").write_text("MARKOV 1 2 1 0 1 0")
         assert "Every joint state has probability zero" in refused(capsys, "infer", "zero.uai")

@@ -176,7 +176,14 @@ def infer(
     chosen = _algorithm(algorithm, uai, appearances, schedule, damping or 0.0, memory)
     tol = tol if tol is not None else 1e-8 if dtype is DtypeName.FLOAT64 else 1e-5
     began = time.perf_counter()
-    solution = _run(uai, observed, chosen, Stop(sweeps, tol), dtype, progress=not quiet)
+    try:
+        solution = _run(uai, observed, chosen, Stop(sweeps, tol), dtype, progress=not quiet)
+    except ImpossibleEvidenceError as error:
+        if algorithm is not AlgorithmName.MEAN_FIELD:
+            raise
+        # Every product distribution it can reach may hit a zero although the model is possible.
+        reason = "mean-field finds no way around the zeros of this model and evidence"
+        raise ImpossibleEvidenceError(f"{reason}. Try --algorithm bp or exact.") from error
     value = float(solution.log_partition) + uai.log_constant
     seconds = time.perf_counter() - began
     if out is not None and algorithm is AlgorithmName.MAX_PRODUCT:
