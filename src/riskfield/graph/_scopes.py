@@ -35,7 +35,7 @@ def checked_states(num_states: object) -> IntArray:
     if (array < 1).any():
         variable = int(np.flatnonzero(array < 1)[0])
         raise ValueError(f"`num_states` must be at least 1. Got {array[variable]} for variable {variable}.")
-    return frozen(array)
+    return frozen(array.copy())  # the caller may go on writing to his
 
 
 def scope_blocks(factors: object) -> list[IntArray]:

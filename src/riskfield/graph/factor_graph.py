@@ -44,6 +44,7 @@ class NodeGroup:
 
     @property
     def stop(self) -> int:
+        """Where the group ends in theta and in mu."""
         return self.start + self.num_states * len(self.variables)
 
 
@@ -62,26 +63,32 @@ class FactorGroup:
 
     @property
     def arity(self) -> int:
+        """How many variables each factor joins."""
         return len(self.shape)
 
     @property
     def num_factors(self) -> int:
+        """How many factors the group holds."""
         return len(self.factors)
 
     @property
     def table_size(self) -> int:
+        """How many entries a table has."""
         return int(np.prod(self.shape, dtype=np.int64))
 
     @property
     def theta_stop(self) -> int:
+        """Where the tables end in theta."""
         return self.theta_start + self.num_tables * self.table_size
 
     @property
     def mu_stop(self) -> int:
+        """Where the marginals end in mu."""
         return self.mu_start + self.num_factors * self.table_size
 
     @property
     def tied(self) -> bool:
+        """Whether some factors share a table."""
         return self.num_tables < self.num_factors
 
     def message_range(self, slot: int) -> tuple[int, int]:

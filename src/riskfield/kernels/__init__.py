@@ -18,9 +18,11 @@ __all__ = ["MessagePassingProblem", "native_available", "select"]
 
 def native_available() -> bool:
     """Whether the compiled extension can be imported."""
-    from importlib.util import find_spec
-
-    return find_spec("riskfield._native") is not None
+    try:
+        import riskfield._native  # noqa: F401
+    except ModuleNotFoundError:  # anything else is a broken build, and better said aloud
+        return False
+    return True
 
 
 def select(theta: Tensor, kernels: str | None = None) -> ModuleType:
