@@ -1,0 +1,103 @@
+"""The package as a whole: what importing it loads, what it exports, and life without the extension."""
+
+import inspect
+import subprocess
+import sys
+import types
+
+import pytest
+
+import riskfield as rf
+
+
+def python(code):
+    """Run `code` in a new interpreter; what it printed."""
+    ran = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout.strip()
+
+
+def test_import_loads_torch_and_numpy_only():
+    """And what those load: the rest of what is loaded is the library itself or comes with Python."""
+    added = python(
+        "import sys, numpy, torch; before = {m.split('.')[0] for m in sys.modules}; import riskfield;"
+        "print(*sorted({m.split('.')[0] for m in sys.modules} - before - sys.stdlib_module_names))"
+    )
+    assert added == "riskfield"
+
+
+PUBLIC = {name: value for name, value in vars(rf).items() if not name.startswith("_")}
+OBJECTS = {name: value for name, value in PUBLIC.items() if not isinstance(value, types.ModuleType)}
+
+
+@pytest.mark.parametrize("name", sorted(OBJECTS))
+def test_public_names_are_documented(name):
+    value = OBJECTS[name]
+    assert inspect.getdoc(value), f"{name} has no docstring"
+    assert value.__module__.startswith("riskfield.")
+    if inspect.isclass(value):
+        for attribute, member in vars(value).items():
+            if attribute.startswith("_") or not (inspect.isfunction(member) or isinstance(member, property)):
+                continue
+            assert inspect.getdoc(getattr(value, attribute)), f"{name}.{attribute} has no docstring"
+
+
+def test_the_public_surface():
+    """Adding a name is a decision, and so is taking one away."""
+    expected = {
+        *("FactorGraph", "FactorGroup", "NodeGroup", "Union", "chain", "from_edges", "grid"),
+        *("Levels", "Parallel", "Sequential", "colour_order", "colours", "compile_levels"),
+        *("AbstractEntropy", "Bethe", "Counting", "CountingNumbers", "TRW", "spanning_tree_rho"),
+        *("AbstractAlgorithm", "Exact", "MaxProduct", "MeanField", "MessagePassing"),
+        *("Solution", "Stop", "clamp", "frequencies", "infer", "sample"),
+        *("UAIModel", "read_evidence", "read_uai", "write_mar", "write_pr"),
+        *("get_num_threads", "set_num_threads"),
+        *("ConvergenceWarning", "FileFormatError", "ImpossibleEvidenceError", "RiskfieldError", "TreewidthError"),
+    }
+    assert set(OBJECTS) == expected
+
+
+WITHOUT_EXTENSION = """
+import sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name == "riskfield._native":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+import riskfield as rf
+from riskfield.kernels import native_available
+assert not native_available()
+graph = rf.grid(3, 3, 2)
+rf.set_num_threads(1)
+for algorithm in (rf.MessagePassing(), rf.MeanField(), rf.MaxProduct(), rf.Exact()):
+    assert rf.infer(graph, graph.zeros(), algorithm).converged
+try:
+    rf.infer(graph, graph.zeros(), kernels="native")
+except ValueError as error:
+    print(error)
+"""
+
+
+def test_works_without_the_extension():
+    assert "needs the compiled extension, which is not installed" in python(WITHOUT_EXTENSION)
+
+
+def test_version():
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        assert rf.__version__ == version("riskfield")
+    except PackageNotFoundError:
+        pytest.skip("riskfield is not installed")
+
+
+def test_gradients_are_refused_by_native_kernels():
+    from riskfield.kernels import native_available
+
+    if not native_available():
+        pytest.skip("the compiled extension is not installed")
+    graph = rf.chain(3, 2)
+    with pytest.raises(ValueError, match='`kernels="native"` carries no gradient'):
+        rf.infer(graph, graph.zeros().requires_grad_(), kernels="native")
