@@ -10,6 +10,10 @@ import torch
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FILES = {  # that pages speak of
+    "model.uai": "MARKOV 2  2 3  2  1 0  2 0 1   2  0.5 1   6  1 2 3 4 5 0",
+    "model.uai.evid": "1 0 1",
+}
 _BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
 
@@ -26,6 +30,8 @@ def _name(page: Path) -> str:
 @pytest.mark.parametrize("page", [page for page in PAGES if _blocks(page)], ids=_name)
 def test_code_blocks_run(page: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
+    for name, text in FILES.items():
+        Path(name).write_text(text)
     torch.manual_seed(0)
     namespace: dict[str, object] = {"__name__": "__page__"}
     for line, block in _blocks(page):
