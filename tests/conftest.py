@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+import riskfield
 from riskfield.kernels import native_available
 
 # Examples are the same on every run; HYPOTHESIS_PROFILE=explore looks for new ones.
@@ -32,7 +33,5 @@ def _seed():
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread():
-    threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    riskfield.set_num_threads(1)

@@ -49,7 +49,7 @@ def test_damping_does_not_pass_for_convergence(kernels, damping, schedule):
 
 @pytest.mark.parametrize("damping", [0.0, 0.5, 0.9])
 def test_damping_does_not_pass_for_convergence_where_marginals_saturate(kernels, damping):
-    """From messages that are wrong by a factor of e^-900 a damped step changes no probability: the residual must not."""
+    """From messages that are wrong by a factor of e^-900 a damped step changes no probability, yet much is to come."""
     graph = rf.chain(3, 2)
     extreme = graph.zeros()
     graph.node(extreme, 0)[1] = graph.node(extreme, 2)[0] = 900.0

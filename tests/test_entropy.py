@@ -130,7 +130,7 @@ def test_spanning_tree_rho_sums_to_the_size_of_the_forest():
 
 
 def test_spanning_trees_need_pairs():
-    with pytest.raises(ValueError, match="need pairwise factors. Got a factor of arity 3"):
+    with pytest.raises(ValueError, match=r"need pairwise factors. Got a factor of arity 3"):
         rf.spanning_tree_rho(rf.FactorGraph([2] * 3, [(0, 1, 2)]))
 
 

@@ -252,7 +252,7 @@ def test_bad_vectors_are_refused():
 
 def test_bad_arguments_of_infer_are_refused():
     graph = rf.chain(3, 2)
-    with pytest.raises(TypeError, match="`graph` must be a FactorGraph. Got list"):
+    with pytest.raises(TypeError, match=r"`graph` must be a FactorGraph. Got list"):
         rf.infer([], graph.zeros())
     with pytest.raises(TypeError, match=r"`algorithm` must be an object such as `MessagePassing\(\)`. Got 'trw'"):
         rf.infer(graph, graph.zeros(), "trw")
