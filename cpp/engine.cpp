@@ -4,7 +4,6 @@
 #include <limits>
 
 #include "packing.hpp"
-#include "threads.hpp"
 
 namespace riskfield::RISKFIELD_ISA {
 namespace {
@@ -12,14 +11,8 @@ namespace {
 // Below this many tiles a stage is too short to be worth sharing among threads.
 constexpr double kWorthSharing = 12;
 
-struct Share {
-  Index begin, end;
-};
-
-Share share(Index begin, Index end, int thread, int threads) {
-  const Index count = end - begin;
-  return {begin + count * thread / threads, begin + count * (thread + 1) / threads};
-}
+// How far ahead tables are fetched.
+constexpr Index kPrefetchBytes = 4096;
 
 template <class T>
 class EngineRun final : public Run<T> {
@@ -27,43 +20,39 @@ class EngineRun final : public Run<T> {
   EngineRun(const RunInput<T>& input, int threads) : context_(input), plan_(*context_.plan), sizes_(input) {
     items_.resize(input.batch);
     reserve_scratch(threads);
-    for_each_item(threads, [&](Index b, int thread) {
+    for_each_item(threads, [&](Index b, int thread, int team) {
       const T* state = input.state ? input.state + b * state_size() : nullptr;
-      Packer<T>(context_, items_[b], input.theta + b * input.theta_size, state).pack();
+      Packer<T>(context_, items_[b], input.theta + b * input.theta_size, state).pack(team);
       start_beliefs(items_[b], input.theta + b * input.theta_size, state, *scratch_[thread]);
     });
   }
 
   void advance(Index sweeps, double tol, int threads, double* residual, Index* ran) override {
     reserve_scratch(threads);
-    const Index items = static_cast<Index>(items_.size());
-    if (threads > 1 && items < threads && plan_.mean_stage_tiles >= kWorthSharing) {
-      for (Index b = 0; b < items; ++b) ran[b] = advance_together(items_[b], sweeps, tol, threads);
-    } else {
-      for_each_item(threads, [&](Index b, int thread) { ran[b] = advance_alone(items_[b], sweeps, tol, thread); });
-    }
-    for (Index b = 0; b < items; ++b) residual[b] = items_[b].residual;
+    for_each_item(threads, [&](Index b, int thread, int team) {
+      const bool together = team > 1 && plan_.mean_stage_tiles >= kWorthSharing;
+      ran[b] = together ? advance_together(items_[b], sweeps, tol, team) : advance_alone(items_[b], sweeps, tol, thread);
+      residual[b] = items_[b].residual;
+    });
   }
 
   void marginals(T* mu, int threads) override {
     reserve_scratch(threads);
-    for_each_item(threads, [&](Index b, int thread) {
+    for_each_item(threads, [&](Index b, int thread, int team) {
       T* out = mu + b * sizes_.mu_size;
       if (items_[b].impossible) {
         std::fill(out, out + sizes_.mu_size, std::numeric_limits<T>::quiet_NaN());
         return;
       }
       write_nodes(items_[b], out, false);
-      for (int g = 0; g < static_cast<int>(plan_.groups.size()); ++g)
-        with_algebra(items_[b], g, [&](auto algebra) {
-          for (const FactorTile& tile : plan_.groups[g].all_tiles)
-            unpack_factor<decltype(algebra), T>(context_, items_[b], g, tile, *scratch_[thread], out);
-        });
+      parallel(team, [&](int member) {
+        for (int g = 0; g < static_cast<int>(plan_.groups.size()); ++g) write_factors(items_[b], g, out, thread + member, member, team);
+      });
     });
   }
 
   void state(T* out, int threads) override {
-    for_each_item(threads, [&](Index b, int) {
+    for_each_item(threads, [&](Index b, int, int) {
       if (context_.kind == Kind::kMeanField)
         write_nodes(items_[b], out + b * sizes_.node_size, true);
       else
@@ -81,12 +70,18 @@ class EngineRun final : public Run<T> {
       scratch_.push_back(std::make_unique<Scratch<T>>(plan_));
   }
 
+  // Calls body(item, thread, team): items in parallel while there are enough of them, each by a team of one; else one
+  // after the other, each by a team of all threads.
   template <class Body>
   void for_each_item(int threads, Body body) {
     const Index items = static_cast<Index>(items_.size());
+    if (items < threads) {
+      for (Index b = 0; b < items; ++b) body(b, 0, threads);
+      return;
+    }
     std::atomic<Index> next{0};
-    parallel(static_cast<int>(std::min<Index>(threads, std::max<Index>(items, 1))), [&](int thread) {
-      for (Index b = next++; b < items; b = next++) body(b, thread);
+    parallel(threads, [&](int thread) {
+      for (Index b = next++; b < items; b = next++) body(b, thread, 1);
     });
   }
 
@@ -126,8 +121,9 @@ class EngineRun final : public Run<T> {
     const Group& group = plan_.groups[range.group];
     const bool square = group.arity == 2 && group.dims[0] == group.dims[1];
     with_states<!IsLogarithm<Algebra>::value>(square ? group.dims[0] : 0, [&](auto states) {
+      const Index ahead = std::max<Index>(1, kPrefetchBytes / (group.table_size * kVectorBytes));
       for (Index t = part.begin; t < part.end; ++t) {
-        if (t + 1 < part.end) prefetch_tables(group, plan_.factor_tiles[t + 1], item.tables.get());
+        if (t + ahead < part.end) prefetch_tables(group, plan_.factor_tiles[t + ahead], item.tables.get());
         update_message<Algebra, T, decltype(states)::value>(context_, item, range.group, range.slot,
                                                             plan_.factor_tiles[t], in, out, scratch);
       }
@@ -264,6 +260,15 @@ class EngineRun final : public Run<T> {
         to[x] = logs ? std::log(value) : item.log_domain ? std::exp(value) : value;
       }
     }
+  }
+
+  void write_factors(const Item<T>& item, int g, T* out, int scratch, int member, int team) {
+    const auto& tiles = plan_.groups[g].all_tiles;
+    const Share part = share(0, static_cast<Index>(tiles.size()), member, team);
+    with_algebra(item, g, [&](auto algebra) {
+      for (Index t = part.begin; t < part.end; ++t)
+        unpack_factor<decltype(algebra), T>(context_, item, g, tiles[t], *scratch_[scratch], out);
+    });
   }
 
   void write_messages(const Item<T>& item, T* out) {

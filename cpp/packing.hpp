@@ -1,6 +1,7 @@
 // Into the storage of a plan and out of it again: theta, messages, marginals.
 #pragma once
 
+#include "threads.hpp"
 #include "tiles.hpp"
 
 namespace riskfield::RISKFIELD_ISA {
@@ -26,45 +27,58 @@ class Packer {
   Packer(const Context<T>& context, Item<T>& item, const T* theta, const T* state)
       : context_(context), plan_(*context.plan), item_(item), theta_(theta), state_(state) {}
 
-  void pack() {
-    if (context_.kind != Kind::kMeanField) choose_domain();
+  void pack(int threads) {
     item_.tables.allocate(plan_.table_size);
     item_.beliefs.allocate(plan_.node_size);
     item_.node_theta.allocate(plan_.node_size);
-    pack_nodes();
-    for (std::size_t g = 0; g < plan_.groups.size(); ++g)
-      for (const FactorTile& tile : plan_.groups[g].all_tiles) pack_tables(g, tile);
+    for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
+      const auto& tiles = plan_.groups[g].all_tiles;
+      widths_.emplace_back(plan_.groups[g].count);
+      in_shares(threads, tiles.size(), [&](Index t) { pack_tables(g, tiles[t]); });
+    }
     for (const SharedTable& shared : plan_.shared_tables) pack_shared(shared);
+    if (context_.kind != Kind::kMeanField) choose_domain();
+    if (probabilities()) {
+      constexpr Index kBlock = 4096;
+      T* tables = item_.tables.get();
+      in_shares(threads, (plan_.table_size + kBlock - 1) / kBlock, [&](Index block) {
+        const Index end = std::min(plan_.table_size, (block + 1) * kBlock);
+        for (Index k = block * kBlock; k < end; k += kLanes<T>)
+          store_some<T>(tables + k, vexp<T>(load<T>(tables + k)), static_cast<int>(std::min<Index>(kLanes<T>, end - k)));
+      });
+    }
+    pack_nodes();
     pack_messages();
   }
 
  private:
+  template <class Body>
+  static void in_shares(int threads, Index count, Body body) {
+    parallel(threads, [&](int thread) {
+      const Share part = share(0, count, thread, threads);
+      for (Index k = part.begin; k < part.end; ++k) body(k);
+    });
+  }
+
   bool probabilities() const { return context_.kind == Kind::kSumProduct && !item_.log_domain; }
 
   // Probabilities are safe if nothing can underflow. A message m_c varies by at most exp(range(theta_c) / c_c), hence a
   // belief by at most exp((range(theta_i) + sum_c range(theta_c)) / c^_i); a message given to start from may vary more.
-  // Impossible joint states void the bound on messages, so they need logarithms; impossible node states do not.
+  // Impossible joint states (an infinite width) void the bound on messages, so they need logarithms; impossible states
+  // of a node do not.
   void choose_domain() {
-    item_.log_domain = context_.kind == Kind::kMaxProduct;
-    if (item_.log_domain) return;
+    item_.log_domain = true;
+    if (context_.kind == Kind::kMaxProduct) return;
     std::vector<double> spread(plan_.num_variables);
     for (Index p = 0; p < plan_.num_variables; ++p)
       spread[p] = range_of(theta_ + plan_.node_start[plan_.variable[p]], plan_.states[p]).width();
-    std::vector<std::vector<double>> widths(plan_.groups.size());
     for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
       const Group& group = plan_.groups[g];
-      widths[g].resize(group.count);
       for (Index f = 0; f < group.count; ++f) {
-        const Range<T> range = range_of(user_table(plan_, group, f, theta_), group.table_size);
-        if (range.has_impossible) {
-          item_.log_domain = true;
-          return;
-        }
-        double width = range.width();
+        double& width = widths_[g][f];
         for (int slot = 0; slot < group.arity && state_; ++slot)
           width = std::max(width, context_.counting[g][f] *
                                       range_of(state_ + user_message(plan_, group, f, slot), group.dims[slot]).width());
-        widths[g][f] = width;
         for (int slot = 0; slot < group.arity; ++slot) spread[group.position[f * group.arity + slot]] += width;
       }
     }
@@ -73,12 +87,13 @@ class Packer {
     for (Index p = 0; p < plan_.num_variables; ++p) worst = std::max(worst, spread[p]);
     for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
       const Group& group = plan_.groups[g];
+      double states = 0;
+      for (int slot = 0; slot < group.arity; ++slot) states += std::log(double(group.dims[slot]));
       for (Index f = 0; f < group.count; ++f) {
-        const double scaled = widths[g][f] / context_.counting[g][f];
-        double total = scaled;
+        double total = states + (1 + 2 * group.arity) * widths_[g][f] * context_.inverse[g][f];
         for (int slot = 0; slot < group.arity; ++slot) {
           const Index p = group.position[f * group.arity + slot];
-          total += spread[p] * context_.node_inverse[p] + 2 * scaled + std::log(double(group.dims[slot]));
+          total += spread[p] * context_.node_inverse[p];
         }
         worst = std::max(worst, total);
       }
@@ -97,76 +112,58 @@ class Packer {
     }
   }
 
-  // theta_c (mean field), theta_c / c_c (logarithms) or its exponential; up to a constant where that does not matter.
-  V<T> packed_entry(V<T> value, V<T> top, V<T> inverse) const {
-    if (context_.kind == Kind::kMeanField) return value;
-    const V<T> scaled = (value - top) * inverse;
-    return item_.log_domain ? scaled : vexp<T>(scaled);
+  // What is packed: theta_c for mean field, else theta_c / c_c up to a constant (and later its exponential).
+  T packed_entry(T value, T top, T inverse) const {
+    return context_.kind == Kind::kMeanField ? value : (value - top) * inverse;
   }
 
   void pack_tables(std::size_t g, const FactorTile& tile) {
-    if (tile.shared) return;
     const Group& group = plan_.groups[g];
     const TileLanes<T> lanes(plan_, group, tile);
-    const T* from[kLanes<T>];
-    const Index* map[kLanes<T>];
-    V<T> top{};
     for (int l = 0; l < tile.count; ++l) {
       const Index f = lanes.factor(l);
-      from[l] = user_table(plan_, group, f, theta_);
-      map[l] = group.entry_maps[group.permutation[f]].data();
-      top[l] = range_of(from[l], group.table_size).top();
+      const T* from = user_table(plan_, group, f, theta_);
+      const Range<T> range = range_of(from, group.table_size);
+      widths_[g][f] = range.has_impossible ? std::numeric_limits<double>::infinity() : range.width();
+      if (group.shared[f] >= 0) continue;
+      const Index* map = group.entry_maps[group.permutation[f]].data();
+      T* to = item_.tables.get() + group.table[f];
+      const Index stride = group.table_stride[f];
+      for (Index e = 0; e < group.table_size; ++e)
+        to[e * stride] = packed_entry(from[map[e]], range.top(), context_.inverse[g][f]);
     }
-    const V<T> inverse = lanes.per_factor(context_.inverse[g]);
-    for (Index e = 0; e < group.table_size; ++e) {
-      V<T> value{};
-      for (int l = 0; l < tile.count; ++l) value[l] = from[l][map[l][e]];
-      value = packed_entry(value, top, inverse);
-      for (int l = 0; l < tile.count; ++l) {
-        const Index f = lanes.factor(l);
-        if (group.shared[f] < 0) item_.tables.get()[group.table[f] + e * group.table_stride[f]] = value[l];
-      }
-    }
-  }
-
-  void pack_shared(const SharedTable& shared) {
-    const Group& group = plan_.groups[shared.group];
-    const Index u = shared.user_group;
-    const UserGroup& user = plan_.user_groups[u];
-    const T* from = theta_ + user.theta_start + plan_.user_tables[u][shared.user_row] * group.table_size;
-    const Index* map = group.entry_maps[shared.permutation].data();
-    const V<T> top = splat<T>(range_of(from, group.table_size).top());
-    const V<T> inverse = splat<T>(shared_inverse(shared));
-    for (Index e = 0; e < group.table_size; ++e)
-      item_.tables.get()[shared.address + e] = packed_entry(splat<T>(from[map[e]]), top, inverse)[0];
   }
 
   // All factors that share a packed table have one counting number.
-  T shared_inverse(const SharedTable& shared) const { return context_.inverse[shared.group][shared.factor]; }
+  void pack_shared(const SharedTable& shared) {
+    const Group& group = plan_.groups[shared.group];
+    const T* from = user_table(plan_, group, shared.factor, theta_);
+    const Index* map = group.entry_maps[shared.permutation].data();
+    const T top = range_of(from, group.table_size).top();
+    for (Index e = 0; e < group.table_size; ++e)
+      item_.tables.get()[shared.address + e] = packed_entry(from[map[e]], top, context_.inverse[shared.group][shared.factor]);
+  }
 
   void pack_messages() {
-    const bool twice = plan_.sweep == Sweep::kAllAtOnce;
-    const bool mean_field = context_.kind == Kind::kMeanField;
-    for (int buffer = 0; buffer < (twice ? 2 : 1); ++buffer) {
+    const int buffers = plan_.sweep == Sweep::kAllAtOnce ? 2 : 1;
+    for (int buffer = 0; buffer < buffers; ++buffer) {
       item_.messages[buffer].allocate(plan_.message_size);
-      T* neutral = item_.messages[buffer].get() + Plan::kNeutral;
-      std::fill(neutral, neutral + plan_.max_states + plan_.lanes, probabilities() ? T(1) : T(0));
+      T* to = item_.messages[buffer].get();
+      std::fill(to, to + plan_.message_size, probabilities() ? T(1) : T(0));
     }
+    if (!state_ || context_.kind == Kind::kMeanField) return;
+    T* messages = item_.messages[0].get();
     for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
       const Group& group = plan_.groups[g];
       for (Index f = 0; f < group.count; ++f)
         for (int slot = 0; slot < group.arity; ++slot) {
           const int n = group.dims[slot];
           const T c = context_.counting[g][f];
-          const T* given = state_ && !mean_field ? state_ + user_message(plan_, group, f, slot) : nullptr;
-          const T scale = n == 2 && given ? given[0] : T(0);
-          const Index at = group.message[f * group.arity + slot];
-          for (int x = 0; x < n; ++x) {
-            const T log_stored = given ? c * (given[x] - scale) : T(0);
-            const T stored = probabilities() ? std::exp(log_stored) : log_stored;
-            for (int buffer = 0; buffer < (twice ? 2 : 1); ++buffer)
-              item_.messages[buffer].get()[at + Index(x) * group.message_stride[f]] = stored;
-          }
+          const T* given = state_ + user_message(plan_, group, f, slot);
+          const T scale = n == 2 ? given[0] : T(0);
+          T* to = messages + group.message[f * group.arity + slot];
+          for (int x = 0; x < n; ++x)
+            to[Index(x) * group.message_stride[f]] = probabilities() ? std::exp(c * (given[x] - scale)) : c * given[x];
         }
     }
   }
@@ -176,6 +173,7 @@ class Packer {
   Item<T>& item_;
   const T* theta_;
   const T* state_;
+  std::vector<std::vector<double>> widths_;  // group -> factor: range of its log-potentials
 };
 
 // mu_c propto table_c prod_i b_i / m_c, scattered into the caller's layout.

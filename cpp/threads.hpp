@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <functional>
 
 namespace riskfield {
@@ -9,6 +10,15 @@ namespace riskfield {
 // Run body(0) ... body(count - 1) at the same time, body(0) on the calling thread; returns when all are done.
 // An exception thrown by any of them is thrown again here.
 void parallel(int count, const std::function<void(int)>& body);
+
+// The part of [begin, end) that falls to one of several threads.
+struct Share {
+  std::int64_t begin, end;
+};
+inline Share share(std::int64_t begin, std::int64_t end, int thread, int threads) {
+  const std::int64_t count = end - begin;
+  return {begin + count * thread / threads, begin + count * (thread + 1) / threads};
+}
 
 // Spins briefly, then yields: levels take microseconds, so sleeping would cost more than it saves.
 class Barrier {

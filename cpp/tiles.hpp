@@ -59,7 +59,7 @@ class TileLanes {
 
   RF_INLINE V<T> belief(const T* beliefs, int slot, int x) const {
     if (tile_.contiguous) return load<T>(beliefs + operands_[slot].node + Index(x) * operands_[slot].node_stride);
-    V<T> b;
+    V<T> b{};
     for (int l = 0; l < kLanes<T>; ++l) {
       const Index p = group_.position[factor_[l] * group_.arity + slot];
       b[l] = beliefs[plan_.node_address[p] + Index(x) * plan_.node_stride[p]];
@@ -135,8 +135,7 @@ RF_INLINE void prefetch_tables(const Group& group, const FactorTile& tile, const
   if (!tile.contiguous || tile.shared) return;
   const T* from = tables + tile.table;
   const Index size = group.table_size * tile.table_stride;
-  if (size > 4 * kLine)
-    for (Index k = 0; k < size; k += kLine) __builtin_prefetch(from + k, 0, 2);
+  for (Index k = 0; k < size; k += kLine) __builtin_prefetch(from + k, 0, 2);
 }
 
 // S > 0: a pairwise factor between variables of S states each.
