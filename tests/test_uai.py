@@ -440,7 +440,16 @@ class TestInstances:
         answer = read_mar(UAI_FOLDER / f"{name}.uai.MAR", model.graph)
         return model, evidence, answer, read_pr(UAI_FOLDER / f"{name}.uai.PR") / math.log(10)
 
-    @pytest.mark.parametrize("name", ["Alchemy_11", "Pedigree_11", "Promedus_24", "Segmentation_12"])
+    @pytest.mark.parametrize(
+        "name",
+        [
+            *["Alchemy_11", "Pedigree_11", "Promedus_24", "Segmentation_12"],
+            *[
+                pytest.param(n, marks=pytest.mark.slow)
+                for n in ("DBN_11", "Grids_11", "Grids_13", "ObjectDetection_11")
+            ],
+        ],
+    )
     def test_exact(self, name):
         model, evidence, answer, log10 = self.load(name)
         solution = rf.infer(model.graph, model.theta, rf.Exact(), evidence=evidence)
