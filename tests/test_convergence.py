@@ -52,7 +52,7 @@ def test_damping_does_not_pass_for_convergence_where_marginals_saturate(kernels,
     """From messages that are wrong by a factor of e^-900 a damped step changes no probability, yet much is to come."""
     graph = rf.chain(3, 2)
     extreme = graph.zeros()
-    graph.node(extreme, 0)[1] = graph.node(extreme, 2)[0] = 900.0
+    graph.node_views(extreme)[0][:, 1] = 900.0
     graph.factor_views(extreme)[0][:, [0, 1], [0, 1]] = 900.0
     stale = rf.infer(graph, extreme, kernels=kernels).messages
     theta = potentials(graph, 0)
