@@ -141,3 +141,12 @@ def test_impossible_models_are_found_out_soon(kernels):
     graph.factor_views(theta)[0][:] = -math.inf
     with pytest.raises(rf.ImpossibleEvidenceError):
         rf.infer(graph, theta, stop=rf.Stop(10**9, tol=None), kernels=kernels)
+
+
+def test_mean_field_says_that_hard_constraints_are_not_for_it(kernels):
+    graph = rf.chain(2, 2)
+    theta = graph.zeros()
+    graph.factor_views(theta)[0][:, [0, 1], [1, 0]] = -math.inf  # both alike
+    assert rf.infer(graph, theta, kernels=kernels).converged
+    with pytest.raises(rf.ImpossibleEvidenceError, match="mean field is not for hard constraints between variables"):
+        rf.infer(graph, theta, rf.MeanField(), kernels=kernels)

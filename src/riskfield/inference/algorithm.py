@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from torch import Tensor
 
@@ -36,6 +36,9 @@ class Run(Protocol):
 
 class AbstractAlgorithm(ABC):
     """A frozen choice of algorithm and its settings."""
+
+    # What else than an impossible model can make the marginals NaN; the end of an error message.
+    impossible_caveat: ClassVar[str] = ""
 
     @abstractmethod
     def start(self, graph: FactorGraph, theta: Tensor, messages: Tensor | None, kernels: str | None) -> Run:

@@ -92,7 +92,7 @@ def infer(
     run = algorithm.start(graph, flat, _flat_messages(messages, batch), kernels)
     sweeps, residual = _loop(run, stop, batch.numel(), theta, progress)
     mu = run.marginals()
-    _check_possible(mu, batch)
+    _check_possible(mu, batch, algorithm)
     state, value = run.messages(), algorithm.value(run)
     converged = residual <= stop.tol if stop.tol is not None else torch.zeros_like(residual, dtype=torch.bool)
     if stop.tol is not None and not converged.all():
@@ -150,12 +150,13 @@ def _flat_messages(messages: Tensor | None, batch: torch.Size) -> Tensor | None:
     return messages.reshape(batch.numel(), messages.shape[-1])
 
 
-def _check_possible(mu: Tensor, batch: torch.Size) -> None:
+def _check_possible(mu: Tensor, batch: torch.Size, algorithm: AbstractAlgorithm) -> None:
     impossible = torch.isnan(mu).any(-1)
     if impossible.any():
         item = f" (batch item {int(impossible.nonzero()[0])})" if batch else ""
         raise ImpossibleEvidenceError(
             f"Every joint state has probability zero{item}: the evidence or the -inf entries of `theta` contradict."
+            + algorithm.impossible_caveat
         )
 
 

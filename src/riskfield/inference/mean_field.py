@@ -12,6 +12,7 @@ overconfident; avoid it when calibrated marginals matter.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -38,6 +39,11 @@ class MeanField(AbstractAlgorithm):
     """
 
     order: tuple[int, ...] | None = None
+
+    impossible_caveat: ClassVar[str] = (
+        " Or the model is possible, but no product of marginals within reach avoids its -inf entries: mean field is not"
+        " for hard constraints between variables; use `MessagePassing()`."
+    )
 
     def start(self, graph: FactorGraph, theta: Tensor, messages: Tensor | None, kernels: str | None) -> Run:
         """Begin from uniform marginals over the possible states, or from `messages` (log node marginals)."""
