@@ -13,9 +13,9 @@ IntArray = npt.NDArray[np.int64]
 
 
 def frozen(array: npt.NDArray[np.integer]) -> IntArray:
-    array = np.ascontiguousarray(array, dtype=np.int64)
-    array.setflags(write=False)
-    return array
+    out: IntArray = np.ascontiguousarray(array, dtype=np.int64)
+    out.setflags(write=False)
+    return out
 
 
 def integers(values: object, name: str) -> npt.NDArray[np.integer]:
@@ -82,9 +82,8 @@ def check_scopes(block: IntArray, first: int, num_variables: int) -> None:
     bad = ((block < 0) | (block >= num_variables)).any(axis=1)
     if bad.any():
         row = int(np.flatnonzero(bad)[0])
-        raise ValueError(
-            f"`factors[{first + row}]` must name variables in 0..{num_variables - 1}. Got {tuple(map(int, block[row]))}."
-        )
+        named = tuple(map(int, block[row]))
+        raise ValueError(f"`factors[{first + row}]` must name variables in 0..{num_variables - 1}. Got {named}.")
     ordered = np.sort(block, axis=1)
     twice = (ordered[:, 1:] == ordered[:, :-1]).any(axis=1)
     if twice.any():
@@ -111,6 +110,6 @@ def check_tied_shapes(
                 raise ValueError(f"`tables`: factors tied to {table} have shapes {owner[int(table)]} and {shape}.")
 
 
-def index_tensor(array: npt.NDArray[np.integer], device: torch.device | str = "cpu") -> Tensor:
+def index_tensor(array: npt.NDArray[np.number], device: torch.device | str = "cpu") -> Tensor:
     """An index array of the structure as a tensor of its own."""
     return torch.tensor(array, device=device)

@@ -50,7 +50,9 @@ def chain(length: int, num_states: int, *, tied: bool = False) -> FactorGraph:
     return FactorGraph(np.full(length, num_states), edges, tables=np.zeros(length - 1, np.int64) if tied else None)
 
 
-def from_edges(num_states: Sequence[int] | int, edges: npt.ArrayLike, *, num_variables: int | None = None) -> FactorGraph:
+def from_edges(
+    num_states: Sequence[int] | int, edges: npt.ArrayLike, *, num_variables: int | None = None
+) -> FactorGraph:
     """Pairwise graph from an edge list of shape (edges, 2).
 
     `num_states` is one count per variable, or one count for all of `num_variables` variables.
@@ -67,7 +69,7 @@ def from_edges(num_states: Sequence[int] | int, edges: npt.ArrayLike, *, num_var
         num_states = np.full(num_variables, num_states)  # type: ignore[assignment]
     elif num_variables is not None and num_variables != len(num_states):
         raise ValueError(f"`num_variables` must be {len(num_states)}, the length of `num_states`. Got {num_variables}.")
-    return FactorGraph(num_states, array.reshape(-1, 2))  # type: ignore[arg-type]
+    return FactorGraph(num_states, array.reshape(-1, 2))
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,8 +8,8 @@ factor. It holds no numbers. Those live in flat vectors (with any leading batch 
     messages:  [for each factor group, for each slot: one message per factor ...]
 
 A node group holds all variables with the same number of states; a factor group all factors of the same shape. Inside a
-group numbers are contiguous, so `node_views` and `factor_views` are views, never copies. Without tied tables the layouts
-of theta and mu coincide.
+group numbers are contiguous, so `node_views` and `factor_views` are views, never copies. Without tied tables the
+layouts of theta and mu coincide.
 """
 
 from __future__ import annotations
@@ -248,7 +248,8 @@ class FactorGraph:
             start = group.mu_start + row * group.table_size
         else:
             start = group.theta_start + int(group.tables[row]) * group.table_size
-        return vector[..., start : start + group.table_size].unflatten(-1, group.shape)
+        block: Tensor = vector[..., start : start + group.table_size].unflatten(-1, group.shape)
+        return block
 
     def assemble(self, nodes: Sequence[Tensor], factors: Sequence[Tensor]) -> Tensor:
         """Join per-group tensors, shaped like `node_views` and `factor_views`, into one theta. Differentiable."""
@@ -292,7 +293,7 @@ class FactorGraph:
         return torch.cat(parts, dim=-1)
 
     def score(self, theta: Tensor, states: Tensor) -> Tensor:
-        """theta . f(x): the unnormalised log-probability of complete assignments `states` of shape (*batch, variable)."""
+        """theta . f(x): the unnormalised log-probability of assignments `states` of shape (*batch, variable)."""
         self.check_theta(theta)
         states = self.check_states(states)
         total = theta.new_zeros(torch.broadcast_shapes(theta.shape[:-1], states.shape[:-1]))

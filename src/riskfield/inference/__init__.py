@@ -1,0 +1,1 @@
+"""Algorithms, one to a file, and `infer`, the loop they share."""

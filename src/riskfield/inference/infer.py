@@ -6,13 +6,14 @@ import time
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from riskfield.errors import ConvergenceWarning, ImpossibleEvidenceError
 from riskfield.graph.factor_graph import FactorGraph
-from riskfield.inference.algorithm import AbstractAlgorithm
+from riskfield.inference.algorithm import AbstractAlgorithm, Run
 from riskfield.inference.evidence import clamp
 from riskfield.inference.message_passing import MessagePassing
 from riskfield.inference.solution import Solution
@@ -90,7 +91,7 @@ def infer(
     batch = theta.shape[:-1]
     flat = theta.reshape(batch.numel(), graph.theta_size)
     run = algorithm.start(graph, flat, _flat_messages(messages, batch), kernels)
-    sweeps, residual = _loop(run, stop, batch.numel(), theta, progress)
+    sweeps, residual = _loop(run, stop, batch.numel(), progress)
     mu = run.marginals()
     _check_possible(mu, batch, algorithm)
     state, value = run.messages(), algorithm.value(run)
@@ -109,7 +110,7 @@ def infer(
     )
 
 
-def _loop(run, stop: Stop, items: int, theta: Tensor, progress: bool) -> tuple[Tensor, Tensor]:  # noqa: ANN001
+def _loop(run: Run, stop: Stop, items: int, progress: bool) -> tuple[Tensor, Tensor]:
     sweeps = torch.zeros(items, dtype=torch.int64)
     residual = torch.full((items,), float("inf"), dtype=torch.float64)
     tol = -1.0 if stop.tol is None else stop.tol  # no residual is at most -1
@@ -134,7 +135,7 @@ def _loop(run, stop: Stop, items: int, theta: Tensor, progress: bool) -> tuple[T
     return sweeps, residual
 
 
-def _progress_bar(total: int):  # noqa: ANN202
+def _progress_bar(total: int) -> Any:
     from tqdm import tqdm
 
     return tqdm(total=total, unit="sweep", leave=False, delay=0.5)

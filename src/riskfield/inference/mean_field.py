@@ -47,8 +47,10 @@ class MeanField(AbstractAlgorithm):
 
     def start(self, graph: FactorGraph, theta: Tensor, messages: Tensor | None, kernels: str | None) -> Run:
         """Begin from uniform marginals over the possible states, or from `messages` (log node marginals)."""
-        return kernel_choice.select(theta, kernels).MeanFieldRun(graph, self.order, theta, messages)
+        run: Run = kernel_choice.select(theta, kernels).MeanFieldRun(graph, self.order, theta, messages)
+        return run
 
     def log_partition(self, graph: FactorGraph, theta: Tensor, mu: Tensor) -> Tensor:
         """theta . mu + the entropy of the product of the node marginals."""
-        return inner_product(graph.expand(theta), mu) + torch.special.entr(mu[..., : graph.node_size]).sum(-1)
+        entropy: Tensor = torch.special.entr(mu[..., : graph.node_size]).sum(-1)
+        return inner_product(graph.expand(theta), mu) + entropy

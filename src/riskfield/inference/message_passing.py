@@ -6,7 +6,7 @@ Maximises theta . mu + H(mu) over the local polytope by the updates
     m_c(x_i)  propto  sum_{x_c \ i} exp(theta_c(x_c) / c_c) prod_{j in c \ i} b_j(x_j) / m_c(x_j)
 
 (Domke 2013, eq. 18, when c^_i = 1); at the end mu_i = b_i and mu_c propto exp(theta_c/c_c) prod_{i in c} b_i / m_c.
-Max-product puts a maximum in place of the sum. State: one log-message per factor and slot, in the graph's message layout.
+Max-product puts a maximum in place of the sum. State: a log-message per factor and slot, in the graph's message layout.
 Exact on trees (with Bethe). Loopy BP need not converge on loopy graphs with strong couplings: damp it, or use TRW.
 """
 
@@ -105,7 +105,8 @@ def _start(
         algorithm.damping,
         maximise,
     )
-    return kernel_choice.select(theta, kernels).MessagePassingRun(problem, theta, messages)
+    run: Run = kernel_choice.select(theta, kernels).MessagePassingRun(problem, theta, messages)
+    return run
 
 
 def _check_settings(entropy: object, schedule: object, damping: float) -> None:

@@ -1,7 +1,7 @@
 """The reference kernels in plain torch: any device, log domain throughout, differentiable twice.
 
-Messages and beliefs are log-probabilities in flat tensors of shape (batch, ...). A stage gathers what it needs, computes,
-and writes its results in place; autograd allows that because gathering keeps no reference to the gathered values.
+Messages and beliefs are log-probabilities in flat tensors of shape (batch, ...). A stage gathers what it needs and
+writes its results in place; autograd allows that because gathering keeps no reference to the gathered values.
 """
 
 from __future__ import annotations
@@ -93,11 +93,9 @@ class MessagePassingRun:
             if other != slot:
                 joint = joint + _along(self._cavity(g, other, rows), other, group.arity)
         others = tuple(2 + other for other in range(group.arity) if other != slot)
-        if not others:
-            update = joint
-        else:
-            update = joint.amax(others) if self.problem.maximise else logsumexp(joint, others)
-        update = normalised(update)
+        if others:
+            joint = joint.amax(others) if self.problem.maximise else logsumexp(joint, others)
+        update = normalised(joint)
         damping = self.problem.damping
         if damping:
             old = self.log_messages[:, self.layout.messages[g][slot][rows]]
@@ -149,9 +147,7 @@ class MessagePassingRun:
 class MeanFieldRun:
     """Coordinate ascent on a product distribution. See `inference.mean_field` for the update."""
 
-    def __init__(
-        self, graph: FactorGraph, order: tuple[int, ...] | None, theta: Tensor, messages: Tensor | None
-    ):
+    def __init__(self, graph: FactorGraph, order: tuple[int, ...] | None, theta: Tensor, messages: Tensor | None):
         self.graph, self.theta = graph, theta
         self.layout = _Layout(graph, theta.device)
         self.stages = _colour_by_colour(graph, mean_field_levels(graph, order), theta.device)
