@@ -104,6 +104,7 @@ struct Probability {
     return total;
   }
   static RF_INLINE V<T> probability(V<T> belief) { return belief; }
+  static RF_INLINE V<T> logarithm(V<T> belief) { return vlog<T>(belief); }
 };
 
 // Sum-product and max-product on logarithms: right for any potentials, at the price of an exponential per table entry.
@@ -158,6 +159,7 @@ struct Logarithm {
     return select<T>(total > kNegInf<T>, splat<T>(1), V<T>{});
   }
   static RF_INLINE V<T> probability(V<T> belief) { return vexp<T>(belief); }
+  static RF_INLINE V<T> logarithm(V<T> belief) { return belief; }
 };
 
 // Mean field: a "message" is the expected log-potential, a belief the softmax of their sum.
@@ -195,6 +197,7 @@ struct Expectation {
     return total;
   }
   static RF_INLINE V<T> probability(V<T> belief) { return belief; }
+  static RF_INLINE V<T> logarithm(V<T> belief) { return vlog<T>(belief); }
 };
 
 // out[x] = sum over a, b of before[a] table[(a, x, b)] after[b], where a runs over the joint states of the slots before

@@ -54,7 +54,7 @@ struct Scratch {
   V<T> least{};   // lane by lane, 0 if an impossible variable was met
 
   explicit Scratch(const Plan& plan) {
-    const Index sizes[] = {plan.max_table, plan.max_slot_sum, plan.max_table, plan.max_table, plan.max_table,
+    const Index sizes[] = {plan.max_table, std::max<Index>(plan.max_states, plan.max_slot_sum), plan.max_table, plan.max_table, plan.max_table,
                            std::max<Index>(plan.max_states, plan.max_slot_sum)};
     V<T>** parts[] = {&table, &cavities, &before, &after, &spare, &out};
     Index total = 0;

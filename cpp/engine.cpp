@@ -171,11 +171,11 @@ class EngineRun final : public Run<T> {
     scratch.least = splat<T>(1);
   }
 
-  // The largest change any lane saw, with damping taken out.
+  // The largest change any lane saw.
   double change_of(const Scratch<T>& scratch) const {
     T change = 0;
     for (int l = 0; l < kLanes<T>; ++l) change = std::max(change, scratch.change[l]);
-    return double(change) / (1 - double(context_.damping));
+    return change;
   }
 
   bool impossible(const Scratch<T>& scratch) const {

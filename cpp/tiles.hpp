@@ -177,6 +177,22 @@ RF_INLINE void update_message(const Context<T>& context, const Item<T>& item, in
   for (int x = Algebra::template first_state<S>(states); x < states; ++x) lanes.set_message(out, slot, x, m[x]);
 }
 
+// The change beliefs would have made without damping, which shortens the steps of their logarithms by one factor.
+template <class Algebra, class T>
+V<T> undamped_change(const V<T>* belief, const T* old, Index stride, int states, T damping, Scratch<T>& scratch) {
+  using Log = Logarithm<T, false>;
+  V<T>* whole = scratch.cavities;
+  for (int x = 0; x < states; ++x) {
+    const V<T> before = Algebra::logarithm(load<T>(old + x * stride)), after = Algebra::logarithm(belief[x]);
+    whole[x] = select<T>(after > kNegInf<T>, before + (after - before) / (1 - damping), after);
+  }
+  const V<T> shift = Log::finite_or_zero(Log::log_total(whole, states));
+  V<T> change{};
+  for (int x = 0; x < states; ++x)
+    change = vmax<T>(change, vabs<T>(vexp<T>(whole[x] - shift) - Algebra::probability(load<T>(old + x * stride))));
+  return change;
+}
+
 template <class Algebra, class T, int S>
 RF_INLINE void update_belief(const Context<T>& context, Item<T>& item, const NodeTile& tile, const T* messages,
                              Scratch<T>& scratch) {
@@ -203,13 +219,16 @@ RF_INLINE void update_belief(const Context<T>& context, Item<T>& item, const Nod
   }
   V<T> possible =
       Algebra::template finish_belief<S>(b, states, context.node_power, load<T>(context.node_inverse.data() + tile.first));
-  V<T> change{};
   T* beliefs = item.beliefs.get() + tile.address;
-  for (int x = 0; x < states; ++x) {
-    T* at = beliefs + Index(x) * tile.stride;
-    change = vmax<T>(change, vabs<T>(Algebra::probability(b[x]) - Algebra::probability(load<T>(at))));
-    store_some<T>(at, b[x], tile.count);
+  V<T> change{};
+  if (context.damping > 0) {
+    change = undamped_change<Algebra, T>(b, beliefs, tile.stride, states, context.damping, scratch);
+  } else {
+    for (int x = 0; x < states; ++x)
+      change = vmax<T>(change, vabs<T>(Algebra::probability(b[x]) -
+                                       Algebra::probability(load<T>(beliefs + Index(x) * tile.stride))));
   }
+  for (int x = 0; x < states; ++x) store_some<T>(beliefs + Index(x) * tile.stride, b[x], tile.count);
   for (int l = tile.count; l < kLanes<T>; ++l) {
     change[l] = 0;
     possible[l] = 1;
