@@ -201,13 +201,41 @@ class _Cut:
 
 
 @dataclass(frozen=True, eq=False)
+class _Fit:
+    """How a smaller table fits into the table of a bucket; axis 0 is the batch."""
+
+    order: tuple[int, ...]  # its axes in the order of elimination
+    back: tuple[int, ...]  # and the way back
+    shape: tuple[int, ...]  # without the batch: 1 where the bucket has a variable that it has not
+    summed: tuple[int, ...]  # the axes of those variables
+
+    def spread(self, table: Tensor) -> Tensor:
+        return table.permute(self.order).reshape(table.shape[:1] + self.shape)
+
+    def marginal(self, joint: Tensor) -> Tensor:
+        return (joint.sum(self.summed) if self.summed else joint).permute(self.back)
+
+
+@dataclass(frozen=True, eq=False)
 class _Bucket:
     """One variable to eliminate, and what is gathered for it."""
 
     scope: tuple[int, ...]  # the variable itself, then those it is joined with, in the order of elimination
     shape: tuple[int, ...]  # of the table over them
-    tables: list[int] = field(default_factory=list)  # their numbers
-    children: list[int] = field(default_factory=list)  # the buckets whose messages arrive here
+    tables: list[tuple[int, _Fit]] = field(default_factory=list)
+    children: list[tuple[int, _Fit]] = field(default_factory=list)  # the buckets whose messages arrive here
+
+    def fit(self, scope: tuple[int, ...]) -> _Fit:
+        axis = {v: k for k, v in enumerate(self.scope)}
+        order = sorted(range(len(scope)), key=lambda k: axis[scope[k]])
+        back = sorted(range(len(scope)), key=order.__getitem__)
+        missing = [v not in scope for v in self.scope]
+        return _Fit(
+            (0, *(k + 1 for k in order)),
+            (0, *(k + 1 for k in back)),
+            tuple(1 if out else n for n, out in zip(self.shape, missing, strict=True)),
+            tuple(k + 1 for k, out in enumerate(missing) if out),
+        )
 
 
 class _BucketTree:
@@ -221,16 +249,18 @@ class _BucketTree:
             self.buckets.append(_Bucket((v, *others), tuple(cut.num_states[[v, *others]].tolist())))
         self.roots: list[int] = []
         for k, others in enumerate(later):
-            (self.buckets[position[others[0]]].children if others else self.roots).append(k)
-        # Axes are brought into the order of elimination, so that messages fit the tables they join as they are.
-        self.axes: list[tuple[int, ...]] = []
-        self.scopes: list[tuple[int, ...]] = []
-        self.constants: list[int] = []
+            if others:
+                parent = self.buckets[position[others[0]]]
+                parent.children.append((k, parent.fit(others)))
+            else:
+                self.roots.append(k)
+        self.constants: list[int] = []  # tables of known variables only
         for number, scope in enumerate(cut.scopes):
-            places = sorted((position[v], axis) for axis, v in enumerate(scope))
-            self.axes.append(tuple(axis for _, axis in places))
-            self.scopes.append(tuple(scope[axis] for _, axis in places))
-            (self.buckets[places[0][0]].tables if places else self.constants).append(number)
+            if scope:
+                bucket = self.buckets[min(position[v] for v in scope)]
+                bucket.tables.append((number, bucket.fit(scope)))
+            else:
+                self.constants.append(number)
 
     def item_bytes(self, differentiable: bool) -> int:
         """Estimate the memory one batch item takes at its peak, in float64."""
@@ -243,7 +273,7 @@ class _BucketTree:
         """Eliminate all variables: A(theta) of shape (batch,), and the messages."""
         messages: list[Tensor] = []
         for bucket in self.buckets:
-            messages.append(_log_sum(self._gather(bucket, tables, messages)))
+            messages.append(_log_sum(_gather(bucket, tables, messages)))
         value = theta[:, :0].sum(1)
         for part in [tables[number] for number in self.constants] + [messages[root] for root in self.roots]:
             value = value + part
@@ -255,38 +285,25 @@ class _BucketTree:
         above = {root: torch.ones_like(messages[root]) for root in self.roots}
         for k in range(len(self.buckets) - 1, -1, -1):
             bucket = self.buckets[k]
-            message = torch.where(messages[k] == NEG_INF, 0.0, messages[k])
-            conditional = self._gather(bucket, tables, messages).sub_(message.unsqueeze(1)).exp_()
+            message = messages[k].masked_fill(messages[k] == NEG_INF, 0.0)
+            conditional = _gather(bucket, tables, messages).sub_(message.unsqueeze(1)).exp_()
             joint = conditional * above.pop(k).unsqueeze(1)
-            for child in bucket.children:
-                above[child] = _sum_to(joint, bucket.scope, self.buckets[child].scope[1:])
-            for number in bucket.tables:
-                axes = self.axes[number]
-                back = sorted(range(len(axes)), key=axes.__getitem__)
-                reduced = _sum_to(joint, bucket.scope, self.scopes[number])
-                marginals[number] = reduced.permute(0, *(1 + axis for axis in back))
+            for child, fit in bucket.children:
+                above[child] = fit.marginal(joint)
+            for number, fit in bucket.tables:
+                marginals[number] = fit.marginal(joint)
         return marginals
 
-    def _gather(self, bucket: _Bucket, tables: list[Tensor], messages: list[Tensor]) -> Tensor:
-        own = tables[bucket.tables[0]]  # every variable has a table of its own
-        total = own.new_zeros(len(own), *bucket.shape)
-        for number in bucket.tables:
-            table = tables[number].permute(0, *(1 + axis for axis in self.axes[number]))
-            total.add_(_spread(table, self.scopes[number], bucket))
-        for child in bucket.children:
-            total.add_(_spread(messages[child], self.buckets[child].scope[1:], bucket))
-        return total
 
-
-def _spread(table: Tensor, scope: tuple[int, ...], bucket: _Bucket) -> Tensor:
-    """`table` with axes of length 1 for the variables of the bucket that are not in its scope."""
-    shape = (n if v in scope else 1 for v, n in zip(bucket.scope, bucket.shape, strict=True))
-    return table.reshape(len(table), *shape)
-
-
-def _sum_to(joint: Tensor, scope: tuple[int, ...], kept: tuple[int, ...]) -> Tensor:
-    axes = [axis + 1 for axis, v in enumerate(scope) if v not in kept]
-    return joint.sum(axes) if axes else joint
+def _gather(bucket: _Bucket, tables: list[Tensor], messages: list[Tensor]) -> Tensor:
+    """The sum of all tables and messages of a bucket."""
+    own = tables[bucket.tables[0][0]]  # every variable has a table of its own
+    total = own.new_zeros(own.shape[:1] + bucket.shape)
+    for number, fit in bucket.tables:
+        total.add_(fit.spread(tables[number]))
+    for child, fit in bucket.children:
+        total.add_(fit.spread(messages[child]))
+    return total
 
 
 def _log_sum(table: Tensor) -> Tensor:
