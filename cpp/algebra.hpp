@@ -54,7 +54,7 @@ struct Probability {
       out[0] = belief(0) * root(stored(1), inverse);
       out[1] = belief(1);
     } else {
-      for (int x = 0; x < n; ++x) out[x] = belief(x) / root(stored(x), inverse);
+      RF_UNROLL for (int x = 0; x < n; ++x) out[x] = belief(x) / root(stored(x), inverse);
     }
   }
   static RF_INLINE V<T> combine(V<T> a, V<T> b) { return a * b; }
@@ -71,10 +71,10 @@ struct Probability {
       return;
     }
     V<T> total = m[0];
-    for (int x = 1; x < n; ++x) total += m[x];
+    RF_UNROLL for (int x = 1; x < n; ++x) total += m[x];
     V<T> scale = T(1) / total;
-    for (int x = 0; x < n; ++x) m[x] = damped(m[x] * scale, old(x), s);
-    for (int x = 0; x < n; ++x) m[x] = power(m[x], s.counting);
+    RF_UNROLL for (int x = 0; x < n; ++x) m[x] = damped(m[x] * scale, old(x), s);
+    RF_UNROLL for (int x = 0; x < n; ++x) m[x] = power(m[x], s.counting);
   }
 
   static RF_INLINE V<T> damped(V<T> update, V<T> old, const MessageSettings<T>& s) {
@@ -96,11 +96,11 @@ struct Probability {
   static RF_INLINE V<T> finish_belief(V<T>* b, int states, bool power, V<T> inverse_total) {
     const int n = S ? S : states;
     if (power)
-      for (int x = 0; x < n; ++x) b[x] = vexp<T>(inverse_total * vlog<T>(b[x]));
+      RF_UNROLL for (int x = 0; x < n; ++x) b[x] = vexp<T>(inverse_total * vlog<T>(b[x]));
     V<T> total = b[0];
-    for (int x = 1; x < n; ++x) total += b[x];
+    RF_UNROLL for (int x = 1; x < n; ++x) total += b[x];
     const V<T> scale = reciprocal_or_zero<T>(total);
-    for (int x = 0; x < n; ++x) b[x] *= scale;
+    RF_UNROLL for (int x = 0; x < n; ++x) b[x] *= scale;
     return total;
   }
   static RF_INLINE V<T> probability(V<T> belief) { return belief; }
@@ -193,7 +193,7 @@ struct Expectation {
     V<T> total{};
     for (int x = 0; x < n; ++x) total += b[x] = vexp<T>(b[x] - shift);
     const V<T> scale = reciprocal_or_zero<T>(total);
-    for (int x = 0; x < n; ++x) b[x] *= scale;
+    RF_UNROLL for (int x = 0; x < n; ++x) b[x] *= scale;
     return total;
   }
   static RF_INLINE V<T> probability(V<T> belief) { return belief; }

@@ -22,6 +22,13 @@ int degree_bucket(Index degree) {
 struct Piece {
   Index first;
   std::int32_t count;
+  bool long_run;  // whether the run it belongs to fills at least half a vector
+};
+
+// The messages that reach each packed node, as compressed lists.
+struct Incoming {
+  std::vector<Index> start, address;
+  std::vector<std::int32_t> stride;
 };
 
 }  // namespace
@@ -38,6 +45,7 @@ struct Plan::Builder {
   std::vector<std::vector<Index>> shared_key;     // group -> factor -> shared table or -1
   std::vector<std::vector<Piece>> pieces;         // group
   std::vector<std::vector<Index>> piece_operands; // group -> piece -> start in operands, -1 if not contiguous
+  Incoming incoming;
   Index num_levels = 0;
 
   Builder(Plan& p, const Index* s, const Index* r, const Index* l, const std::vector<UserGroup>& u)
@@ -50,10 +58,10 @@ struct Plan::Builder {
       sort_factors(g);
       place_factors(g);
     }
+    find_incoming();
     tile_nodes();
     for (std::size_t g = 0; g < plan.groups.size(); ++g) tile_all_factors(g);
     build_stages();
-    connect_nodes();
   }
 
   void pack_nodes() {
@@ -242,7 +250,7 @@ struct Plan::Builder {
         }
         for (Index start = f; start < f + block; start += plan.lanes) {
           const Index count = std::min<Index>(plan.lanes, f + block - start);
-          pieces[g].push_back({start, static_cast<std::int32_t>(count)});
+          pieces[g].push_back({start, static_cast<std::int32_t>(count), long_run});
           place_tables(group, g, start, count);
         }
         f += block;
@@ -262,18 +270,89 @@ struct Plan::Builder {
     if (shared_key[g][start] < 0) plan.table_size += count * group.table_size;
   }
 
+  void find_incoming() {
+    const Index n = plan.num_variables;
+    incoming.start.assign(n + 1, 0);
+    for (const auto& group : plan.groups)
+      for (auto p : group.position) ++incoming.start[p + 1];
+    std::partial_sum(incoming.start.begin(), incoming.start.end(), incoming.start.begin());
+    std::vector<Index> fill(incoming.start.begin(), incoming.start.end() - 1);
+    incoming.address.resize(incoming.start[n]);
+    incoming.stride.resize(incoming.start[n]);
+    for (const auto& group : plan.groups)
+      for (Index c = 0; c < static_cast<Index>(group.position.size()); ++c) {
+        const Index at = fill[group.position[c]]++;
+        incoming.address[at] = group.message[c];
+        incoming.stride[at] = group.message_stride[c / group.arity];
+      }
+  }
+
+  Index degree(Index p) const { return incoming.start[p + 1] - incoming.start[p]; }
+
+  // Whether all messages to q lie next to those to p.
+  bool heard_alike(Index p, Index q) const {
+    if (!side_by_side(p, q) || degree(p) != degree(q)) return false;
+    for (Index d = 0; d < degree(p); ++d) {
+      const Index a = incoming.start[p] + d, b = incoming.start[q] + d;
+      if (incoming.address[b] != incoming.address[a] + 1 || incoming.stride[a] != incoming.stride[b]) return false;
+    }
+    return true;
+  }
+
+  // Long runs of nodes whose messages lie side by side get tiles of their own; what stands between them is gathered.
   void tile_nodes() {
     level_tiles.assign(num_levels + 1, 0);
     Index current = 0;
     for (Index first = 0; first < plan.num_variables;) {
       while (current < node_level[first]) level_tiles[++current] = static_cast<Index>(plan.node_tiles.size());
-      Index last = first + 1;
-      while (last < plan.num_variables && last - first < plan.lanes && side_by_side(last - 1, last)) ++last;
-      plan.node_tiles.push_back({first, plan.node_address[first], 0, plan.node_stride[first], 0, plan.states[first],
-                                 static_cast<std::int32_t>(last - first)});
+      Index last = run_end(first);
+      if (2 * (last - first) < plan.lanes) {
+        while (last < plan.num_variables && side_by_side(last - 1, last)) {
+          const Index next = run_end(last);
+          if (2 * (next - last) >= plan.lanes || next - first > plan.lanes) break;
+          last = next;
+        }
+      }
+      for (; first < last; first += plan.lanes) add_node_tile(first, std::min<Index>(plan.lanes, last - first));
       first = last;
     }
     while (current < num_levels) level_tiles[++current] = static_cast<Index>(plan.node_tiles.size());
+  }
+
+  Index run_end(Index first) const {
+    Index last = first + 1;
+    while (last < plan.num_variables && heard_alike(last - 1, last)) ++last;
+    return last;
+  }
+
+  void add_node_tile(Index first, Index count) {
+    Index most = 0;
+    for (Index p = first; p < first + count; ++p) most = std::max(most, degree(p));
+    plan.node_tiles.push_back({first, plan.node_address[first], static_cast<Index>(plan.connections.size()),
+                               plan.node_stride[first], static_cast<std::int32_t>(most), plan.states[first],
+                               static_cast<std::int32_t>(count)});
+    for (Index d = 0; d < most; ++d) connect_lanes(plan.node_tiles.back(), d);
+  }
+
+  void connect_lanes(const NodeTile& tile, Index d) {
+    const auto& [start, address, stride] = incoming;
+    const Index first = start[tile.first] + d;
+    bool contiguous = true;
+    for (Index l = 0; l < tile.count && contiguous; ++l) {
+      const Index p = tile.first + l, at = start[p] + d;
+      contiguous = at < start[p + 1] && address[at] == address[first] + l && stride[at] == stride[first];
+    }
+    if (contiguous) {
+      plan.connections.push_back({address[first], stride[first], true});
+      return;
+    }
+    plan.connections.push_back({static_cast<Index>(plan.lane_messages.size()), 0, false});
+    for (Index l = 0; l < tile.count; ++l) {
+      const Index p = tile.first + l, at = start[p] + d;
+      const bool exists = at < start[p + 1];
+      plan.lane_messages.push_back(exists ? address[at] : kNeutral);
+      plan.lane_strides.push_back(exists ? stride[at] : 1);
+    }
   }
 
   FactorTile contiguous_tile(const Group& group, const Piece& piece, Index operands) const {
@@ -312,7 +391,7 @@ struct Plan::Builder {
     piece_operands.emplace_back();
     Pool pool{group, group.all_tiles, plan.lanes, {}};
     for (const Piece& piece : pieces[g]) {
-      if (2 * piece.count < plan.lanes) {
+      if (!piece.long_run) {
         piece_operands[g].push_back(-1);
         pool.add(piece.first, piece.count);
         continue;
@@ -388,50 +467,6 @@ struct Plan::Builder {
       found.push_back({current,
                        {static_cast<std::int32_t>(g), slot, begin, static_cast<Index>(plan.factor_tiles.size())}});
       first = last;
-    }
-  }
-
-  void connect_nodes() {
-    const Index n = plan.num_variables;
-    std::vector<Index> start(n + 1, 0);
-    for (const auto& group : plan.groups)
-      for (auto p : group.position) ++start[p + 1];
-    std::partial_sum(start.begin(), start.end(), start.begin());
-    std::vector<Index> fill(start.begin(), start.end() - 1), address(start[n]);
-    std::vector<std::int32_t> stride(start[n]);
-    for (const auto& group : plan.groups)
-      for (Index c = 0; c < static_cast<Index>(group.position.size()); ++c) {
-        const Index at = fill[group.position[c]]++;
-        address[at] = group.message[c];
-        stride[at] = group.message_stride[c / group.arity];
-      }
-    for (auto& tile : plan.node_tiles) {
-      tile.connections = static_cast<Index>(plan.connections.size());
-      Index degree = 0;
-      for (Index p = tile.first; p < tile.first + tile.count; ++p) degree = std::max(degree, start[p + 1] - start[p]);
-      tile.degree = static_cast<std::int32_t>(degree);
-      for (Index d = 0; d < degree; ++d) connect_lanes(tile, d, start, address, stride);
-    }
-  }
-
-  void connect_lanes(const NodeTile& tile, Index d, const std::vector<Index>& start, const std::vector<Index>& address,
-                     const std::vector<std::int32_t>& stride) {
-    const Index first = start[tile.first] + d;
-    bool contiguous = true;
-    for (Index l = 0; l < tile.count && contiguous; ++l) {
-      const Index p = tile.first + l, at = start[p] + d;
-      contiguous = at < start[p + 1] && address[at] == address[first] + l && stride[at] == stride[first];
-    }
-    if (contiguous) {
-      plan.connections.push_back({address[first], stride[first], true});
-      return;
-    }
-    plan.connections.push_back({static_cast<Index>(plan.lane_messages.size()), 0, false});
-    for (Index l = 0; l < tile.count; ++l) {
-      const Index p = tile.first + l, at = start[p] + d;
-      const bool exists = at < start[p + 1];
-      plan.lane_messages.push_back(exists ? address[at] : kNeutral);
-      plan.lane_strides.push_back(exists ? stride[at] : 1);
     }
   }
 };

@@ -39,6 +39,8 @@ template <class T>
 using I = typename Simd<T>::I;
 
 #define RF_INLINE inline __attribute__((always_inline))
+// Before loops over states: unrolled, the arrays of vectors they index stay in registers.
+#define RF_UNROLL _Pragma("GCC unroll 8")
 
 template <class T>
 RF_INLINE V<T> load(const T* p) {
@@ -89,6 +91,15 @@ RF_INLINE V<T> select(I<T> mask, V<T> yes, V<T> no) {
   // GCC 12 fails to compile some conditional vectors for plain SSE2.
   return from_bits<T>((mask & as_bits<T>(yes)) | (~mask & as_bits<T>(no)));
 #endif
+}
+
+// a in the first `count` lanes, b in the others.
+template <class T>
+RF_INLINE V<T> first_lanes(V<T> a, V<T> b, int count) {
+  if (count == kLanes<T>) return a;
+  I<T> lane{};
+  for (int l = 0; l < kLanes<T>; ++l) lane[l] = l;
+  return select<T>(lane < count, a, b);
 }
 
 template <class T>

@@ -174,7 +174,7 @@ RF_INLINE void update_message(const Context<T>& context, const Item<T>& item, in
       contract<Algebra, T, 0>(table, stride, scratch.before, num_before, states, scratch.after, num_after, m);
   }
   Algebra::template finish_message<S>(m, states, settings, [&](int x) { return lanes.message(in, slot, x); });
-  for (int x = Algebra::template first_state<S>(states); x < states; ++x) lanes.set_message(out, slot, x, m[x]);
+  RF_UNROLL for (int x = Algebra::template first_state<S>(states); x < states; ++x) lanes.set_message(out, slot, x, m[x]);
 }
 
 // The change beliefs would have made without damping, which shortens the steps of their logarithms by one factor.
@@ -201,16 +201,16 @@ RF_INLINE void update_belief(const Context<T>& context, Item<T>& item, const Nod
   V<T> fixed[S ? S : 1];
   V<T>* b = S ? fixed : scratch.out;
   const int first = Algebra::template first_state<S>(states);
-  for (int x = 0; x < states; ++x) b[x] = load<T>(item.node_theta.get() + tile.address + Index(x) * tile.stride);
+  RF_UNROLL for (int x = 0; x < states; ++x) b[x] = load<T>(item.node_theta.get() + tile.address + Index(x) * tile.stride);
   for (int d = 0; d < tile.degree; ++d) {
     const Connection& connection = plan.connections[tile.connections + d];
     if (connection.contiguous) {
-      for (int x = first; x < states; ++x)
+      RF_UNROLL for (int x = first; x < states; ++x)
         b[x] = Algebra::join(b[x], load<T>(messages + connection.message + Index(x) * connection.stride));
     } else {
       const Index* address = &plan.lane_messages[connection.message];
       const std::int32_t* stride = &plan.lane_strides[connection.message];
-      for (int x = first; x < states; ++x) {
+      RF_UNROLL for (int x = first; x < states; ++x) {
         V<T> m = splat<T>(1);
         for (int l = 0; l < tile.count; ++l) m[l] = messages[address[l] + Index(x) * stride[l]];
         b[x] = Algebra::join(b[x], m);
@@ -224,15 +224,13 @@ RF_INLINE void update_belief(const Context<T>& context, Item<T>& item, const Nod
   if (context.damping > 0) {
     change = undamped_change<Algebra, T>(b, beliefs, tile.stride, states, context.damping, scratch);
   } else {
-    for (int x = 0; x < states; ++x)
+    RF_UNROLL for (int x = 0; x < states; ++x)
       change = vmax<T>(change, vabs<T>(Algebra::probability(b[x]) -
                                        Algebra::probability(load<T>(beliefs + Index(x) * tile.stride))));
   }
-  for (int x = 0; x < states; ++x) store_some<T>(beliefs + Index(x) * tile.stride, b[x], tile.count);
-  for (int l = tile.count; l < kLanes<T>; ++l) {
-    change[l] = 0;
-    possible[l] = 1;
-  }
+  RF_UNROLL for (int x = 0; x < states; ++x) store_some<T>(beliefs + Index(x) * tile.stride, b[x], tile.count);
+  change = first_lanes<T>(change, V<T>{}, tile.count);
+  possible = first_lanes<T>(possible, splat<T>(1), tile.count);
   scratch.change = vmax<T>(scratch.change, change);
   scratch.least = select<T>(possible < scratch.least, possible, scratch.least);
 }
