@@ -266,8 +266,8 @@ class _BucketTree:
         """Estimate the memory one batch item takes at its peak, in float64."""
         sizes = [math.prod(bucket.shape) for bucket in self.buckets]
         messages = sum(size // bucket.shape[0] for size, bucket in zip(sizes, self.buckets, strict=True))
-        # Two copies of the largest table, every message and its marginal; autograd holds about six of every table.
-        return 8 * (6 * sum(sizes) if differentiable else 2 * max(sizes, default=0) + 2 * messages)
+        # Three copies of the largest table, every message and its marginal; autograd holds about six of every table.
+        return 8 * (6 * sum(sizes) if differentiable else 3 * max(sizes, default=0) + 2 * messages)
 
     def collect(self, theta: Tensor, tables: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """Eliminate all variables: A(theta) of shape (batch,), and the messages."""
