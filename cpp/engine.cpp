@@ -45,18 +45,24 @@ class EngineRun final : public Run<T> {
         return;
       }
       write_nodes(items_[b], out, false);
-      parallel(team, [&](int member) {
-        for (int g = 0; g < static_cast<int>(plan_.groups.size()); ++g) write_factors(items_[b], g, out, thread + member, member, team);
+      for_each_tile(thread, team, [&](int g, const FactorTile& tile, Scratch<T>& scratch) {
+        with_algebra(items_[b], g, [&](auto algebra) {
+          unpack_factor<decltype(algebra), T>(context_, items_[b], g, tile, scratch, out);
+        });
       });
     });
   }
 
   void state(T* out, int threads) override {
-    for_each_item(threads, [&](Index b, int, int) {
-      if (context_.kind == Kind::kMeanField)
+    reserve_scratch(threads);
+    for_each_item(threads, [&](Index b, int thread, int team) {
+      if (context_.kind == Kind::kMeanField) {
         write_nodes(items_[b], out + b * sizes_.node_size, true);
-      else
-        write_messages(items_[b], out + b * sizes_.message_size);
+        return;
+      }
+      for_each_tile(thread, team, [&](int g, const FactorTile& tile, Scratch<T>& scratch) {
+        unpack_messages<T>(context_, items_[b], g, tile, scratch, out + b * sizes_.message_size);
+      });
     });
   }
 
@@ -82,6 +88,18 @@ class EngineRun final : public Run<T> {
     std::atomic<Index> next{0};
     parallel(threads, [&](int thread) {
       for (Index b = next++; b < items; b = next++) body(b, thread, 1);
+    });
+  }
+
+  // Calls body(group, tile, scratch) for tiles that hold every factor once, shared among a team.
+  template <class Body>
+  void for_each_tile(int thread, int team, Body body) {
+    parallel(team, [&](int member) {
+      for (int g = 0; g < static_cast<int>(plan_.groups.size()); ++g) {
+        const auto& tiles = plan_.groups[g].all_tiles;
+        const Share part = share(0, static_cast<Index>(tiles.size()), member, team);
+        for (Index t = part.begin; t < part.end; ++t) body(g, tiles[t], *scratch_[thread + member]);
+      }
     });
   }
 
@@ -259,36 +277,6 @@ class EngineRun final : public Run<T> {
         const T value = b[Index(x) * plan_.node_stride[p]];
         to[x] = logs ? std::log(value) : item.log_domain ? std::exp(value) : value;
       }
-    }
-  }
-
-  void write_factors(const Item<T>& item, int g, T* out, int scratch, int member, int team) {
-    const auto& tiles = plan_.groups[g].all_tiles;
-    const Share part = share(0, static_cast<Index>(tiles.size()), member, team);
-    with_algebra(item, g, [&](auto algebra) {
-      for (Index t = part.begin; t < part.end; ++t)
-        unpack_factor<decltype(algebra), T>(context_, item, g, tiles[t], *scratch_[scratch], out);
-    });
-  }
-
-  void write_messages(const Item<T>& item, T* out) {
-    const T* messages = item.messages[item.current].get();
-    for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
-      const Group& group = plan_.groups[g];
-      for (Index f = 0; f < group.count; ++f)
-        for (int slot = 0; slot < group.arity; ++slot) {
-          const T* m = messages + group.message[f * group.arity + slot];
-          T* to = out + user_message(plan_, group, f, slot);
-          const int n = group.dims[slot];
-          T top = kNegInf<T>, total = 0;
-          for (int x = 0; x < n; ++x) {
-            const T stored = m[Index(x) * group.message_stride[f]];
-            to[x] = (item.log_domain ? stored : std::log(stored)) * context_.inverse[g][f];
-            top = std::max(top, to[x]);
-          }
-          for (int x = 0; x < n; ++x) total += std::exp(to[x] - top);
-          for (int x = 0; x < n; ++x) to[x] -= top + std::log(total);
-        }
     }
   }
 

@@ -210,4 +210,29 @@ void unpack_factor(const Context<T>& context, const Item<T>& item, int g, const 
   }
 }
 
+// Normalised log-messages of a tile, scattered into the caller's layout.
+template <class T>
+void unpack_messages(const Context<T>& context, const Item<T>& item, int g, const FactorTile& tile, Scratch<T>& scratch,
+                     T* out) {
+  using Log = Logarithm<T, false>;
+  const Plan& plan = *context.plan;
+  const Group& group = plan.groups[g];
+  const TileLanes<T> lanes(plan, group, tile);
+  const V<T> inverse = lanes.per_factor(context.inverse[g]);
+  for (int slot = 0; slot < group.arity; ++slot) {
+    const int n = group.dims[slot];
+    V<T>* m = scratch.out;
+    for (int x = 0; x < n; ++x) {
+      const V<T> stored = lanes.message(item.messages[item.current].get(), slot, x);
+      m[x] = (item.log_domain ? stored : vlog<T>(stored)) * inverse;
+    }
+    const V<T> shift = Log::finite_or_zero(Log::log_total(m, n));
+    for (int x = 0; x < n; ++x) m[x] -= shift;
+    for (int l = 0; l < tile.count; ++l) {
+      T* to = out + user_message(plan, group, lanes.factor(l), slot);
+      for (int x = 0; x < n; ++x) to[x] = m[x][l];
+    }
+  }
+}
+
 }  // namespace riskfield::RISKFIELD_ISA

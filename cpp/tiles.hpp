@@ -70,7 +70,7 @@ class TileLanes {
   RF_INLINE V<T> message(const T* messages, int slot, int x) const {
     if (tile_.contiguous)
       return load<T>(messages + operands_[slot].message + Index(x) * operands_[slot].message_stride);
-    V<T> m;
+    V<T> m{};
     for (int l = 0; l < kLanes<T>; ++l)
       m[l] = messages[group_.message[factor_[l] * group_.arity + slot] + Index(x) * group_.message_stride[factor_[l]]];
     return m;
