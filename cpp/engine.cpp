@@ -45,9 +45,9 @@ class EngineRun final : public Run<T> {
         return;
       }
       write_nodes(items_[b], out, false);
-      for_each_tile(thread, team, [&](int g, const FactorTile& tile, Scratch<T>& scratch) {
+      for_each_tile(thread, team, [&](int g, int count, const auto& lanes, Scratch<T>& scratch) {
         with_algebra(items_[b], g, [&](auto algebra) {
-          unpack_factor<decltype(algebra), T>(context_, items_[b], g, tile, scratch, out);
+          unpack_factor<decltype(algebra), T>(context_, items_[b], g, lanes, count, scratch, out);
         });
       });
     });
@@ -60,8 +60,8 @@ class EngineRun final : public Run<T> {
         write_nodes(items_[b], out + b * sizes_.node_size, true);
         return;
       }
-      for_each_tile(thread, team, [&](int g, const FactorTile& tile, Scratch<T>& scratch) {
-        unpack_messages<T>(context_, items_[b], g, tile, scratch, out + b * sizes_.message_size);
+      for_each_tile(thread, team, [&](int g, int count, const auto& lanes, Scratch<T>& scratch) {
+        unpack_messages<T>(context_, items_[b], g, lanes, count, scratch, out + b * sizes_.message_size);
       });
     });
   }
@@ -91,14 +91,16 @@ class EngineRun final : public Run<T> {
     });
   }
 
-  // Calls body(group, tile, scratch) for tiles that hold every factor once, shared among a team.
+  // Calls body(group, count, lanes, scratch) for tiles that hold every factor once, shared among a team.
   template <class Body>
   void for_each_tile(int thread, int team, Body body) {
     parallel(team, [&](int member) {
       for (int g = 0; g < static_cast<int>(plan_.groups.size()); ++g) {
         const auto& tiles = plan_.groups[g].all_tiles;
         const Share part = share(0, static_cast<Index>(tiles.size()), member, team);
-        for (Index t = part.begin; t < part.end; ++t) body(g, tiles[t], *scratch_[thread + member]);
+        for (Index t = part.begin; t < part.end; ++t)
+          with_lanes<T>(plan_, plan_.groups[g], tiles[t],
+                        [&](const auto& lanes) { body(g, tiles[t].count, lanes, *scratch_[thread + member]); });
       }
     });
   }
@@ -142,8 +144,10 @@ class EngineRun final : public Run<T> {
       const Index ahead = std::max<Index>(1, kPrefetchBytes / (group.table_size * kVectorBytes));
       for (Index t = part.begin; t < part.end; ++t) {
         if (t + ahead < part.end) prefetch_tables(group, plan_.factor_tiles[t + ahead], item.tables.get());
-        update_message<Algebra, T, decltype(states)::value>(context_, item, range.group, range.slot,
-                                                            plan_.factor_tiles[t], in, out, scratch);
+        with_lanes<T>(plan_, group, plan_.factor_tiles[t], [&](const auto& lanes) {
+          update_message<Algebra, T, decltype(states)::value>(context_, item, range.group, range.slot, lanes, in, out,
+                                                              scratch);
+        });
       }
     });
   }
@@ -153,7 +157,10 @@ class EngineRun final : public Run<T> {
     for (Index t = part.begin; t < part.end; ++t) {
       const NodeTile& tile = plan_.node_tiles[t];
       with_states<!IsLogarithm<Algebra>::value>(tile.states, [&](auto states) {
-        update_belief<Algebra, T, decltype(states)::value>(context_, item, tile, messages, scratch);
+        if (tile.contiguous)
+          update_belief<Algebra, T, decltype(states)::value, true>(context_, item, tile, messages, scratch);
+        else
+          update_belief<Algebra, T, decltype(states)::value, false>(context_, item, tile, messages, scratch);
       });
     }
   }

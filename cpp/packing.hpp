@@ -119,9 +119,8 @@ class Packer {
 
   void pack_tables(std::size_t g, const FactorTile& tile) {
     const Group& group = plan_.groups[g];
-    const TileLanes<T> lanes(plan_, group, tile);
     for (int l = 0; l < tile.count; ++l) {
-      const Index f = lanes.factor(l);
+      const Index f = tile.contiguous ? tile.first + l : group.lanes[tile.first + l];
       const T* from = user_table(plan_, group, f, theta_);
       const Range<T> range = range_of(from, group.table_size);
       widths_[g][f] = range.has_impossible ? std::numeric_limits<double>::infinity() : range.width();
@@ -177,12 +176,11 @@ class Packer {
 };
 
 // mu_c propto table_c prod_i b_i / m_c, scattered into the caller's layout.
-template <class Algebra, class T>
-void unpack_factor(const Context<T>& context, const Item<T>& item, int g, const FactorTile& tile, Scratch<T>& scratch,
-                   T* mu) {
+template <class Algebra, class T, class Lanes>
+void unpack_factor(const Context<T>& context, const Item<T>& item, int g, const Lanes& lanes, int count,
+                   Scratch<T>& scratch, T* mu) {
   const Plan& plan = *context.plan;
   const Group& group = plan.groups[g];
-  const TileLanes<T> lanes(plan, group, tile);
   const V<T> inverse = lanes.per_factor(context.inverse[g]);
   Index stride;
   const T* table = lanes.tables(item.tables.get(), scratch.table, stride);
@@ -202,7 +200,7 @@ void unpack_factor(const Context<T>& context, const Item<T>& item, int g, const 
     const V<T> scale = T(1) / total;
     for (Index e = 0; e < group.table_size; ++e) joint[e] *= scale;
   }
-  for (int l = 0; l < tile.count; ++l) {
+  for (int l = 0; l < count; ++l) {
     const Index f = lanes.factor(l);
     T* to = mu + plan.user_groups[group.user_group[f]].mu_start + group.user_row[f] * group.table_size;
     const Index* map = group.entry_maps[group.permutation[f]].data();
@@ -211,13 +209,12 @@ void unpack_factor(const Context<T>& context, const Item<T>& item, int g, const 
 }
 
 // Normalised log-messages of a tile, scattered into the caller's layout.
-template <class T>
-void unpack_messages(const Context<T>& context, const Item<T>& item, int g, const FactorTile& tile, Scratch<T>& scratch,
-                     T* out) {
+template <class T, class Lanes>
+void unpack_messages(const Context<T>& context, const Item<T>& item, int g, const Lanes& lanes, int count,
+                     Scratch<T>& scratch, T* out) {
   using Log = Logarithm<T, false>;
   const Plan& plan = *context.plan;
   const Group& group = plan.groups[g];
-  const TileLanes<T> lanes(plan, group, tile);
   const V<T> inverse = lanes.per_factor(context.inverse[g]);
   for (int slot = 0; slot < group.arity; ++slot) {
     const int n = group.dims[slot];
@@ -228,7 +225,7 @@ void unpack_messages(const Context<T>& context, const Item<T>& item, int g, cons
     }
     const V<T> shift = Log::finite_or_zero(Log::log_total(m, n));
     for (int x = 0; x < n; ++x) m[x] -= shift;
-    for (int l = 0; l < tile.count; ++l) {
+    for (int l = 0; l < count; ++l) {
       T* to = out + user_message(plan, group, lanes.factor(l), slot);
       for (int x = 0; x < n; ++x) to[x] = m[x][l];
     }

@@ -330,8 +330,11 @@ struct Plan::Builder {
     for (Index p = first; p < first + count; ++p) most = std::max(most, degree(p));
     plan.node_tiles.push_back({first, plan.node_address[first], static_cast<Index>(plan.connections.size()),
                                plan.node_stride[first], static_cast<std::int32_t>(most), plan.states[first],
-                               static_cast<std::int32_t>(count)});
-    for (Index d = 0; d < most; ++d) connect_lanes(plan.node_tiles.back(), d);
+                               static_cast<std::int16_t>(count), true});
+    for (Index d = 0; d < most; ++d) {
+      connect_lanes(plan.node_tiles.back(), d);
+      plan.node_tiles.back().contiguous &= plan.connections.back().contiguous;
+    }
   }
 
   void connect_lanes(const NodeTile& tile, Index d) {

@@ -82,7 +82,8 @@ struct NodeTile {
   Index address;
   Index connections;
   std::int32_t stride, degree, states;
-  std::int32_t count;
+  std::int16_t count;
+  bool contiguous;  // all connections are
 };
 
 struct Stage {

@@ -7,91 +7,110 @@
 
 namespace riskfield::RISKFIELD_ISA {
 
-// The lanes of a factor tile: how to read and write each operand, contiguous or gathered.
+// The lanes of a factor tile: how to read and write each operand, contiguous or gathered one by one.
+template <class T, bool Contiguous>
+class TileLanes;
+
 template <class T>
-class TileLanes {
+class TileLanes<T, true> {
  public:
-  TileLanes(const Plan& plan, const Group& group, const FactorTile& tile) : plan_(plan), group_(group), tile_(tile) {
-    if (tile.contiguous) {
-      operands_ = &group.operands[tile.operands];
-    } else {
-      // Spare lanes repeat the last factor, so that they compute something finite.
-      for (int l = 0; l < kLanes<T>; ++l) factor_[l] = group.lanes[tile.first + std::min<int>(l, tile.count - 1)];
-    }
-  }
+  RF_INLINE TileLanes(const Plan&, const Group& group, const FactorTile& tile)
+      : group_(group), tile_(tile), operands_(&group.operands[tile.operands]) {}
 
-  Index factor(int lane) const { return tile_.contiguous ? tile_.first + lane : factor_[lane]; }
-
-  RF_INLINE V<T> per_factor(const std::vector<T>& values) const {
-    if (tile_.contiguous) return load<T>(values.data() + tile_.first);
-    V<T> v;
-    for (int l = 0; l < kLanes<T>; ++l) v[l] = values[factor_[l]];
-    return v;
-  }
+  RF_INLINE Index factor(int lane) const { return tile_.first + lane; }
+  RF_INLINE V<T> per_factor(const std::vector<T>& values) const { return load<T>(values.data() + tile_.first); }
 
   // The tables of all lanes: where entry 0 lies and the distance between entries; copied to `scratch` if need be.
   RF_INLINE const T* tables(const T* packed, V<T>* scratch, Index& stride) const {
-    if (tile_.contiguous && !tile_.shared) {
-      stride = tile_.table_stride;
-      return packed + tile_.table;
-    }
-    stride = kLanes<T>;
-    const Index size = group_.table_size;
-    if (tile_.contiguous) {
-      for (Index e = 0; e < size; ++e) scratch[e] = splat<T>(packed[tile_.table + e]);
-    } else {
-      for (int l = 0; l < kLanes<T>; ++l) {
-        const T* from = packed + group_.table[factor_[l]];
-        const Index step = group_.table_stride[factor_[l]];
-        for (Index e = 0; e < size; ++e) scratch[e][l] = from[e * step];
-      }
-    }
+    stride = tile_.shared ? kLanes<T> : tile_.table_stride;
+    if (!tile_.shared) return packed + tile_.table;
+    for (Index e = 0; e < group_.table_size; ++e) scratch[e] = splat<T>(packed[tile_.table + e]);
     return reinterpret_cast<const T*>(scratch);
   }
-
-  template <class Algebra, int S>
-  RF_INLINE void cavity(int slot, const T* beliefs, const T* messages, V<T> inverse, V<T>* out) const {
-    const int n = S ? S : group_.dims[slot];
-    Algebra::template cavity<S>(
-        out, n, [&](int x) { return belief(beliefs, slot, x); }, [&](int x) { return message(messages, slot, x); },
-        inverse);
-  }
-
   RF_INLINE V<T> belief(const T* beliefs, int slot, int x) const {
-    if (tile_.contiguous) return load<T>(beliefs + operands_[slot].node + Index(x) * operands_[slot].node_stride);
-    V<T> b{};
-    for (int l = 0; l < kLanes<T>; ++l) {
-      const Index p = group_.position[factor_[l] * group_.arity + slot];
-      b[l] = beliefs[plan_.node_address[p] + Index(x) * plan_.node_stride[p]];
-    }
-    return b;
+    return load<T>(beliefs + operands_[slot].node + Index(x) * operands_[slot].node_stride);
   }
-
   RF_INLINE V<T> message(const T* messages, int slot, int x) const {
-    if (tile_.contiguous)
-      return load<T>(messages + operands_[slot].message + Index(x) * operands_[slot].message_stride);
-    V<T> m{};
-    for (int l = 0; l < kLanes<T>; ++l)
-      m[l] = messages[group_.message[factor_[l] * group_.arity + slot] + Index(x) * group_.message_stride[factor_[l]]];
-    return m;
+    return load<T>(messages + operands_[slot].message + Index(x) * operands_[slot].message_stride);
   }
-
   RF_INLINE void set_message(T* messages, int slot, int x, V<T> value) const {
-    if (tile_.contiguous) {
-      store_some<T>(messages + operands_[slot].message + Index(x) * operands_[slot].message_stride, value, tile_.count);
-      return;
-    }
-    for (int l = 0; l < tile_.count; ++l)
-      messages[group_.message[factor_[l] * group_.arity + slot] + Index(x) * group_.message_stride[factor_[l]]] = value[l];
+    store_some<T>(messages + operands_[slot].message + Index(x) * operands_[slot].message_stride, value, tile_.count);
   }
 
  private:
+  const Group& group_;
+  const FactorTile& tile_;
+  const Operand* operands_;
+};
+
+template <class T>
+class TileLanes<T, false> {
+ public:
+  TileLanes(const Plan& plan, const Group& group, const FactorTile& tile) : plan_(plan), group_(group), tile_(tile) {
+    // Spare lanes repeat the last factor, so that they compute something finite.
+    for (int l = 0; l < kLanes<T>; ++l) factor_[l] = group.lanes[tile.first + std::min<int>(l, tile.count - 1)];
+  }
+
+  Index factor(int lane) const { return factor_[lane]; }
+  V<T> per_factor(const std::vector<T>& values) const {
+    return gather([&](Index f) { return values[f]; });
+  }
+  const T* tables(const T* packed, V<T>* scratch, Index& stride) const {
+    stride = kLanes<T>;
+    T* copy = reinterpret_cast<T*>(scratch);
+    for (int l = 0; l < kLanes<T>; ++l) {
+      const T* from = packed + group_.table[factor_[l]];
+      const Index step = group_.table_stride[factor_[l]];
+      for (Index e = 0; e < group_.table_size; ++e) copy[e * kLanes<T> + l] = from[e * step];
+    }
+    return copy;
+  }
+  V<T> belief(const T* beliefs, int slot, int x) const {
+    return gather([&](Index f) {
+      const Index p = group_.position[f * group_.arity + slot];
+      return beliefs[plan_.node_address[p] + Index(x) * plan_.node_stride[p]];
+    });
+  }
+  V<T> message(const T* messages, int slot, int x) const {
+    return gather([&](Index f) { return messages[address(f, slot, x)]; });
+  }
+  void set_message(T* messages, int slot, int x, V<T> value) const {
+    for (int l = 0; l < tile_.count; ++l) messages[address(factor_[l], slot, x)] = value[l];
+  }
+
+ private:
+  Index address(Index f, int slot, int x) const {
+    return group_.message[f * group_.arity + slot] + Index(x) * group_.message_stride[f];
+  }
+  template <class Read>
+  V<T> gather(Read read) const {
+    T lanes[kLanes<T>];
+    for (int l = 0; l < kLanes<T>; ++l) lanes[l] = read(factor_[l]);
+    return load<T>(lanes);
+  }
+
   const Plan& plan_;
   const Group& group_;
   const FactorTile& tile_;
-  const Operand* operands_ = nullptr;
-  Index factor_[kLanes<T>] = {};
+  Index factor_[kLanes<T>];
 };
+
+// Calls `body` with the lanes of a tile.
+template <class T, class Body>
+RF_INLINE void with_lanes(const Plan& plan, const Group& group, const FactorTile& tile, Body body) {
+  if (tile.contiguous)
+    body(TileLanes<T, true>(plan, group, tile));
+  else
+    body(TileLanes<T, false>(plan, group, tile));
+}
+
+template <class Algebra, class T, int S, class Lanes>
+RF_INLINE void cavity_of(const Lanes& lanes, const Group& group, int slot, const T* beliefs, const T* messages,
+                         V<T> inverse, V<T>* out) {
+  Algebra::template cavity<S>(
+      out, S ? S : group.dims[slot], [&](int x) { return lanes.belief(beliefs, slot, x); },
+      [&](int x) { return lanes.message(messages, slot, x); }, inverse);
+}
 
 // out[(s, x)] = left[s] combined with right[x]
 template <class Algebra, class T>
@@ -101,17 +120,17 @@ RF_INLINE void outer(const V<T>* left, Index num_left, const V<T>* right, int nu
 }
 
 // The combined cavities of slots [first, last): their joint states in row-major order. Returns how many.
-template <class Algebra, class T>
-Index joint_cavity(const TileLanes<T>& lanes, const Group& group, int first, int last, const T* beliefs,
+template <class Algebra, class T, class Lanes>
+Index joint_cavity(const Lanes& lanes, const Group& group, int first, int last, const T* beliefs,
                    const T* messages, V<T> inverse, Scratch<T>& scratch, V<T>*& result) {
   V<T>* other = scratch.spare;
   result[0] = Algebra::one();
   Index count = 1;
   for (int slot = first; slot < last; ++slot) {
     if (slot == first) {
-      lanes.template cavity<Algebra, 0>(slot, beliefs, messages, inverse, result);
+      cavity_of<Algebra, T, 0>(lanes, group, slot, beliefs, messages, inverse, result);
     } else {
-      lanes.template cavity<Algebra, 0>(slot, beliefs, messages, inverse, scratch.cavities);
+      cavity_of<Algebra, T, 0>(lanes, group, slot, beliefs, messages, inverse, scratch.cavities);
       outer<Algebra, T>(result, count, scratch.cavities, group.dims[slot], other);
       std::swap(result, other);
     }
@@ -139,11 +158,10 @@ RF_INLINE void prefetch_tables(const Group& group, const FactorTile& tile, const
 }
 
 // S > 0: a pairwise factor between variables of S states each.
-template <class Algebra, class T, int S>
-RF_INLINE void update_message(const Context<T>& context, const Item<T>& item, int g, int slot, const FactorTile& tile,
+template <class Algebra, class T, int S, class Lanes>
+RF_INLINE void update_message(const Context<T>& context, const Item<T>& item, int g, int slot, const Lanes& lanes,
                               const T* in, T* out, Scratch<T>& scratch) {
   const Group& group = context.plan->groups[g];
-  const TileLanes<T> lanes(*context.plan, group, tile);
   MessageSettings<T> settings{splat<T>(1), splat<T>(1), context.damping};
   if constexpr (Algebra::kNeedsCounting) {
     settings.counting = lanes.per_factor(context.counting[g]);
@@ -157,7 +175,7 @@ RF_INLINE void update_message(const Context<T>& context, const Item<T>& item, in
   V<T>* m = S ? fixed : scratch.out;
   if constexpr (S > 0) {
     V<T> cavity[S];
-    lanes.template cavity<Algebra, S>(1 - slot, beliefs, in, settings.inverse, cavity);
+    cavity_of<Algebra, T, S>(lanes, group, 1 - slot, beliefs, in, settings.inverse, cavity);
     if (slot == 1)
       contract<Algebra, T, S>(table, stride, cavity, S, S, nullptr, 1, m);
     else
@@ -193,7 +211,7 @@ V<T> undamped_change(const V<T>* belief, const T* old, Index stride, int states,
   return change;
 }
 
-template <class Algebra, class T, int S>
+template <class Algebra, class T, int S, bool Contiguous>
 RF_INLINE void update_belief(const Context<T>& context, Item<T>& item, const NodeTile& tile, const T* messages,
                              Scratch<T>& scratch) {
   const Plan& plan = *context.plan;
@@ -204,7 +222,7 @@ RF_INLINE void update_belief(const Context<T>& context, Item<T>& item, const Nod
   RF_UNROLL for (int x = 0; x < states; ++x) b[x] = load<T>(item.node_theta.get() + tile.address + Index(x) * tile.stride);
   for (int d = 0; d < tile.degree; ++d) {
     const Connection& connection = plan.connections[tile.connections + d];
-    if (connection.contiguous) {
+    if (Contiguous || connection.contiguous) {
       RF_UNROLL for (int x = first; x < states; ++x)
         b[x] = Algebra::join(b[x], load<T>(messages + connection.message + Index(x) * connection.stride));
     } else {
