@@ -99,7 +99,7 @@ struct Probability {
       RF_UNROLL for (int x = 0; x < n; ++x) b[x] = vexp<T>(inverse_total * vlog<T>(b[x]));
     V<T> total = b[0];
     RF_UNROLL for (int x = 1; x < n; ++x) total += b[x];
-    const V<T> scale = reciprocal_or_zero<T>(total);
+    const V<T> scale = T(1) / total;
     RF_UNROLL for (int x = 0; x < n; ++x) b[x] *= scale;
     return total;
   }

@@ -24,7 +24,7 @@ namespace {
 using GroupTuple = std::tuple<std::vector<int>, Matrix<const Index>, Vector<const Index>,
                               std::optional<Vector<const Index>>, Index, Index, Index, Index>;
 
-std::shared_ptr<Plan> make_plan(const std::string& isa, bool single, const std::string& sweep,
+std::shared_ptr<Plan> make_plan(const std::string& isa, bool single, int parts, const std::string& sweep,
                                 Vector<const Index> num_states, Vector<const Index> node_start,
                                 Vector<const Index> rank, Vector<const Index> level,
                                 const std::vector<GroupTuple>& groups) {
@@ -49,7 +49,7 @@ std::shared_ptr<Plan> make_plan(const std::string& isa, bool single, const std::
     user.push_back(group);
   }
   const nb::gil_scoped_release release;
-  return std::make_shared<Plan>(lanes, mode, static_cast<Index>(num_states.shape(0)), num_states.data(),
+  return std::make_shared<Plan>(lanes, parts, mode, static_cast<Index>(num_states.shape(0)), num_states.data(),
                                 node_start.data(), rank.data(), level.data(), user);
 }
 
@@ -121,9 +121,9 @@ void bind_run(nb::module_& module, const char* name) {
 
 NB_MODULE(_native, module) {
   nb::class_<Plan>(module, "Plan")
-      .def_ro("mean_stage_tiles", &Plan::mean_stage_tiles)
-      .def_prop_ro("num_stages", [](const Plan& plan) { return plan.stages.size(); });
-  module.def("make_plan", &make_plan, nb::arg("isa"), nb::arg("single"), nb::arg("sweep"), nb::arg("num_states"),
+      .def_ro("mean_stage_entries", &Plan::mean_stage_entries)
+      .def_prop_ro("num_stages", &Plan::num_stages);
+  module.def("make_plan", &make_plan, nb::arg("isa"), nb::arg("single"), nb::arg("parts"), nb::arg("sweep"), nb::arg("num_states"),
              nb::arg("node_start"), nb::arg("rank"), nb::arg("level"), nb::arg("groups"));
   module.def("engine_name", [](const std::string& isa) { return std::string(riskfield::engine(isa).name); },
              nb::arg("isa") = "");

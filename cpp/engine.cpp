@@ -8,9 +8,6 @@
 namespace riskfield::RISKFIELD_ISA {
 namespace {
 
-// Below this many tiles a stage is too short to be worth sharing among threads.
-constexpr double kWorthSharing = 12;
-
 // How far ahead tables are fetched.
 constexpr Index kPrefetchBytes = 4096;
 
@@ -30,8 +27,8 @@ class EngineRun final : public Run<T> {
   void advance(Index sweeps, double tol, int threads, double* residual, Index* ran) override {
     reserve_scratch(threads);
     for_each_item(threads, [&](Index b, int thread, int team) {
-      const bool together = team > 1 && plan_.mean_stage_tiles >= kWorthSharing;
-      ran[b] = together ? advance_together(items_[b], sweeps, tol, team) : advance_alone(items_[b], sweeps, tol, thread);
+      const bool together = plan_.parts > 1 && plan_.parts <= team;
+      ran[b] = together ? advance_together(items_[b], sweeps, tol) : advance_alone(items_[b], sweeps, tol, thread);
       residual[b] = items_[b].residual;
     });
   }
@@ -137,13 +134,13 @@ class EngineRun final : public Run<T> {
   }
 
   template <class Algebra>
-  void update_range(Item<T>& item, const TileRange& range, Share part, const T* in, T* out, Scratch<T>& scratch) {
+  void update_range(Item<T>& item, const TileRange& range, const T* in, T* out, Scratch<T>& scratch) {
     const Group& group = plan_.groups[range.group];
     const bool square = group.arity == 2 && group.dims[0] == group.dims[1];
     with_states<!IsLogarithm<Algebra>::value>(square ? group.dims[0] : 0, [&](auto states) {
       const Index ahead = std::max<Index>(1, kPrefetchBytes / (group.table_size * kVectorBytes));
-      for (Index t = part.begin; t < part.end; ++t) {
-        if (t + ahead < part.end) prefetch_tables(group, plan_.factor_tiles[t + ahead], item.tables.get());
+      for (Index t = range.begin; t < range.end; ++t) {
+        if (t + ahead < range.end) prefetch_tables(group, plan_.factor_tiles[t + ahead], item.tables.get());
         with_lanes<T>(plan_, group, plan_.factor_tiles[t], [&](const auto& lanes) {
           update_message<Algebra, T, decltype(states)::value>(context_, item, range.group, range.slot, lanes, in, out,
                                                               scratch);
@@ -153,8 +150,8 @@ class EngineRun final : public Run<T> {
   }
 
   template <class Algebra>
-  void update_nodes(Item<T>& item, Share part, const T* messages, Scratch<T>& scratch) {
-    for (Index t = part.begin; t < part.end; ++t) {
+  void update_nodes(Item<T>& item, Index begin, Index end, const T* messages, Scratch<T>& scratch) {
+    for (Index t = begin; t < end; ++t) {
       const NodeTile& tile = plan_.node_tiles[t];
       with_states<!IsLogarithm<Algebra>::value>(tile.states, [&](auto states) {
         if (tile.contiguous)
@@ -165,28 +162,30 @@ class EngineRun final : public Run<T> {
     }
   }
 
-  void update_nodes(Item<T>& item, Share part, const T* messages, Scratch<T>& scratch) {
+  void update_nodes(Item<T>& item, Index begin, Index end, const T* messages, Scratch<T>& scratch) {
     if (context_.kind == Kind::kMeanField)
-      update_nodes<Expectation<T>>(item, part, messages, scratch);
+      update_nodes<Expectation<T>>(item, begin, end, messages, scratch);
     else if (item.log_domain)
-      update_nodes<Logarithm<T, false>>(item, part, messages, scratch);
+      update_nodes<Logarithm<T, false>>(item, begin, end, messages, scratch);
     else
-      update_nodes<Probability<T, Power::kOne>>(item, part, messages, scratch);
+      update_nodes<Probability<T, Power::kOne>>(item, begin, end, messages, scratch);
   }
 
-  void sweep(Item<T>& item, Scratch<T>& scratch, int thread, int threads, Barrier* barrier) {
+  // The parts [first, last) of every stage.
+  void sweep(Item<T>& item, Scratch<T>& scratch, int first, int last, Barrier* barrier) {
     const bool at_once = plan_.sweep == Sweep::kAllAtOnce;
     const T* in = item.messages[item.current].get();
     T* out = item.messages[at_once ? 1 - item.current : item.current].get();
-    for (const Stage& stage : plan_.stages) {
-      for (int r = stage.ranges_begin; r < stage.ranges_end; ++r) {
+    for (Index s = 0; s < plan_.num_stages(); ++s) {
+      const Part* parts = &plan_.stages[s * plan_.parts];
+      for (int r = parts[first].ranges_begin; r < parts[last - 1].ranges_end; ++r) {
         const TileRange& range = plan_.ranges[r];
-        const Share part = share(range.begin, range.end, thread, threads);
         with_algebra(item, range.group,
-                     [&](auto algebra) { update_range<decltype(algebra)>(item, range, part, in, out, scratch); });
+                     [&](auto algebra) { update_range<decltype(algebra)>(item, range, in, out, scratch); });
       }
-      if (barrier) barrier->wait();
-      update_nodes(item, share(stage.nodes_begin, stage.nodes_end, thread, threads), out, scratch);
+      // Messages sent all at once are made from the beliefs that are about to change.
+      if (barrier && at_once) barrier->wait();
+      update_nodes(item, parts[first].nodes_begin, parts[last - 1].nodes_end, out, scratch);
       if (barrier) barrier->wait();
     }
   }
@@ -225,22 +224,22 @@ class EngineRun final : public Run<T> {
     Index ran = 0;
     for (; ran < sweeps && !done(item, tol); ++ran) {
       begin_sweep(*scratch_[thread]);
-      sweep(item, *scratch_[thread], 0, 1, nullptr);
+      sweep(item, *scratch_[thread], 0, plan_.parts, nullptr);
       end_sweep(item, 1, thread);
     }
     return ran;
   }
 
-  Index advance_together(Item<T>& item, Index sweeps, double tol, int threads) {
-    Barrier barrier(threads);
+  Index advance_together(Item<T>& item, Index sweeps, double tol) {
+    Barrier barrier(plan_.parts);
     Index ran = 0;
-    parallel(threads, [&](int thread) {
+    parallel(plan_.parts, [&](int thread) {
       for (Index s = 0; s < sweeps && !done(item, tol); ++s) {
         begin_sweep(*scratch_[thread]);
-        sweep(item, *scratch_[thread], thread, threads, &barrier);
+        sweep(item, *scratch_[thread], thread, thread + 1, &barrier);
         barrier.wait();
         if (thread == 0) {
-          end_sweep(item, threads, 0);
+          end_sweep(item, plan_.parts, 0);
           ++ran;
         }
         barrier.wait();
@@ -255,7 +254,7 @@ class EngineRun final : public Run<T> {
     if (context_.kind == Kind::kMeanField) {
       start_mean_field(item, theta, state);
     } else {
-      update_nodes(item, {0, static_cast<Index>(plan_.node_tiles.size())}, item.messages[0].get(), scratch);
+      update_nodes(item, 0, static_cast<Index>(plan_.node_tiles.size()), item.messages[0].get(), scratch);
       item.impossible |= impossible(scratch);
     }
   }

@@ -41,10 +41,9 @@ struct Plan::Builder {
   const std::vector<UserGroup>& user;
   std::vector<std::int32_t> packed;               // variable -> packed node
   std::vector<Index> node_level;                  // packed node
-  std::vector<Index> level_tiles;                 // level -> first node tile
+  std::vector<Index> part_tiles;                  // (level, part) -> first node tile
   std::vector<std::vector<Index>> shared_key;     // group -> factor -> shared table or -1
   std::vector<std::vector<Piece>> pieces;         // group
-  std::vector<std::vector<Index>> piece_operands; // group -> piece -> start in operands, -1 if not contiguous
   Incoming incoming;
   Index num_levels = 0;
 
@@ -301,7 +300,7 @@ struct Plan::Builder {
 
   // Long runs of nodes whose messages lie side by side get tiles of their own; what stands between them is gathered.
   void tile_nodes() {
-    level_tiles.assign(num_levels + 1, 0);
+    std::vector<Index> level_tiles(num_levels + 1, 0);
     Index current = 0;
     for (Index first = 0; first < plan.num_variables;) {
       while (current < node_level[first]) level_tiles[++current] = static_cast<Index>(plan.node_tiles.size());
@@ -317,6 +316,16 @@ struct Plan::Builder {
       first = last;
     }
     while (current < num_levels) level_tiles[++current] = static_cast<Index>(plan.node_tiles.size());
+    for (Index l = 0; l < num_levels; ++l)
+      for (int part = 0; part < plan.parts; ++part)
+        part_tiles.push_back(level_tiles[l] + (level_tiles[l + 1] - level_tiles[l]) * part / plan.parts);
+    part_tiles.push_back(static_cast<Index>(plan.node_tiles.size()));
+  }
+
+  // The packed node at which a part of a level begins.
+  Index part_begin(Index level_and_part) const {
+    const Index tile = part_tiles[level_and_part];
+    return tile < static_cast<Index>(plan.node_tiles.size()) ? plan.node_tiles[tile].first : plan.num_variables;
   }
 
   Index run_end(Index first) const {
@@ -358,14 +367,17 @@ struct Plan::Builder {
     }
   }
 
-  FactorTile contiguous_tile(const Group& group, const Piece& piece, Index operands) const {
-    return {piece.first,
-            group.table[piece.first],
-            operands,
-            group.table_stride[piece.first],
-            static_cast<std::int16_t>(piece.count),
-            true,
-            group.shared[piece.first] >= 0};
+  // A tile of `count` factors from `first` on, which lie side by side in every respect.
+  FactorTile contiguous_tile(Group& group, Index first, Index count) const {
+    const auto operands = static_cast<Index>(group.operands.size());
+    for (int k = 0; k < group.arity; ++k) {
+      const Index c = first * group.arity + k;
+      const Index p = group.position[c];
+      group.operands.push_back({group.message[c], plan.node_address[p], group.message_stride[first], plan.node_stride[p]});
+    }
+    return {first, group.table[first],      operands,
+            group.table_stride[first],      static_cast<std::int16_t>(count),
+            true,  group.shared[first] >= 0};
   }
 
   // Collects factors that stand alone into tiles whose lanes are gathered one by one.
@@ -391,22 +403,12 @@ struct Plan::Builder {
 
   void tile_all_factors(std::size_t g) {
     Group& group = plan.groups[g];
-    piece_operands.emplace_back();
     Pool pool{group, group.all_tiles, plan.lanes, {}};
     for (const Piece& piece : pieces[g]) {
-      if (!piece.long_run) {
-        piece_operands[g].push_back(-1);
+      if (piece.long_run)
+        group.all_tiles.push_back(contiguous_tile(group, piece.first, piece.count));
+      else
         pool.add(piece.first, piece.count);
-        continue;
-      }
-      piece_operands[g].push_back(static_cast<Index>(group.operands.size()));
-      group.all_tiles.push_back(contiguous_tile(group, piece, piece_operands[g].back()));
-      for (int k = 0; k < group.arity; ++k) {
-        const Index c = piece.first * group.arity + k;
-        const Index p = group.position[c];
-        group.operands.push_back(
-            {group.message[c], plan.node_address[p], group.message_stride[piece.first], plan.node_stride[p]});
-      }
     }
     pool.flush();
   }
@@ -418,65 +420,84 @@ struct Plan::Builder {
     } else {
       add_stages(+1, [](int, int) { return true; });
     }
-    Index tiles = 0;
-    for (const auto& range : plan.ranges) tiles += range.end - range.begin;
-    plan.mean_stage_tiles = plan.stages.empty() ? 0 : static_cast<double>(tiles) / plan.stages.size();
+    double entries = 0;
+    for (const auto& range : plan.ranges)
+      for (Index t = range.begin; t < range.end; ++t)
+        entries += static_cast<double>(plan.factor_tiles[t].count * plan.groups[range.group].table_size);
+    plan.mean_stage_entries = plan.stages.empty() ? 0 : entries / static_cast<double>(plan.num_stages());
   }
 
   template <class Updated>
   void add_stages(int direction, Updated updated) {
-    std::vector<std::pair<Index, TileRange>> found;  // (level, range)
+    std::vector<std::pair<Index, TileRange>> found;  // (level and part, range)
     for (std::size_t g = 0; g < plan.groups.size(); ++g) {
       Group& group = plan.groups[g];
       for (int slot = 0; slot < group.arity; ++slot)
         if (updated(slot, group.arity)) tile_slot(g, slot, found);
     }
+    auto level_in_order = [&](Index level_and_part) {
+      const Index l = level_and_part / plan.parts;
+      return direction > 0 ? l : num_levels - 1 - l;
+    };
     std::stable_sort(found.begin(), found.end(), [&](const auto& a, const auto& b) {
-      return direction > 0 ? a.first < b.first : a.first > b.first;
+      return std::make_pair(level_in_order(a.first), a.first) < std::make_pair(level_in_order(b.first), b.first);
     });
     const bool every_level = plan.sweep == Sweep::kLevelByLevel;
     std::size_t at = 0;
     for (Index step = 0; step < num_levels; ++step) {
       const Index current = direction > 0 ? step : num_levels - 1 - step;
-      const auto begin = static_cast<std::int32_t>(plan.ranges.size());
-      for (; at < found.size() && found[at].first == current; ++at) plan.ranges.push_back(found[at].second);
-      const auto end = static_cast<std::int32_t>(plan.ranges.size());
-      if (begin < end || every_level)
-        plan.stages.push_back({begin, end, level_tiles[current], level_tiles[current + 1]});
+      const bool sends = at < found.size() && found[at].first / plan.parts == current;
+      if (!sends && !every_level) continue;
+      for (int part = 0; part < plan.parts; ++part) {
+        const Index key = current * plan.parts + part;
+        const auto begin = static_cast<std::int32_t>(plan.ranges.size());
+        for (; at < found.size() && found[at].first == key; ++at) plan.ranges.push_back(found[at].second);
+        plan.stages.push_back({begin, static_cast<std::int32_t>(plan.ranges.size()), part_tiles[key], part_tiles[key + 1]});
+      }
     }
   }
 
+  // Tiles for the messages to one slot, level by level of the receiving nodes and part by part.
   void tile_slot(std::size_t g, int slot, std::vector<std::pair<Index, TileRange>>& found) {
     Group& group = plan.groups[g];
-    auto level_of = [&](const Piece& piece) { return node_level[group.position[piece.first * group.arity + slot]]; };
+    auto node_of = [&](Index f) { return static_cast<Index>(group.position[f * group.arity + slot]); };
+    auto level_of = [&](Index k) { return node_level[node_of(pieces[g][k].first)]; };
     std::vector<Index> order(pieces[g].size());
     std::iota(order.begin(), order.end(), 0);
-    std::stable_sort(order.begin(), order.end(),
-                     [&](Index a, Index b) { return level_of(pieces[g][a]) < level_of(pieces[g][b]); });
+    std::stable_sort(order.begin(), order.end(), [&](Index a, Index b) { return level_of(a) < level_of(b); });
     for (std::size_t first = 0; first < order.size();) {
-      const Index current = level_of(pieces[g][order[first]]);
-      const Index begin = static_cast<Index>(plan.factor_tiles.size());
-      Pool pool{group, plan.factor_tiles, plan.lanes, {}};
+      const Index current = level_of(order[first]);
       std::size_t last = first;
-      for (; last < order.size() && level_of(pieces[g][order[last]]) == current; ++last) {
-        const Piece& piece = pieces[g][order[last]];
-        const Index operands = piece_operands[g][order[last]];
-        if (operands < 0)
-          pool.add(piece.first, piece.count);
-        else
-          plan.factor_tiles.push_back(contiguous_tile(group, piece, operands));
+      while (last < order.size() && level_of(order[last]) == current) ++last;
+      for (int part = 0; part < plan.parts; ++part) {
+        const Index key = current * plan.parts + part;
+        const Index low = part_begin(key), high = part == plan.parts - 1 ? plan.num_variables : part_begin(key + 1);
+        const Index begin = static_cast<Index>(plan.factor_tiles.size());
+        Pool pool{group, plan.factor_tiles, plan.lanes, {}};
+        for (std::size_t k = first; k < last; ++k) {
+          const Piece& piece = pieces[g][order[k]];
+          // Consecutive factors of a piece reach consecutive nodes.
+          const Index node = node_of(piece.first);
+          const Index skip = std::max<Index>(0, low - node);
+          const Index count = std::min<Index>(piece.count, high - node) - skip;
+          if (count <= 0) continue;
+          if (piece.long_run)
+            plan.factor_tiles.push_back(contiguous_tile(group, piece.first + skip, count));
+          else
+            pool.add(piece.first + skip, count);
+        }
+        pool.flush();
+        const Index end = static_cast<Index>(plan.factor_tiles.size());
+        if (begin < end) found.push_back({key, {static_cast<std::int32_t>(g), slot, begin, end}});
       }
-      pool.flush();
-      found.push_back({current,
-                       {static_cast<std::int32_t>(g), slot, begin, static_cast<Index>(plan.factor_tiles.size())}});
       first = last;
     }
   }
 };
 
-Plan::Plan(int lanes_, Sweep sweep_, Index num_variables_, const Index* num_states, const Index* node_start_,
+Plan::Plan(int lanes_, int parts_, Sweep sweep_, Index num_variables_, const Index* num_states, const Index* node_start_,
            const Index* rank, const Index* level, const std::vector<UserGroup>& user)
-    : lanes(lanes_), sweep(sweep_), num_variables(num_variables_), node_start(node_start_, node_start_ + num_variables_) {
+    : lanes(lanes_), parts(parts_), sweep(sweep_), num_variables(num_variables_), node_start(node_start_, node_start_ + num_variables_) {
   for (Index v = 0; v < num_variables; ++v) max_states = std::max(max_states, static_cast<int>(num_states[v]));
   message_size = max_states + lanes;  // the neutral message
   Builder(*this, num_states, rank, level, user).build();

@@ -86,7 +86,9 @@ struct NodeTile {
   bool contiguous;  // all connections are
 };
 
-struct Stage {
+// What one of the threads that share a plan does in a stage: messages to its own nodes, then their beliefs. Other
+// threads read neither before the next stage, unless all messages are sent at once.
+struct Part {
   std::int32_t ranges_begin, ranges_end;
   Index nodes_begin, nodes_end;
 };
@@ -99,10 +101,10 @@ struct SharedTable {
 };
 
 struct Plan {
-  Plan(int lanes, Sweep sweep, Index num_variables, const Index* num_states, const Index* node_start, const Index* rank,
+  Plan(int lanes, int parts, Sweep sweep, Index num_variables, const Index* num_states, const Index* node_start, const Index* rank,
        const Index* level, const std::vector<UserGroup>& user_groups);
 
-  int lanes;
+  int lanes, parts;
   Sweep sweep;
   Index num_variables, node_size = 0, message_size = 0, table_size = 0;
   int max_states = 1;
@@ -121,8 +123,10 @@ struct Plan {
   std::vector<Connection> connections;
   std::vector<Index> lane_messages;
   std::vector<std::int32_t> lane_strides;
-  std::vector<Stage> stages;
-  double mean_stage_tiles = 0;
+  std::vector<Part> stages;  // (stage, part)
+  double mean_stage_entries = 0;  // table entries read in a stage, a measure of its work
+
+  Index num_stages() const { return static_cast<Index>(stages.size()) / parts; }
 
   // Address of the neutral message that pads variables of lower degree; max_states entries, stride 1.
   static constexpr Index kNeutral = 0;

@@ -88,8 +88,10 @@ RF_INLINE V<T> select(I<T> mask, V<T> yes, V<T> no) {
 #if defined(__AVX2__)
   return mask ? yes : no;
 #else
-  // GCC 12 fails to compile some conditional vectors for plain SSE2.
-  return from_bits<T>((mask & as_bits<T>(yes)) | (~mask & as_bits<T>(no)));
+  // GCC 12 fails to compile some conditional vectors for plain SSE2, so there the lanes are chosen one by one.
+  V<T> result{};
+  for (int l = 0; l < kLanes<T>; ++l) result[l] = mask[l] ? yes[l] : no[l];
+  return result;
 #endif
 }
 
@@ -97,9 +99,9 @@ RF_INLINE V<T> select(I<T> mask, V<T> yes, V<T> no) {
 template <class T>
 RF_INLINE V<T> first_lanes(V<T> a, V<T> b, int count) {
   if (count == kLanes<T>) return a;
-  I<T> lane{};
-  for (int l = 0; l < kLanes<T>; ++l) lane[l] = l;
-  return select<T>(lane < count, a, b);
+  V<T> lane{};  // floating-point, because plain SSE2 cannot compare 64-bit integers
+  for (int l = 0; l < kLanes<T>; ++l) lane[l] = T(l);
+  return select<T>(lane < T(count), a, b);
 }
 
 template <class T>

@@ -242,7 +242,8 @@ RF_INLINE void update_belief(const Context<T>& context, Item<T>& item, const Nod
   if (context.damping > 0) {
     change = undamped_change<Algebra, T>(b, beliefs, tile.stride, states, context.damping, scratch);
   } else {
-    RF_UNROLL for (int x = 0; x < states; ++x)
+    // The two probabilities of a binary variable change by the same amount.
+    RF_UNROLL for (int x = states == 2 ? 1 : 0; x < states; ++x)
       change = vmax<T>(change, vabs<T>(Algebra::probability(b[x]) -
                                        Algebra::probability(load<T>(beliefs + Index(x) * tile.stride))));
   }

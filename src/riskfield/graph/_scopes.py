@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -38,31 +39,47 @@ def checked_states(num_states: object) -> IntArray:
     return frozen(array.copy())  # the caller may go on writing to his
 
 
-def scope_blocks(factors: object) -> list[IntArray]:
-    """The factors as arrays of shape (factors, arity), in order, as few as their arities allow."""
+@dataclass(frozen=True, eq=False)
+class ScopeBlock:
+    """Factors of one arity: their numbers, of shape (factors,), and variables, of shape (factors, arity)."""
+
+    numbers: IntArray
+    variables: IntArray
+
+
+def scope_blocks(factors: object, num_variables: int) -> list[ScopeBlock]:
+    """The factors, checked, in few blocks of equal arity."""
     if isinstance(factors, Mapping | str):
         raise ValueError(f"`factors` must be a sequence of tuples of variables. Got {type(factors).__name__}.")
     if isinstance(factors, np.ndarray):
-        blocks = [factors]
+        blocks = _array_blocks([factors])
     else:
         items = list(factors)  # type: ignore[call-overload]
         if items and all(isinstance(item, np.ndarray) and item.ndim == 2 for item in items):
-            blocks = items
+            blocks = _array_blocks(items)
         else:
-            blocks = _stack_equal_arities(items)
-    checked = []
+            blocks = _tuple_blocks(items)
     for block in blocks:
-        array = integers(block, "factors")
+        _check_scopes(block, num_variables)
+    return blocks
+
+
+def _array_blocks(arrays: list[npt.NDArray[np.integer]]) -> list[ScopeBlock]:
+    blocks, first = [], 0
+    for given in arrays:
+        array = integers(given, "factors")
         if array.size == 0 and (array.ndim < 2 or len(array) == 0):
             continue
         if array.ndim != 2 or array.shape[1] == 0:
             raise ValueError(f"`factors` must have shape (factors, arity) with arity at least 1. Got {array.shape}.")
-        checked.append(np.ascontiguousarray(array, dtype=np.int64))
-    return checked
+        numbers = np.arange(first, first + len(array))
+        blocks.append(ScopeBlock(numbers, np.ascontiguousarray(array, dtype=np.int64)))
+        first += len(array)
+    return blocks
 
 
-def _stack_equal_arities(items: list[object]) -> list[npt.NDArray[np.integer]]:
-    blocks: list[list[tuple[int, ...]]] = []
+def _tuple_blocks(items: list[object]) -> list[ScopeBlock]:
+    by_arity: dict[int, tuple[list[int], list[tuple[int, ...]]]] = {}
     for number, item in enumerate(items):
         try:
             scope = tuple(int(v) for v in item)  # type: ignore[attr-defined]
@@ -71,24 +88,25 @@ def _stack_equal_arities(items: list[object]) -> list[npt.NDArray[np.integer]]:
             raise ValueError(f"`factors[{number}]` must be a tuple of variables. Got {item!r}.") from None
         if not scope or not whole:
             raise ValueError(f"`factors[{number}]` must name one or more variables by integers. Got {item!r}.")
-        if blocks and len(blocks[-1][0]) == len(scope):
-            blocks[-1].append(scope)
-        else:
-            blocks.append([scope])
-    return [np.array(block, dtype=np.int64) for block in blocks]
+        numbers, scopes = by_arity.setdefault(len(scope), ([], []))
+        numbers.append(number)
+        scopes.append(scope)
+    return [ScopeBlock(np.array(n), np.array(scopes, dtype=np.int64)) for n, scopes in by_arity.values()]
 
 
-def check_scopes(block: IntArray, first: int, num_variables: int) -> None:
-    bad = ((block < 0) | (block >= num_variables)).any(axis=1)
+def _check_scopes(block: ScopeBlock, num_variables: int) -> None:
+    variables = block.variables
+    bad = ((variables < 0) | (variables >= num_variables)).any(axis=1)
     if bad.any():
         row = int(np.flatnonzero(bad)[0])
-        named = tuple(map(int, block[row]))
-        raise ValueError(f"`factors[{first + row}]` must name variables in 0..{num_variables - 1}. Got {named}.")
-    ordered = np.sort(block, axis=1)
+        named = tuple(map(int, variables[row]))
+        raise ValueError(f"`factors[{block.numbers[row]}]` must name variables in 0..{num_variables - 1}. Got {named}.")
+    ordered = np.sort(variables, axis=1)
     twice = (ordered[:, 1:] == ordered[:, :-1]).any(axis=1)
     if twice.any():
         row = int(np.flatnonzero(twice)[0])
-        raise ValueError(f"`factors[{first + row}]` names a variable twice: {tuple(map(int, block[row]))}.")
+        named = tuple(map(int, variables[row]))
+        raise ValueError(f"`factors[{block.numbers[row]}]` names a variable twice: {named}.")
 
 
 def checked_tables(tables: object, num_factors: int) -> IntArray | None:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from riskfield.graph._scopes import (
     IntArray,
-    check_scopes,
+    ScopeBlock,
     check_tied_shapes,
     checked_states,
     checked_tables,
@@ -127,12 +127,8 @@ class FactorGraph:
         tables: npt.ArrayLike | None = None,
     ):
         self._num_states = checked_states(num_states)
-        blocks = scope_blocks(factors)
-        num_factors = sum(len(block) for block in blocks)
-        first = 0
-        for block in blocks:
-            check_scopes(block, first, len(self._num_states))
-            first += len(block)
+        blocks = scope_blocks(factors, len(self._num_states))
+        num_factors = sum(len(block.numbers) for block in blocks)
         table_ids = checked_tables(tables, num_factors)
         self._num_factors = num_factors
         self._node_groups, self._node_start = self._group_nodes()
@@ -362,20 +358,17 @@ class FactorGraph:
             start = groups[-1].stop
         return tuple(groups), frozen(node_start)
 
-    def _group_factors(self, blocks: list[IntArray], table_ids: IntArray | None) -> tuple[FactorGroup, ...]:
+    def _group_factors(self, blocks: list[ScopeBlock], table_ids: IntArray | None) -> tuple[FactorGroup, ...]:
         members: dict[tuple[int, ...], list[tuple[IntArray, IntArray]]] = {}
-        first = 0
         for block in blocks:
-            numbers = np.arange(first, first + len(block))
-            first += len(block)
-            shapes = self._num_states[block]
-            if len(block) and (shapes == shapes[0]).all():
-                members.setdefault(tuple(map(int, shapes[0])), []).append((numbers, block))
+            shapes = self._num_states[block.variables]
+            if (shapes == shapes[0]).all():
+                members.setdefault(tuple(map(int, shapes[0])), []).append((block.numbers, block.variables))
                 continue
             distinct, inverse = np.unique(shapes, axis=0, return_inverse=True)
             for k, shape in enumerate(distinct):
                 rows = np.flatnonzero(inverse.reshape(-1) == k)
-                members.setdefault(tuple(map(int, shape)), []).append((numbers[rows], block[rows]))
+                members.setdefault(tuple(map(int, shape)), []).append((block.numbers[rows], block.variables[rows]))
         ordered = sorted(members.items(), key=lambda item: int(item[1][0][0][0]))
         if table_ids is not None:
             check_tied_shapes(ordered, table_ids)

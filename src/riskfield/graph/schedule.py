@@ -35,7 +35,7 @@ class Sequential:
     Arguments:
         order: the order of the variables, a permutation; by default their numbering. On a grid that order makes
             tree-reweighted message passing with rho = 1/2 convergent (every row and column is a monotonic chain), and
-            on a chain or tree numbered from the leaves or the root one sweep is exact. `colour_order(graph)` needs few
+            on a chain, or a tree numbered from the leaves to the root, one sweep is exact. `colour_order(graph)` needs few
             levels on any sparse graph.
     """
 

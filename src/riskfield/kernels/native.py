@@ -6,7 +6,7 @@ storage, sweeps there, and unpacks the marginals at the end.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -21,6 +21,8 @@ from riskfield.kernels.start import starting_marginals, starting_messages
 from riskfield.threads import get_num_threads
 
 _plans: WeakKeyDictionary[FactorGraph, dict[Hashable, object]] = WeakKeyDictionary()
+# Table entries read in a stage from which several threads gain more than they lose by waiting for each other.
+_WORTH_SHARING = 3000
 _isa = ""  # the instruction set; tests set it to try the others
 
 
@@ -87,7 +89,7 @@ class MessagePassingRun(_NativeRun):
         factor_counting = problem.counting.factor.detach()[torch.from_numpy(order)]
         state = None if messages is None else starting_messages(problem.graph, theta, messages)
         self._start(
-            _message_passing_plan(problem, factor_counting, theta.dtype),
+            _message_passing_plan(problem, factor_counting, theta),
             "max-product" if problem.maximise else "sum-product",
             theta,
             state,
@@ -106,12 +108,16 @@ class MeanFieldRun(_NativeRun):
 
     def __init__(self, graph: FactorGraph, order: tuple[int, ...] | None, theta: Tensor, messages: Tensor | None):
         super().__init__(graph, theta)
-        key = ("mean field", order, theta.dtype, _isa)
-        plans = _plans.setdefault(graph, {})
-        if key not in plans:
-            plans[key] = _make_plan(graph, mean_field_levels(graph, order), "level-by-level", None, theta.dtype)
+        plan = _plan(
+            graph,
+            ("mean field", order),
+            theta,
+            lambda parts: _make_plan(
+                graph, mean_field_levels(graph, order), "level-by-level", None, theta.dtype, parts
+            ),
+        )
         state = None if messages is None else starting_marginals(graph, theta, messages)
-        self._start(plans[key], "mean-field", theta, state)
+        self._start(plan, "mean-field", theta, state)
 
     def messages(self) -> Tensor:
         """Log node marginals."""
@@ -123,21 +129,38 @@ def engine_name() -> str:
     return str(_native.engine_name(_isa))
 
 
-def _message_passing_plan(problem: MessagePassingProblem, factor_counting: Tensor, dtype: torch.dtype) -> object:
-    graph = problem.graph
+def _message_passing_plan(problem: MessagePassingProblem, factor_counting: Tensor, theta: Tensor) -> object:
+    graph, schedule = problem.graph, problem.schedule
     # Tied factors share a packed table only where they also share a counting number.
     tied = any(group.tied for group in graph.factor_groups)
     counting = factor_counting.numpy().tobytes() if tied else None
-    key = (problem.schedule, dtype, _isa, counting)
+    sweep = "all-at-once" if isinstance(schedule, Parallel) else "forward-backward"
+
+    def make(parts: int) -> object:
+        return _make_plan(graph, schedule_levels(graph, schedule), sweep, factor_counting, theta.dtype, parts)
+
+    return _plan(graph, (schedule, counting), theta, make)
+
+
+def _plan(graph: FactorGraph, key: Hashable, theta: Tensor, make: Callable[[int], object]) -> object:
+    """The plan kept under `key`: for one thread, or for several where they share the work on a single model."""
     plans = _plans.setdefault(graph, {})
-    if key not in plans:
-        sweep = "all-at-once" if isinstance(problem.schedule, Parallel) else "forward-backward"
-        plans[key] = _make_plan(graph, schedule_levels(graph, problem.schedule), sweep, factor_counting, dtype)
-    return plans[key]
+
+    def kept(parts: int) -> object:
+        full_key = (key, theta.dtype, _isa, parts)
+        if full_key not in plans:
+            plans[full_key] = make(parts)
+        return plans[full_key]
+
+    plan = kept(1)
+    threads = get_num_threads()
+    if len(theta) < threads and plan.mean_stage_entries >= _WORTH_SHARING:  # type: ignore[attr-defined]
+        plan = kept(threads)
+    return plan
 
 
 def _make_plan(
-    graph: FactorGraph, levels: Levels, sweep: str, factor_counting: Tensor | None, dtype: torch.dtype
+    graph: FactorGraph, levels: Levels, sweep: str, factor_counting: Tensor | None, dtype: torch.dtype, parts: int
 ) -> object:
     groups = []
     factor_start = 0
@@ -163,7 +186,15 @@ def _make_plan(
         )
         factor_start += group.num_factors
     return _native.make_plan(
-        _isa, dtype == torch.float32, sweep, graph.num_states, graph.node_start, levels.rank, levels.level, groups
+        _isa,
+        dtype == torch.float32,
+        parts,
+        sweep,
+        graph.num_states,
+        graph.node_start,
+        levels.rank,
+        levels.level,
+        groups,
     )
 
 
