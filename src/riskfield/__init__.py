@@ -1,7 +1,11 @@
 """Train graphical models for the predictions you will actually make."""
 
+from riskfield.adjoints.envelope import Envelope
+from riskfield.adjoints.unroll import Unroll
 from riskfield.entropy import TRW, AbstractEntropy, Bethe, Counting, CountingNumbers, spanning_tree_rho
 from riskfield.errors import (
+    AdjointError,
+    AdjointWarning,
     ConvergenceWarning,
     FileFormatError,
     ImpossibleEvidenceError,
@@ -15,7 +19,7 @@ from riskfield.inference.algorithm import AbstractAlgorithm
 from riskfield.inference.evidence import clamp
 from riskfield.inference.exact import Exact
 from riskfield.inference.gibbs import frequencies, sample
-from riskfield.inference.infer import Stop, infer
+from riskfield.inference.infer import AbstractAdjoint, Stop, infer
 from riskfield.inference.mean_field import MeanField
 from riskfield.inference.message_passing import MaxProduct, MessagePassing
 from riskfield.inference.solution import Solution
@@ -26,12 +30,16 @@ __version__ = "0.1.0"
 
 __all__ = [
     "TRW",
+    "AbstractAdjoint",
     "AbstractAlgorithm",
     "AbstractEntropy",
+    "AdjointError",
+    "AdjointWarning",
     "Bethe",
     "ConvergenceWarning",
     "Counting",
     "CountingNumbers",
+    "Envelope",
     "Exact",
     "FactorGraph",
     "FactorGroup",
@@ -50,6 +58,7 @@ __all__ = [
     "TreewidthError",
     "UAIModel",
     "Union",
+    "Unroll",
     "__version__",
     "chain",
     "clamp",

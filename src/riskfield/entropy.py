@@ -36,10 +36,10 @@ class Counting:
         total = mu.new_zeros(mu.shape[:-1])
         for node_group, view in zip(graph.node_groups, graph.node_views(mu), strict=True):
             weight = node[index_tensor(node_group.variables, mu.device)]
-            total = total + torch.special.entr(view).sum(-1) @ weight
+            total = total + negative_xlogx(view).sum(-1) @ weight
         for group, view in zip(graph.factor_groups, graph.factor_views(mu), strict=True):
             weight = self.factor[index_tensor(group.factors)].to(mu)
-            total = total + torch.special.entr(view.flatten(-group.arity)).sum(-1) @ weight
+            total = total + negative_xlogx(view.flatten(-group.arity)).sum(-1) @ weight
         return total
 
 
@@ -193,6 +193,12 @@ def spanning_tree_rho(graph: FactorGraph) -> Tensor:
         resistance[first : first + 256] = (currents * solver.solve(currents)).sum(axis=0)
     rho[index_tensor(factors)] = index_tensor(resistance)
     return rho
+
+
+def negative_xlogx(x: Tensor) -> Tensor:
+    """-x log x, with value and gradient 0 at 0: impossible states stay out of the way."""
+    positive = x > 0
+    return torch.where(positive, -x * torch.where(positive, x, 1).log(), 0)
 
 
 def _ones(graph: FactorGraph) -> Tensor:

@@ -19,3 +19,11 @@ class TreewidthError(RiskfieldError, MemoryError):
 
 class ConvergenceWarning(UserWarning):
     """The sweeps ran out before the marginals settled to the tolerance that was asked for."""
+
+
+class AdjointError(RiskfieldError):
+    """A gradient could not be computed: a linear solve or an adjoint iteration failed; the message has its residual."""
+
+
+class AdjointWarning(UserWarning):
+    """A gradient is less accurate than was asked for; the message has its residual."""

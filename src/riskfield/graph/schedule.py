@@ -35,8 +35,8 @@ class Sequential:
     Arguments:
         order: the order of the variables, a permutation; by default their numbering. On a grid that order makes
             tree-reweighted message passing with rho = 1/2 convergent (every row and column is a monotonic chain), and
-            on a chain, or a tree numbered from the leaves to the root, one sweep is exact. `colour_order(graph)` needs few
-            levels on any sparse graph.
+            on a chain, or a tree numbered from the leaves to the root, one sweep is exact. `colour_order(graph)` needs
+            few levels on any sparse graph.
     """
 
     order: tuple[int, ...] | None = None

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -40,6 +41,57 @@ class Stop:
             raise ValueError(f"`tol` must be a non-negative number or None. Got {self.tol!r}.")
 
 
+@dataclass(frozen=True, eq=False)
+class Request:
+    """One call of `infer`, checked and with its evidence clamped: what an adjoint may run, and run again."""
+
+    graph: FactorGraph
+    theta: Tensor  # (*batch, theta)
+    algorithm: AbstractAlgorithm
+    stop: Stop
+    messages: Tensor | None
+    kernels: str | None
+    progress: bool
+
+    def run(self) -> Solution:
+        """Run inference. If theta requires a gradient it flows through the sweeps, on the torch kernels."""
+        graph, theta, batch = self.graph, self.theta, self.theta.shape[:-1]
+        flat = theta.reshape(batch.numel(), graph.theta_size)
+        run = self.algorithm.start(graph, flat, _flat_messages(self.messages, batch), self.kernels)
+        sweeps, residual = _loop(run, self.stop, batch.numel(), self.progress)
+        mu = run.marginals()
+        _check_possible(mu, batch, self.algorithm)
+        state, value = run.messages(), self.algorithm.value(run)
+        tol = self.stop.tol
+        converged = residual <= tol if tol is not None else torch.zeros_like(residual, dtype=torch.bool)
+        if tol is not None and not converged.all():
+            _warn(converged, residual, self.stop)
+        return Solution(
+            graph,
+            theta,
+            mu.unflatten(0, batch) if batch else mu[0],
+            sweeps.reshape(batch),
+            residual.reshape(batch),
+            converged.reshape(batch),
+            None if state is None else state.reshape(*batch, -1).detach(),
+            self.algorithm.log_partition if value is None else value.reshape(batch),
+        )
+
+    def solve(self, **changes: Any) -> Solution:
+        """Run inference without gradients, with some fields (theta, messages, stop, ...) replaced."""
+        with torch.no_grad():
+            changed = replace(self, **changes)
+            return replace(changed, theta=changed.theta.detach()).run()
+
+
+class AbstractAdjoint(ABC):
+    """How the gradient of a loss on the marginals reaches theta."""
+
+    @abstractmethod
+    def apply(self, request: Request) -> Solution:
+        """Run `request`; the mu (and so the log-partition) of the solution carries a gradient to `request.theta`."""
+
+
 def infer(
     graph: FactorGraph,
     theta: Tensor,
@@ -48,6 +100,7 @@ def infer(
     stop: Stop | None = None,
     evidence: Tensor | Mapping[int, int] | None = None,
     messages: Tensor | None = None,
+    adjoint: AbstractAdjoint | None = None,
     kernels: str | None = None,
     progress: bool = False,
 ) -> Solution:
@@ -61,6 +114,9 @@ def infer(
         evidence: observed states, a dict {variable: state} or an integer tensor of shape (*batch, variable) with -1 for
             unobserved variables; the batch items may observe different variables.
         messages: `solution.messages` of an earlier run to start from; theta may have changed since.
+        adjoint: how gradients of the marginals and of the log-partition value are computed: `Unroll()`,
+            `FixedPoint(...)`, `Perturb(...)`, `KKT(...)`, `Envelope()`. By default, where theta requires a gradient, as
+            by `Unroll()`.
         kernels: "native" or "torch" to insist on one; by default native code where it can run, torch on other devices
             and where theta requires a gradient (which then flows through the sweeps that ran).
         progress: show a progress bar.
@@ -88,26 +144,10 @@ def infer(
     graph.check_values(theta)
     if evidence is not None:
         theta = clamp(graph, theta, evidence)
-    batch = theta.shape[:-1]
-    flat = theta.reshape(batch.numel(), graph.theta_size)
-    run = algorithm.start(graph, flat, _flat_messages(messages, batch), kernels)
-    sweeps, residual = _loop(run, stop, batch.numel(), progress)
-    mu = run.marginals()
-    _check_possible(mu, batch, algorithm)
-    state, value = run.messages(), algorithm.value(run)
-    converged = residual <= stop.tol if stop.tol is not None else torch.zeros_like(residual, dtype=torch.bool)
-    if stop.tol is not None and not converged.all():
-        _warn(converged, residual, stop)
-    return Solution(
-        graph,
-        theta,
-        mu.unflatten(0, batch) if batch else mu[0],
-        sweeps.reshape(batch),
-        residual.reshape(batch),
-        converged.reshape(batch),
-        None if state is None else state.reshape(*batch, state.shape[-1]).detach(),
-        algorithm.log_partition if value is None else value.reshape(batch),
-    )
+    if adjoint is not None and not isinstance(adjoint, AbstractAdjoint):
+        raise TypeError(f"`adjoint` must be an object such as `Unroll()`. Got {adjoint!r}.")
+    request = Request(graph, theta, algorithm, stop, messages, kernels, progress)
+    return request.run() if adjoint is None else adjoint.apply(request)
 
 
 def _loop(run: Run, stop: Stop, items: int, progress: bool) -> tuple[Tensor, Tensor]:
@@ -115,30 +155,42 @@ def _loop(run: Run, stop: Stop, items: int, progress: bool) -> tuple[Tensor, Ten
     residual = torch.full((items,), float("inf"), dtype=torch.float64)
     tol = -1.0 if stop.tol is None else stop.tol  # no residual is at most -1
     left, slice_ = stop.sweeps, 1
-    bar = _progress_bar(stop.sweeps) if progress else None
-    while left > 0:
-        began = time.perf_counter()
-        count = min(slice_, left)
-        residual, ran = run.advance(count, tol)
-        sweeps += ran
-        left -= count
-        if bar is not None:
+    with _progress_bar(stop.sweeps, progress) as bar:
+        while left > 0:
+            began = time.perf_counter()
+            count = min(slice_, left)
+            residual, ran = run.advance(count, tol)
+            sweeps += ran
+            left -= count
             bar.set_postfix(residual=f"{float(residual.max()):.2g}" if items else "0", refresh=False)
             bar.update(count)
-        # No sweep mends the NaN of an impossible model, and one such item fails the whole call.
-        if items == 0 or bool((residual <= tol).all()) or bool(torch.isnan(residual).any()):
-            break
-        if time.perf_counter() - began < _SLICE_SECONDS / 2:
-            slice_ *= 2
-    if bar is not None:
-        bar.close()
+            # No sweep mends the NaN of an impossible model, and one such item fails the whole call.
+            if items == 0 or bool((residual <= tol).all()) or bool(torch.isnan(residual).any()):
+                break
+            if time.perf_counter() - began < _SLICE_SECONDS / 2:
+                slice_ *= 2
     return sweeps, residual
 
 
-def _progress_bar(total: int) -> Any:
+def _progress_bar(total: int, shown: bool) -> Any:
+    if not shown:
+        return _NoBar()
     from tqdm import tqdm
 
     return tqdm(total=total, unit="sweep", leave=False, delay=0.5)
+
+
+class _NoBar:
+    """A progress bar that shows nothing, and does not load tqdm."""
+
+    def __enter__(self) -> _NoBar:
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def set_postfix(self, **shown: object) -> None: ...
+
+    def update(self, count: int) -> None: ...
 
 
 def _flat_messages(messages: Tensor | None, batch: torch.Size) -> Tensor | None:

@@ -14,10 +14,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from riskfield import kernels as kernel_choice
+from riskfield.entropy import negative_xlogx
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.inference.algorithm import AbstractAlgorithm, Run
 from riskfield.inference.solution import inner_product
@@ -52,5 +52,5 @@ class MeanField(AbstractAlgorithm):
 
     def log_partition(self, graph: FactorGraph, theta: Tensor, mu: Tensor) -> Tensor:
         """theta . mu + the entropy of the product of the node marginals."""
-        entropy: Tensor = torch.special.entr(mu[..., : graph.node_size]).sum(-1)
+        entropy: Tensor = negative_xlogx(mu[..., : graph.node_size]).sum(-1)
         return inner_product(graph.expand(theta), mu) + entropy

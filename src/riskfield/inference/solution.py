@@ -61,5 +61,5 @@ def modes(graph: FactorGraph, mu: Tensor) -> Tensor:
 
 
 def inner_product(theta: Tensor, mu: Tensor) -> Tensor:
-    """theta . mu where impossible states (theta = -inf) of probability 0 contribute nothing."""
-    return torch.where(mu == 0, 0, theta * mu).sum(-1)
+    """theta . mu where impossible states (theta = -inf) of probability 0 contribute nothing, nor any gradient."""
+    return (torch.where(mu == 0, 0, theta) * mu).sum(-1)

@@ -1,0 +1,1 @@
+"""Gradients through inference, one method per file."""

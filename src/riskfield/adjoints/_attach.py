@@ -1,0 +1,51 @@
+"""Marginals that carry a gradient computed by a rule of our own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from riskfield.inference.exact import Exact
+from riskfield.inference.infer import Request
+from riskfield.inference.message_passing import MaxProduct
+from riskfield.inference.solution import Solution
+
+Vjp = Callable[[Tensor], Tensor]
+
+
+def attach(request: Request, solution: Solution, vjp: Vjp) -> Solution:
+    """`solution` with a mu whose gradient g, of the shape of mu, is sent to `request.theta` as vjp(g).
+
+    Second derivatives through it are refused by autograd.
+    """
+    mu = _Attached.apply(request.theta, solution.mu, vjp)
+    return replace(solution, theta=request.theta, mu=mu, _value=request.algorithm.log_partition)
+
+
+def require_convergence(request: Request, name: str) -> None:
+    """Refuse what an adjoint at a fixed point cannot differentiate, naming the alternative."""
+    if isinstance(request.algorithm, MaxProduct):
+        raise ValueError(
+            f"`{name}` cannot differentiate MaxProduct: a maximiser does not vary smoothly. Use MessagePassing."
+        )
+    if request.stop.tol is None and not isinstance(request.algorithm, Exact):
+        raise ValueError(
+            f"`{name}` needs a run to convergence: give `stop` a tolerance, or use `Unroll` for a truncated run."
+        )
+
+
+class _Attached(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, theta: Tensor, value: Tensor, vjp: Vjp) -> Tensor:
+        ctx.vjp = vjp
+        return value.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.vjp(grad), None, None

@@ -1,0 +1,57 @@
+r"""`Envelope`: dA/dtheta = mu at convergence.
+
+The log-partition value is the maximum of theta . mu + H(mu) over mu, so by Danskin's theorem its gradient is the
+maximiser (Domke 2013, eq. 9): no derivative of mu is needed. That serves every objective made of log-partition
+functions, such as the surrogate likelihood A(theta) - theta . f(x), whose gradient is mu - f(x).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from riskfield.adjoints._attach import require_convergence
+from riskfield.inference.infer import AbstractAdjoint, Request
+from riskfield.inference.solution import Solution
+
+
+@dataclass(frozen=True)
+class Envelope(AbstractAdjoint):
+    """Differentiate the log-partition value only, as dA/dtheta = mu.
+
+    Exact at convergence (and always for `Exact`). The marginals themselves carry no gradient: a loss on them needs
+    another adjoint. For a truncated run use `Unroll`, which differentiates the truncated log-partition.
+
+    >>> import torch
+    >>> from riskfield import Envelope, Exact, chain, infer
+    >>> graph = chain(3, num_states=2)
+    >>> theta = graph.zeros().requires_grad_()
+    >>> solution = infer(graph, theta, Exact(), adjoint=Envelope())
+    >>> (gradient,) = torch.autograd.grad(solution.log_partition, theta)
+    >>> torch.equal(gradient, solution.mu)
+    True
+    """
+
+    def apply(self, request: Request) -> Solution:
+        """Run without gradients and attach the value's."""
+        require_convergence(request, "Envelope")
+        solution = request.solve()
+        value = _Value.apply(request.theta, solution.log_partition, request.graph.collapse(solution.mu))
+        return replace(solution, theta=request.theta, _value=value)
+
+
+class _Value(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, theta: Tensor, value: Tensor, statistics: Tensor) -> Tensor:
+        ctx.save_for_backward(statistics)
+        return value.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (statistics,) = ctx.saved_tensors
+        return grad.unsqueeze(-1) * statistics, None, None
