@@ -73,7 +73,7 @@ class Request:
             sweeps.reshape(batch),
             residual.reshape(batch),
             converged.reshape(batch),
-            None if state is None else state.reshape(*batch, -1).detach(),
+            None if state is None else state.reshape(*batch, state.shape[-1]).detach(),
             self.algorithm.log_partition if value is None else value.reshape(batch),
         )
 
