@@ -1,6 +1,7 @@
 """Train graphical models for the predictions you will actually make."""
 
 from riskfield.adjoints.envelope import Envelope
+from riskfield.adjoints.perturb import Perturb
 from riskfield.adjoints.unroll import Unroll
 from riskfield.entropy import TRW, AbstractEntropy, Bethe, Counting, CountingNumbers, spanning_tree_rho
 from riskfield.errors import (
@@ -51,6 +52,7 @@ __all__ = [
     "MessagePassing",
     "NodeGroup",
     "Parallel",
+    "Perturb",
     "RiskfieldError",
     "Sequential",
     "Solution",

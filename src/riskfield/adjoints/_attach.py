@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from riskfield.errors import AdjointError
 from riskfield.inference.exact import Exact
 from riskfield.inference.infer import Request
 from riskfield.inference.message_passing import MaxProduct
@@ -36,6 +37,17 @@ def require_convergence(request: Request, name: str) -> None:
     if request.stop.tol is None and not isinstance(request.algorithm, Exact):
         raise ValueError(
             f"`{name}` needs a run to convergence: give `stop` a tolerance, or use `Unroll` for a truncated run."
+        )
+
+
+def require_finite(grad: Tensor, name: str) -> None:
+    """Refuse a dL/dmu with NaN or infinite entries: no gradient of theta can be right."""
+    bad = ~torch.isfinite(grad)
+    if bad.any():
+        where = tuple(int(k) for k in bad.nonzero()[0])
+        raise AdjointError(
+            f"`{name}`: the gradient of the loss in the marginals is {float(grad[where])} at {where}. Is the loss "
+            "finite there, where a marginal may be 0?"
         )
 
 

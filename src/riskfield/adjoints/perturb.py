@@ -1,0 +1,167 @@
+r"""`Perturb`: the gradient of a loss from two more runs of inference.
+
+With mu(theta) = dA/dtheta (Domke 2010, eqs. 4-5) the Jacobian dmu/dtheta is a matrix of second derivatives of A, so it
+is symmetric, and dL/dtheta = (dmu/dtheta)^T g = (dmu/dtheta) g is the derivative of mu in the direction g = dL/dmu,
+
+    dL/dtheta = lim_{r -> 0} (mu(theta + r g) - mu(theta)) / r                        (Domke 2010, eq. 23; 2013, eq. 24)
+
+taken by one-, two- or four-sided differences (Domke 2013, section 6) with the step
+
+    r = m eps^(1/2, 1/3, 1/5) (1 + |theta|_inf) / |g|_inf,
+
+eps the machine epsilon of theta's dtype; these powers balance truncation against rounding. It needs no derivative of
+the algorithm, so it serves every one whose marginals are the gradient of its value: message passing with any counting
+numbers (on a non-concave entropy at the local optimum it found), mean field, exact inference.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, replace
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from riskfield.adjoints._attach import attach, require_convergence, require_finite
+from riskfield.errors import AdjointWarning, ConvergenceWarning
+from riskfield.graph._scopes import IntArray
+from riskfield.graph.factor_graph import FactorGraph
+from riskfield.inference.infer import AbstractAdjoint, Request
+from riskfield.inference.solution import Solution
+
+# By `sides`: the steps, in units of r, at which mu is computed, their weights, and the power of eps.
+_SCHEMES = {
+    1: ((0.0, 1.0), (-1.0, 1.0), 1 / 2),
+    2: ((1.0, -1.0), (1 / 2, -1 / 2), 1 / 3),
+    4: ((2.0, 1.0, -1.0, -2.0), (-1 / 12, 8 / 12, -8 / 12, 1 / 12), 1 / 5),
+}
+# Rounding of a marginal, in units of eps (1 + |theta|_inf): log-potentials of that size are added and exponentiated.
+_ROUNDING = 4.0
+# A warning is due where rounding alone may take this share of the gradient.
+_NOISE = 1e-2
+
+_untied_graphs: WeakKeyDictionary[FactorGraph, FactorGraph] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Perturb(AbstractAdjoint):
+    """Differentiate converged marginals by differences along dL/dmu.
+
+    The perturbed runs start from the converged messages and run together as one batch. Memory does not grow with the
+    number of sweeps. The run itself must converge: its error enters the gradient.
+
+    Arguments:
+        sides: 1, 2 or 4; more sides are more accurate and need more runs.
+        multiplier: m above. A loss whose gradient is dominated by a few very improbable states needs a larger one; a
+            warning says so.
+        tol: where the perturbed runs stop. By default at the relative accuracy of the gradient that the run's own
+            tolerance gives the marginals: that tolerance times the size r |g|_inf of the perturbation, as far as
+            rounding lets them settle.
+
+    Raises:
+        ValueError: on use, for a run without a tolerance (use `Unroll`) and for `MaxProduct`.
+
+    Warns:
+        AdjointWarning: in the backward pass, if the perturbed runs do not reach their tolerance or rounding may spoil
+            the differences.
+
+    >>> import torch
+    >>> from riskfield import MessagePassing, Perturb, Stop, TRW, grid, infer
+    >>> graph = grid(3, 3, num_states=2)
+    >>> theta = graph.zeros().requires_grad_()
+    >>> solution = infer(graph, theta, MessagePassing(TRW(0.5)), stop=Stop(tol=1e-10), adjoint=Perturb())
+    >>> loss = -graph.node(solution.mu, 4)[1].log()
+    >>> loss.backward()
+    >>> graph.node(theta.grad, 4)
+    tensor([ 0.5000, -0.5000], dtype=torch.float64)
+    """
+
+    sides: int = 2
+    multiplier: float = 1.0
+    tol: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.sides not in _SCHEMES:
+            raise ValueError(f"`sides` must be 1, 2 or 4. Got {self.sides!r}.")
+        if not 0 < self.multiplier < float("inf"):
+            raise ValueError(f"`multiplier` must be above 0 and finite. Got {self.multiplier!r}.")
+        if self.tol is not None and not 0 <= self.tol < float("inf"):
+            raise ValueError(f"`tol` must be a non-negative number or None. Got {self.tol!r}.")
+
+    def apply(self, request: Request) -> Solution:
+        """Run without gradients; the backward pass runs again, perturbed."""
+        require_convergence(request, "Perturb")
+        solution = request.solve()
+        return attach(request, solution, lambda grad: self._vjp(request, solution, grad))
+
+    def _vjp(self, request: Request, solution: Solution, grad: Tensor) -> Tensor:
+        require_finite(grad, "Perturb")
+        graph = request.graph
+        if grad.numel() == 0:
+            return graph.collapse(grad)
+        # The factors that share a table are perturbed each by its own part of g: sums over a table would be wrong.
+        theta = graph.expand(request.theta.detach())
+        finite = torch.isfinite(theta)
+        grad = torch.where(finite, grad, 0)  # mu stays 0 where theta is -inf, and takes no part in the step size
+        scale = grad.abs().amax(-1, keepdim=True)
+        direction = grad / torch.where(scale > 0, scale, 1)
+        steps, weights, power = _SCHEMES[self.sides]
+        size = 1 + torch.where(finite, theta, 0).abs().amax(-1, keepdim=True)
+        eps = torch.finfo(theta.dtype).eps
+        reach = self.multiplier * eps**power * size  # r |g|_inf
+
+        perturbed = torch.stack([theta + step * reach * direction for step in steps])
+        messages = None if solution.messages is None else solution.messages.expand(len(steps), *solution.messages.shape)
+        stop = replace(request.stop, tol=self._tolerance(request.stop.tol, eps, size, reach))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            runs = replace(request, graph=_untied(graph)).solve(theta=perturbed, messages=messages, stop=stop)
+        difference = sum((w * mu for w, mu in zip(weights, runs.mu, strict=True)), torch.zeros_like(theta))
+        if not runs.converged.all():
+            worst = float(runs.residual.max())
+            warnings.warn(
+                f"`Perturb`: the perturbed marginals still change by {worst:.2g} after {stop.sweeps} sweeps; the "
+                f"tolerance is {stop.tol:.2g}, and the gradient may be off by {worst / float(reach.min()):.2g} times "
+                f"its scale. Allow more sweeps, damp the messages, or use `Unroll`.",
+                AdjointWarning,
+                stacklevel=2,
+            )
+        # Marginals are rounded to about eps; mu g is the size of what their differences must resolve.
+        signal = reach * (solution.mu * direction).abs().amax(-1, keepdim=True)
+        noise = float(torch.where(signal > 0, eps / signal, 0).max())
+        if noise > _NOISE:
+            warnings.warn(
+                f"`Perturb`: rounding may take {noise:.2g} of the gradient, since the loss weighs very improbable "
+                f"states most. Raise `multiplier`, or use `FixedPoint`, `KKT` or `Unroll`.",
+                AdjointWarning,
+                stacklevel=2,
+            )
+        return graph.collapse(torch.where(finite & (scale > 0), difference * (scale / reach), 0))
+
+    def _tolerance(self, tol: float | None, eps: float, size: Tensor, reach: Tensor) -> float:
+        if self.tol is not None or tol is None:  # None: exact inference, which has nothing to stop
+            return self.tol or 0.0
+        # An error of tol * reach in mu is one of tol relative to the difference. Below their rounding, marginals do not
+        # settle any more.
+        floor = _ROUNDING * eps * float(size.max())
+        return min(tol, max(tol * float(reach.min()), floor))
+
+
+def _untied(graph: FactorGraph) -> FactorGraph:
+    """`graph` with a table for every factor, so that theta has the layout of mu; all else keeps its place."""
+    if graph.theta_size == graph.mu_size:
+        return graph
+    if graph not in _untied_graphs:
+        numbers = np.concatenate([group.factors for group in graph.factor_groups])
+        if (numbers == np.arange(graph.num_factors)).all():
+            blocks = [group.variables for group in graph.factor_groups]
+            _untied_graphs[graph] = FactorGraph(graph.num_states, blocks)
+        else:
+            scopes: list[IntArray] = [np.empty(0, np.int64)] * graph.num_factors
+            for group in graph.factor_groups:
+                for factor, scope in zip(group.factors.tolist(), group.variables, strict=True):
+                    scopes[factor] = scope
+            _untied_graphs[graph] = FactorGraph(graph.num_states, scopes)
+    return _untied_graphs[graph]
