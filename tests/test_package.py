@@ -50,7 +50,7 @@ def test_the_public_surface():
         *("AbstractEntropy", "Bethe", "Counting", "CountingNumbers", "TRW", "spanning_tree_rho"),
         *("AbstractAlgorithm", "Exact", "MaxProduct", "MeanField", "MessagePassing"),
         *("Solution", "Stop", "clamp", "frequencies", "infer", "sample"),
-        *("AbstractAdjoint", "AdjointError", "AdjointWarning", "Envelope", "Perturb", "Unroll"),
+        *("AbstractAdjoint", "AdjointError", "AdjointWarning", "Envelope", "FixedPoint", "Perturb", "Unroll"),
         *("UAIModel", "read_evidence", "read_uai", "write_mar", "write_pr"),
         *("get_num_threads", "set_num_threads"),
         *("ConvergenceWarning", "FileFormatError", "ImpossibleEvidenceError", "RiskfieldError", "TreewidthError"),

@@ -1,6 +1,7 @@
 """Train graphical models for the predictions you will actually make."""
 
 from riskfield.adjoints.envelope import Envelope
+from riskfield.adjoints.fixed_point import FixedPoint
 from riskfield.adjoints.perturb import Perturb
 from riskfield.adjoints.unroll import Unroll
 from riskfield.entropy import TRW, AbstractEntropy, Bethe, Counting, CountingNumbers, spanning_tree_rho
@@ -45,6 +46,7 @@ __all__ = [
     "FactorGraph",
     "FactorGroup",
     "FileFormatError",
+    "FixedPoint",
     "ImpossibleEvidenceError",
     "Levels",
     "MaxProduct",

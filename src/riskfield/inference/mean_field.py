@@ -47,7 +47,7 @@ class MeanField(AbstractAlgorithm):
 
     def start(self, graph: FactorGraph, theta: Tensor, messages: Tensor | None, kernels: str | None) -> Run:
         """Begin from uniform marginals over the possible states, or from `messages` (log node marginals)."""
-        run: Run = kernel_choice.select(theta, kernels).MeanFieldRun(graph, self.order, theta, messages)
+        run: Run = kernel_choice.select(theta, kernels, messages).MeanFieldRun(graph, self.order, theta, messages)
         return run
 
     def log_partition(self, graph: FactorGraph, theta: Tensor, mu: Tensor) -> Tensor:

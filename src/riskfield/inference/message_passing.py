@@ -32,7 +32,8 @@ class MessagePassing(AbstractAlgorithm):
         entropy: `Bethe()` for loopy belief propagation, `TRW(rho)`, or any `CountingNumbers`.
         schedule: `Sequential()` (usually converges in fewest sweeps) or `Parallel()`.
         damping: in [0, 1). A new log-message is (1 - damping) times the update plus damping times the old one. The
-            tolerance is compared with the undamped change, so damping never passes for convergence.
+            tolerance is compared with the undamped change, so damping never passes for convergence. A tensor may
+            require a gradient, as may the numbers of the entropy: `Unroll` gives it.
 
     >>> from riskfield import grid, infer
     >>> graph = grid(2, 2, num_states=2)
@@ -44,7 +45,7 @@ class MessagePassing(AbstractAlgorithm):
 
     entropy: AbstractEntropy = field(default_factory=Bethe)
     schedule: Schedule = field(default_factory=Sequential)
-    damping: float = 0.0
+    damping: float | Tensor = 0.0
 
     def __post_init__(self) -> None:
         _check_settings(self.entropy, self.schedule, self.damping)
@@ -76,7 +77,7 @@ class MaxProduct(AbstractAlgorithm):
 
     entropy: AbstractEntropy = field(default_factory=Bethe)
     schedule: Schedule = field(default_factory=Sequential)
-    damping: float = 0.0
+    damping: float | Tensor = 0.0
 
     def __post_init__(self) -> None:
         _check_settings(self.entropy, self.schedule, self.damping)
@@ -98,21 +99,21 @@ def _start(
     kernels: str | None,
     maximise: bool,
 ) -> Run:
-    problem = kernel_choice.MessagePassingProblem(
-        graph,
-        algorithm.entropy.counting(graph),
-        algorithm.schedule,
-        algorithm.damping,
-        maximise,
-    )
-    run: Run = kernel_choice.select(theta, kernels).MessagePassingRun(problem, theta, messages)
+    counting, damping = algorithm.entropy.counting(graph), algorithm.damping
+    chosen = kernel_choice.select(theta, kernels, messages, counting.factor, counting.node_total, damping)
+    if not (isinstance(damping, Tensor) and damping.requires_grad):
+        damping = float(damping)
+    problem = kernel_choice.MessagePassingProblem(graph, counting, algorithm.schedule, damping, maximise)
+    run: Run = chosen.MessagePassingRun(problem, theta, messages)
     return run
 
 
-def _check_settings(entropy: object, schedule: object, damping: float) -> None:
+def _check_settings(entropy: object, schedule: object, damping: float | Tensor) -> None:
     if not isinstance(entropy, AbstractEntropy):
         raise TypeError(f"`entropy` must be an entropy such as `TRW(0.5)`. Got {entropy!r}.")
     if not isinstance(schedule, Schedule):
         raise TypeError(f"`schedule` must be `Sequential(...)` or `Parallel()`. Got {schedule!r}.")
+    if isinstance(damping, Tensor) and damping.ndim:
+        raise ValueError(f"`damping` must be one number. Got a tensor of shape {tuple(damping.shape)}.")
     if not 0 <= damping < 1:
         raise ValueError(f"`damping` must lie in [0, 1). Got {damping}.")

@@ -10,6 +10,7 @@ from types import ModuleType
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from riskfield.kernels.problem import MessagePassingProblem
 
@@ -25,18 +26,21 @@ def native_available() -> bool:
     return True
 
 
-def select(theta: Tensor, kernels: str | None = None) -> ModuleType:
-    """The kernels to run `theta` with: the ones named, or the fastest that can."""
+def select(theta: Tensor, kernels: str | None = None, *others: Tensor | float | None) -> ModuleType:
+    """The kernels to run `theta` with: the ones named, or the fastest that can.
+
+    `others` are the other numbers the run depends on. Gradients, of those or of theta, need the torch kernels.
+    """
     if kernels not in (None, "native", "torch"):
         raise ValueError(f'`kernels` must be "native", "torch" or None. Got {kernels!r}.')
-    differentiable = theta.requires_grad and torch.is_grad_enabled()
+    differentiable = any(isinstance(number, Tensor) and _is_differentiated(number) for number in (theta, *others))
     if kernels == "native":
         if not native_available():
             raise ValueError('`kernels="native"` needs the compiled extension, which is not installed.')
         if theta.device.type != "cpu":
             raise ValueError(f'`kernels="native"` needs theta on the CPU. Got {theta.device}.')
         if differentiable:
-            raise ValueError('`kernels="native"` carries no gradient. Use `kernels="torch"`, or detach theta.')
+            raise ValueError('`kernels="native"` carries no gradient. Use `kernels="torch"`, or detach its inputs.')
     native = theta.device.type == "cpu" and not differentiable and native_available()
     if kernels == "torch" or not native:
         from riskfield.kernels import torch_reference
@@ -45,3 +49,8 @@ def select(theta: Tensor, kernels: str | None = None) -> ModuleType:
     from riskfield.kernels import native as native_kernels
 
     return native_kernels
+
+
+def _is_differentiated(tensor: Tensor) -> bool:
+    """Whether derivatives are asked for, in reverse or in forward mode."""
+    return (tensor.requires_grad and torch.is_grad_enabled()) or forward_ad.unpack_dual(tensor).tangent is not None

@@ -22,3 +22,11 @@ def normalised(log_values: Tensor) -> Tensor:
     """Log-probabilities along the last axis; NaN where every value is -inf, which marks an impossible variable."""
     total = logsumexp(log_values, (log_values.ndim - 1,), keepdim=True)
     return log_values - torch.where(total == NEG_INF, float("nan"), total)
+
+
+def scaled(log_values: Tensor, number: Tensor | float) -> Tensor:
+    """log_values times positive numbers; a -inf stays one and gives the number no gradient, instead of NaN."""
+    if not isinstance(number, Tensor):
+        return log_values * number
+    impossible = log_values == NEG_INF
+    return torch.where(impossible, NEG_INF, torch.where(impossible, 0.0, log_values) * number)

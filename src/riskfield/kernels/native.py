@@ -93,7 +93,7 @@ class MessagePassingRun(_NativeRun):
             "max-product" if problem.maximise else "sum-product",
             theta,
             state,
-            damping=problem.damping,
+            damping=float(problem.damping),
             factor_counting=factor_counting,
             node_counting=problem.counting.node_total.detach(),
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from torch import Tensor
 
 from riskfield.entropy import Counting
 from riskfield.graph.factor_graph import FactorGraph
@@ -18,7 +19,7 @@ class MessagePassingProblem:
     graph: FactorGraph
     counting: Counting
     schedule: Schedule
-    damping: float
+    damping: float | Tensor  # a tensor only where it requires a gradient
     maximise: bool  # max-product instead of sum-product
 
 

@@ -35,7 +35,7 @@ def starting_marginals(graph: FactorGraph, theta: Tensor, marginals: Tensor | No
     if marginals is not None:
         _check_size(marginals, graph.node_size)
         start = marginals.to(theta).clamp(min=torch.finfo(theta.dtype).min / 4)
-    start = torch.where(possible, start.detach(), NEG_INF)
+    start = torch.where(possible, start, NEG_INF)
     for group in graph.node_groups:
         block = start[:, group.start : group.stop].unflatten(1, (len(group.variables), group.num_states))
         block.copy_(normalised(block))

@@ -15,7 +15,7 @@ from torch import Tensor
 from riskfield.graph._scopes import index_tensor
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.graph.schedule import Levels, Parallel
-from riskfield.kernels.logspace import NEG_INF, logsumexp, normalised
+from riskfield.kernels.logspace import NEG_INF, logsumexp, normalised, scaled
 from riskfield.kernels.problem import MessagePassingProblem, mean_field_levels, schedule_levels
 from riskfield.kernels.start import starting_marginals, starting_messages
 
@@ -40,10 +40,16 @@ class MessagePassingRun:
         self.stages = _flooding(graph, theta.device) if parallel else _forward_backward(graph, levels, theta.device)
         self.counting = problem.counting.factor.to(theta)
         self.node_total = problem.counting.node_total.to(theta)
-        self.log_messages = starting_messages(graph, theta, messages)
-        self.log_beliefs = theta.new_zeros(len(theta), graph.node_size)
-        self._update_beliefs(torch.arange(graph.num_variables, device=theta.device))
+        self.damping = problem.damping.to(theta) if isinstance(problem.damping, Tensor) else problem.damping
+        self.damped = isinstance(self.damping, Tensor) or self.damping > 0  # at zero a tensor still has a gradient
+        self.begin_from(starting_messages(graph, theta, messages))
         self.residual = torch.full((len(theta),), float("inf"), dtype=torch.float64)
+
+    def begin_from(self, log_messages: Tensor) -> None:
+        """Set the messages, zeros and all; what is computed from here on is differentiable in them."""
+        self.log_messages = log_messages.clone()
+        self.log_beliefs = self.theta.new_zeros(len(self.theta), self.problem.graph.node_size)
+        self._update_beliefs(torch.arange(self.problem.graph.num_variables, device=self.theta.device))
 
     def advance(self, sweeps: int, tol: float) -> tuple[Tensor, Tensor]:
         """Sweep; items that reached `tol` are left as they are."""
@@ -96,10 +102,9 @@ class MessagePassingRun:
         if others:
             joint = joint.amax(others) if self.problem.maximise else logsumexp(joint, others)
         update = normalised(joint)
-        damping = self.problem.damping
-        if damping:
+        if self.damped:
             old = self.log_messages[:, self.layout.messages[g][slot][rows]]
-            mixed = (1 - damping) * update + damping * old
+            mixed = scaled(update, 1 - self.damping) + scaled(old, self.damping)
             update = normalised(torch.where(update == NEG_INF, NEG_INF, mixed))
         return update
 
@@ -108,7 +113,7 @@ class MessagePassingRun:
         tables = index_tensor(group.tables, self.theta.device)[rows]
         factors = index_tensor(group.factors, self.theta.device)[rows]
         table = self.problem.graph.factor_views(self.theta)[g][:, tables]
-        return table / self.counting[factors].reshape(-1, *[1] * group.arity)
+        return scaled(table, 1 / self.counting[factors].reshape(-1, *[1] * group.arity))
 
     def _cavity(self, g: int, slot: int, rows: Tensor) -> Tensor:
         """log b_i / m_c. A zero message means an impossible state, which stays impossible: 0 / 0 is 0 here."""
@@ -123,9 +128,9 @@ class MessagePassingRun:
         for size, members in layout.by_states(variables):
             index = layout.node_start[members][:, None] + torch.arange(size, device=members.device)
             owner, entries, factors = layout.incoming(members, size)
-            received = self.log_messages[:, entries] * self.counting[factors][:, None]
+            received = scaled(self.log_messages[:, entries], self.counting[factors][:, None])
             total = self.theta[:, index].index_add(1, owner, received)
-            new = normalised(total / self.node_total[members][:, None])
+            new = normalised(scaled(total, 1 / self.node_total[members][:, None]))
             old = self.log_beliefs[:, index]
             if len(members):
                 change = torch.maximum(change, self._undamped_change(old.detach(), new.detach()))
@@ -138,8 +143,8 @@ class MessagePassingRun:
         Damping shortens the step of every log-message, and so of the log-beliefs, by one factor; longer steps are not
         shorter ones scaled up once probabilities saturate, so the step is taken back in logarithms.
         """
-        if self.problem.damping:
-            step = torch.where(new == NEG_INF, 0.0, new - old) / (1 - self.problem.damping)
+        if self.damped:
+            step = torch.where(new == NEG_INF, 0.0, new - old) / (1 - float(self.damping))
             new = normalised(torch.where(new == NEG_INF, NEG_INF, old + step))
         return (new.exp() - old.exp()).abs().amax((1, 2))
 
@@ -151,8 +156,12 @@ class MeanFieldRun:
         self.graph, self.theta = graph, theta
         self.layout = _Layout(graph, theta.device)
         self.stages = _colour_by_colour(graph, mean_field_levels(graph, order), theta.device)
-        self.log_beliefs = starting_marginals(graph, theta, messages)
+        self.begin_from(starting_marginals(graph, theta, messages))
         self.residual = torch.full((len(theta),), float("inf"), dtype=torch.float64)
+
+    def begin_from(self, log_beliefs: Tensor) -> None:
+        """Set the log node marginals; what is computed from here on is differentiable in them."""
+        self.log_beliefs = log_beliefs.clone()
 
     def advance(self, sweeps: int, tol: float) -> tuple[Tensor, Tensor]:
         """Sweep; items that reached `tol` are left as they are."""
@@ -209,9 +218,14 @@ class MeanFieldRun:
         table = self.graph.factor_views(self.theta)[g][:, tables]
         product = self._product(g, slot, rows)
         others = tuple(2 + other for other in range(group.arity) if other != slot)
-        # 0 * -inf is 0: a joint state that has no probability costs nothing.
-        weighted = torch.where(product == 0, 0, table * product)
-        return weighted.sum(others) if others else weighted
+        # 0 * -inf is 0: a joint state that has no probability costs nothing. Infinities stay out of the products, whose
+        # derivatives they would turn into NaN.
+        impossible = table == NEG_INF
+        expected = torch.where(impossible, 0.0, table) * product
+        excluded = impossible & (product > 0)
+        if others:
+            expected, excluded = expected.sum(others), excluded.any(others)
+        return torch.where(excluded, NEG_INF, expected)
 
 
 class _Layout:
