@@ -49,7 +49,7 @@ def test_the_public_surface():
         *("Levels", "Parallel", "Sequential", "colour_order", "colours", "compile_levels"),
         *("AbstractEntropy", "Bethe", "Counting", "CountingNumbers", "TRW", "spanning_tree_rho"),
         *("AbstractAlgorithm", "Exact", "MaxProduct", "MeanField", "MessagePassing"),
-        *("Solution", "Stop", "clamp", "frequencies", "infer", "sample"),
+        *("Solution", "Stop", "clamp", "frequencies", "hessian_vector_product", "infer", "sample"),
         *("AbstractAdjoint", "AdjointError", "AdjointWarning", "Envelope", "FixedPoint", "Perturb", "Unroll"),
         *("UAIModel", "read_evidence", "read_uai", "write_mar", "write_pr"),
         *("get_num_threads", "set_num_threads"),

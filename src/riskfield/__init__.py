@@ -3,6 +3,7 @@
 from riskfield.adjoints.envelope import Envelope
 from riskfield.adjoints.fixed_point import FixedPoint
 from riskfield.adjoints.perturb import Perturb
+from riskfield.adjoints.second_order import hessian_vector_product
 from riskfield.adjoints.unroll import Unroll
 from riskfield.entropy import TRW, AbstractEntropy, Bethe, Counting, CountingNumbers, spanning_tree_rho
 from riskfield.errors import (
@@ -73,6 +74,7 @@ __all__ = [
     "from_edges",
     "get_num_threads",
     "grid",
+    "hessian_vector_product",
     "infer",
     "read_evidence",
     "read_uai",

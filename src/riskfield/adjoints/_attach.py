@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 from riskfield.errors import AdjointError
 from riskfield.inference.exact import Exact
 from riskfield.inference.infer import Request
-from riskfield.inference.message_passing import MaxProduct
+from riskfield.inference.message_passing import MaxProduct, MessagePassing
 from riskfield.inference.solution import Solution
 
 Vjp = Callable[[Tensor], Tensor]
@@ -28,7 +28,7 @@ def attach(request: Request, solution: Solution, vjp: Vjp) -> Solution:
     return replace(solution, theta=request.theta, mu=mu, _value=request.algorithm.log_partition)
 
 
-def require_convergence(request: Request, name: str) -> None:
+def require_convergence(request: Request, name: str, theta_only: bool = True) -> None:
     """Refuse what an adjoint at a fixed point cannot differentiate, naming the alternative."""
     if isinstance(request.algorithm, MaxProduct):
         raise ValueError(
@@ -38,6 +38,13 @@ def require_convergence(request: Request, name: str) -> None:
         raise ValueError(
             f"`{name}` needs a run to convergence: give `stop` a tolerance, or use `Unroll` for a truncated run."
         )
+    if theta_only and isinstance(request.algorithm, MessagePassing):
+        counting = request.algorithm.entropy.counting(request.graph)
+        if torch.is_grad_enabled() and (counting.factor.requires_grad or counting.node_total.requires_grad):
+            raise ValueError(
+                f"`{name}` sends gradients to theta only, and the counting numbers of the entropy require one. Use "
+                "`FixedPoint` or `Unroll`, or detach the counting numbers."
+            )
 
 
 def require_finite(grad: Tensor, name: str) -> None:

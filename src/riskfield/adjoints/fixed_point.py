@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from riskfield.adjoints._attach import require_convergence
+from riskfield.adjoints._attach import require_convergence, require_finite
 from riskfield.adjoints._linear import LinearSolution, solve_fixed_point
 from riskfield.entropy import Counting
 from riskfield.errors import AdjointError, AdjointWarning
@@ -91,7 +91,7 @@ class FixedPoint(AbstractAdjoint):
     def apply(self, request: Request) -> Solution:
         """Run without gradients, on any kernels, and attach the gradient of the fixed point."""
         algorithm = request.algorithm
-        require_convergence(request, "FixedPoint")
+        require_convergence(request, "FixedPoint", theta_only=False)
         if not isinstance(algorithm, MessagePassing | MeanField):
             raise ValueError(
                 f"`FixedPoint` sweeps backwards over messages, and {type(algorithm).__name__} has none. Use `Unroll`, "
@@ -114,6 +114,7 @@ class FixedPoint(AbstractAdjoint):
             numbers: c_c and c^_i for message passing, nothing for mean field.
             grad: of the shape of mu.
         """
+        require_finite(grad, "FixedPoint")
         theta = request.theta.detach().reshape(-1, request.graph.theta_size).double().requires_grad_()
         state = state.detach().reshape(len(theta), -1).double().requires_grad_()
         leaves = [theta, *(number.detach().requires_grad_() for number in numbers)]
