@@ -57,7 +57,7 @@ template <class T>
 class PythonRun {
  public:
   PythonRun(const std::string& isa, std::shared_ptr<Plan> plan, const std::string& kind, double damping,
-            Matrix<const T> theta, std::optional<Vector<const double>> factor_counting,
+            bool record, Matrix<const T> theta, std::optional<Vector<const double>> factor_counting,
             std::optional<Vector<const double>> node_counting, std::optional<Matrix<const T>> state, Index node_size,
             Index message_size, Index mu_size, int threads)
       : batch_(static_cast<Index>(theta.shape(0))) {
@@ -67,6 +67,7 @@ class PythonRun {
                  : kind == "max-product" ? riskfield::Kind::kMaxProduct
                                          : riskfield::Kind::kMeanField;
     input.damping = damping;
+    input.record = record;
     input.batch = batch_;
     input.theta_size = static_cast<Index>(theta.shape(1));
     input.node_size = node_size;
@@ -92,6 +93,10 @@ class PythonRun {
     const nb::gil_scoped_release release;
     run_->marginals(out.data(), threads);
   }
+  void backward(Matrix<const T> grad_mu, Matrix<T> grad_theta, int threads) {
+    const nb::gil_scoped_release release;
+    run_->backward(grad_mu.data(), grad_theta.data(), threads);
+  }
   void state(Matrix<T> out, int threads) {
     const nb::gil_scoped_release release;
     run_->state(out.data(), threads);
@@ -106,15 +111,16 @@ template <class T>
 void bind_run(nb::module_& module, const char* name) {
   using nb::arg;
   nb::class_<PythonRun<T>>(module, name)
-      .def(nb::init<const std::string&, std::shared_ptr<Plan>, const std::string&, double, Matrix<const T>,
+      .def(nb::init<const std::string&, std::shared_ptr<Plan>, const std::string&, double, bool, Matrix<const T>,
                     std::optional<Vector<const double>>, std::optional<Vector<const double>>,
                     std::optional<Matrix<const T>>, Index, Index, Index, int>(),
-           arg("isa"), arg("plan"), arg("kind"), arg("damping"), arg("theta"), arg("factor_counting").none(),
+           arg("isa"), arg("plan"), arg("kind"), arg("damping"), arg("record"), arg("theta"), arg("factor_counting").none(),
            arg("node_counting").none(), arg("state").none(), arg("node_size"), arg("message_size"), arg("mu_size"),
            arg("threads"))
       .def("advance", &PythonRun<T>::advance)
       .def("marginals", &PythonRun<T>::marginals)
-      .def("state", &PythonRun<T>::state);
+      .def("state", &PythonRun<T>::state)
+      .def("backward", &PythonRun<T>::backward);
 }
 
 }  // namespace

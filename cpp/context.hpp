@@ -49,19 +49,19 @@ struct Context {
 template <class T>
 struct Scratch {
   Buffer<T> storage;
-  V<T>*table, *cavities, *before, *after, *spare, *out;
+  V<T>*table, *cavities, *before, *after, *spare, *weights, *out;
   V<T> change{};  // largest change of a belief, lane by lane
   V<T> least{};   // lane by lane, 0 if an impossible variable was met
 
   explicit Scratch(const Plan& plan) {
     const Index sizes[] = {plan.max_table, std::max<Index>(plan.max_states, plan.max_slot_sum), plan.max_table, plan.max_table, plan.max_table,
-                           std::max<Index>(plan.max_states, plan.max_slot_sum)};
-    V<T>** parts[] = {&table, &cavities, &before, &after, &spare, &out};
+                           plan.max_table, std::max<Index>(plan.max_states, plan.max_slot_sum)};
+    V<T>** parts[] = {&table, &cavities, &before, &after, &spare, &weights, &out};
     Index total = 0;
     for (Index size : sizes) total += size;
     storage.allocate(total * kLanes<T>);
     V<T>* at = reinterpret_cast<V<T>*>(storage.get());
-    for (int k = 0; k < 6; ++k) {
+    for (int k = 0; k < 7; ++k) {
       *parts[k] = at;
       at += sizes[k];
     }

@@ -3,7 +3,7 @@
 #include <atomic>
 #include <limits>
 
-#include "packing.hpp"
+#include "tape.hpp"
 
 namespace riskfield::RISKFIELD_ISA {
 namespace {
@@ -27,7 +27,8 @@ class EngineRun final : public Run<T> {
   void advance(Index sweeps, double tol, int threads, double* residual, Index* ran) override {
     reserve_scratch(threads);
     for_each_item(threads, [&](Index b, int thread, int team) {
-      const bool together = plan_.parts > 1 && plan_.parts <= team;
+      // A tape is written by one thread.
+      const bool together = plan_.parts > 1 && plan_.parts <= team && !sizes_.record;
       ran[b] = together ? advance_together(items_[b], sweeps, tol) : advance_alone(items_[b], sweeps, tol, thread);
       residual[b] = items_[b].residual;
     });
@@ -43,7 +44,7 @@ class EngineRun final : public Run<T> {
       }
       write_nodes(items_[b], out, false);
       for_each_tile(thread, team, [&](int g, int count, const auto& lanes, Scratch<T>& scratch) {
-        with_algebra(items_[b], g, [&](auto algebra) {
+        with_algebra(context_, items_[b], g, [&](auto algebra) {
           unpack_factor<decltype(algebra), T>(context_, items_[b], g, lanes, count, scratch, out);
         });
       });
@@ -60,6 +61,16 @@ class EngineRun final : public Run<T> {
       for_each_tile(thread, team, [&](int g, int count, const auto& lanes, Scratch<T>& scratch) {
         unpack_messages<T>(context_, items_[b], g, lanes, count, scratch, out + b * sizes_.message_size);
       });
+    });
+  }
+
+  void backward(const T* grad_mu, T* grad_theta, int threads) override {
+    reserve_scratch(threads);
+    while (gradients_.size() < scratch_.size()) gradients_.push_back(std::make_unique<Gradients<T>>(plan_));
+    for_each_item(threads, [&](Index b, int thread, int) {
+      T* out = grad_theta + b * sizes_.theta_size;
+      std::fill(out, out + sizes_.theta_size, T(0));
+      Backward<T>(context_, items_[b], *scratch_[thread]).run(grad_mu + b * sizes_.mu_size, *gradients_[thread], out);
     });
   }
 
@@ -102,42 +113,10 @@ class EngineRun final : public Run<T> {
     });
   }
 
-  // Calls `body` with a value of the arithmetic that group g of the item uses.
-  template <class Body>
-  void with_algebra(const Item<T>& item, int g, Body body) {
-    if (context_.kind == Kind::kMeanField)
-      body(Expectation<T>{});
-    else if (context_.kind == Kind::kMaxProduct)
-      body(Logarithm<T, true>{});
-    else if (item.log_domain)
-      body(Logarithm<T, false>{});
-    else if (context_.power[g] == Power::kOne)
-      body(Probability<T, Power::kOne>{});
-    else if (context_.power[g] == Power::kHalf)
-      body(Probability<T, Power::kHalf>{});
-    else
-      body(Probability<T, Power::kAny>{});
-  }
-
-  // Calls `body` with the state count as a compile-time constant where that is worth it, else with 0.
-  template <bool Fixed, class Body>
-  static void with_states(int states, Body body) {
-    if constexpr (Fixed) {
-      switch (states) {
-        case 2: return body(std::integral_constant<int, 2>{});
-        case 3: return body(std::integral_constant<int, 3>{});
-        case 4: return body(std::integral_constant<int, 4>{});
-        case 5: return body(std::integral_constant<int, 5>{});
-      }
-    }
-    body(std::integral_constant<int, 0>{});
-  }
-
   template <class Algebra>
   void update_range(Item<T>& item, const TileRange& range, const T* in, T* out, Scratch<T>& scratch) {
     const Group& group = plan_.groups[range.group];
-    const bool square = group.arity == 2 && group.dims[0] == group.dims[1];
-    with_states<!IsLogarithm<Algebra>::value>(square ? group.dims[0] : 0, [&](auto states) {
+    with_states<!IsLogarithm<Algebra>::value>(square_states(group), [&](auto states) {
       const Index ahead = std::max<Index>(1, kPrefetchBytes / (group.table_size * kVectorBytes));
       for (Index t = range.begin; t < range.end; ++t) {
         if (t + ahead < range.end) prefetch_tables(group, plan_.factor_tiles[t + ahead], item.tables.get());
@@ -149,43 +128,26 @@ class EngineRun final : public Run<T> {
     });
   }
 
-  template <class Algebra>
-  void update_nodes(Item<T>& item, Index begin, Index end, const T* messages, Scratch<T>& scratch) {
-    for (Index t = begin; t < end; ++t) {
-      const NodeTile& tile = plan_.node_tiles[t];
-      with_states<!IsLogarithm<Algebra>::value>(tile.states, [&](auto states) {
-        if (tile.contiguous)
-          update_belief<Algebra, T, decltype(states)::value, true>(context_, item, tile, messages, scratch);
-        else
-          update_belief<Algebra, T, decltype(states)::value, false>(context_, item, tile, messages, scratch);
-      });
-    }
-  }
-
-  void update_nodes(Item<T>& item, Index begin, Index end, const T* messages, Scratch<T>& scratch) {
-    if (context_.kind == Kind::kMeanField)
-      update_nodes<Expectation<T>>(item, begin, end, messages, scratch);
-    else if (item.log_domain)
-      update_nodes<Logarithm<T, false>>(item, begin, end, messages, scratch);
-    else
-      update_nodes<Probability<T, Power::kOne>>(item, begin, end, messages, scratch);
-  }
-
   // The parts [first, last) of every stage.
   void sweep(Item<T>& item, Scratch<T>& scratch, int first, int last, Barrier* barrier) {
     const bool at_once = plan_.sweep == Sweep::kAllAtOnce;
     const T* in = item.messages[item.current].get();
     T* out = item.messages[at_once ? 1 - item.current : item.current].get();
+    Tape<T> tape(context_, item);
+    if (sizes_.record) tape.begin_sweep();
     for (Index s = 0; s < plan_.num_stages(); ++s) {
       const Part* parts = &plan_.stages[s * plan_.parts];
       for (int r = parts[first].ranges_begin; r < parts[last - 1].ranges_end; ++r) {
         const TileRange& range = plan_.ranges[r];
-        with_algebra(item, range.group,
+        if (sizes_.record && context_.kind != Kind::kMeanField) tape.save_messages(range, in);
+        with_algebra(context_, item, range.group,
                      [&](auto algebra) { update_range<decltype(algebra)>(item, range, in, out, scratch); });
       }
       // Messages sent all at once are made from the beliefs that are about to change.
       if (barrier && at_once) barrier->wait();
-      update_nodes(item, parts[first].nodes_begin, parts[last - 1].nodes_end, out, scratch);
+      if (sizes_.record && context_.kind == Kind::kMeanField)
+        tape.save_beliefs(parts[first].nodes_begin, parts[last - 1].nodes_end);
+      update_nodes(context_, item, parts[first].nodes_begin, parts[last - 1].nodes_end, out, scratch);
       if (barrier) barrier->wait();
     }
   }
@@ -254,7 +216,7 @@ class EngineRun final : public Run<T> {
     if (context_.kind == Kind::kMeanField) {
       start_mean_field(item, theta, state);
     } else {
-      update_nodes(item, 0, static_cast<Index>(plan_.node_tiles.size()), item.messages[0].get(), scratch);
+      update_nodes(context_, item, Index(0), static_cast<Index>(plan_.node_tiles.size()), item.messages[0].get(), scratch);
       item.impossible |= impossible(scratch);
     }
   }
@@ -291,6 +253,7 @@ class EngineRun final : public Run<T> {
   const RunInput<T> sizes_;  // sizes of the caller's vectors; its pointers are not used after construction
   std::vector<Item<T>> items_;
   std::vector<std::unique_ptr<Scratch<T>>> scratch_;
+  std::vector<std::unique_ptr<Gradients<T>>> gradients_;
 };
 
 template <class T>

@@ -19,18 +19,22 @@ class Buffer {
   Buffer() = default;
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
-  Buffer(Buffer&& other) noexcept : data_(other.data_) { other.data_ = nullptr; }
+  Buffer(Buffer&& other) noexcept : data_(other.data_), size_(other.size_) { other.data_ = nullptr; }
   ~Buffer() { ::operator delete[](data_, std::align_val_t(64)); }
   void allocate(Index size) {
     const std::size_t padded = static_cast<std::size_t>(size) + kLanes<T>;
     data_ = static_cast<T*>(::operator new[](padded * sizeof(T), std::align_val_t(64)));
     std::fill(data_ + size, data_ + padded, T(0));
+    size_ = size;
   }
+  Index size() const { return size_; }
+  void fill(T value) { std::fill(data_, data_ + size_, value); }
   T* get() { return data_; }
   const T* get() const { return data_; }
 
  private:
   T* data_ = nullptr;
+  Index size_ = 0;
 };
 
 template <class T>
@@ -39,6 +43,7 @@ struct Item {
   bool log_domain = false;
   bool impossible = false;
   double residual = std::numeric_limits<double>::infinity();  // of the last sweep, NaN for an impossible model
+  std::vector<Buffer<T>> tape;  // for each recorded sweep, what it overwrote, in order
   int current = 0;  // which of the two message buffers holds the present messages
 };
 

@@ -175,20 +175,17 @@ class Packer {
   std::vector<std::vector<double>> widths_;  // group -> factor: range of its log-potentials
 };
 
-// mu_c propto table_c prod_i b_i / m_c, scattered into the caller's layout.
+// mu_c propto table_c prod_i b_i / m_c of a tile, an array of vectors in `scratch`.
 template <class Algebra, class T, class Lanes>
-void unpack_factor(const Context<T>& context, const Item<T>& item, int g, const Lanes& lanes, int count,
-                   Scratch<T>& scratch, T* mu) {
-  const Plan& plan = *context.plan;
-  const Group& group = plan.groups[g];
+V<T>* joint_marginals(const Context<T>& context, const Item<T>& item, int g, const Lanes& lanes, Scratch<T>& scratch) {
+  const Group& group = context.plan->groups[g];
   const V<T> inverse = lanes.per_factor(context.inverse[g]);
-  Index stride;
-  const T* table = lanes.tables(item.tables.get(), scratch.table, stride);
   joint_cavity<Algebra, T>(lanes, group, 0, group.arity, item.beliefs.get(), item.messages[item.current].get(), inverse,
                            scratch, scratch.before);
   V<T>* joint = scratch.before;
-  constexpr bool kExpectation = std::is_same<Algebra, Expectation<T>>::value;
-  if constexpr (!kExpectation) {
+  if constexpr (!std::is_same<Algebra, Expectation<T>>::value) {
+    Index stride;
+    const T* table = lanes.tables(item.tables.get(), scratch.table, stride);
     for (Index e = 0; e < group.table_size; ++e) joint[e] = Algebra::combine(joint[e], load<T>(table + e * stride));
     if constexpr (IsLogarithm<Algebra>::value) {
       V<T> top = joint[0];
@@ -200,9 +197,23 @@ void unpack_factor(const Context<T>& context, const Item<T>& item, int g, const 
     const V<T> scale = T(1) / total;
     for (Index e = 0; e < group.table_size; ++e) joint[e] *= scale;
   }
+  return joint;
+}
+
+// Where the caller keeps the marginals of a factor.
+inline Index user_marginals(const Plan& plan, const Group& group, Index f) {
+  return plan.user_groups[group.user_group[f]].mu_start + group.user_row[f] * group.table_size;
+}
+
+template <class Algebra, class T, class Lanes>
+void unpack_factor(const Context<T>& context, const Item<T>& item, int g, const Lanes& lanes, int count,
+                   Scratch<T>& scratch, T* mu) {
+  const Plan& plan = *context.plan;
+  const Group& group = plan.groups[g];
+  const V<T>* joint = joint_marginals<Algebra, T>(context, item, g, lanes, scratch);
   for (int l = 0; l < count; ++l) {
     const Index f = lanes.factor(l);
-    T* to = mu + plan.user_groups[group.user_group[f]].mu_start + group.user_row[f] * group.table_size;
+    T* to = mu + user_marginals(plan, group, f);
     const Index* map = group.entry_maps[group.permutation[f]].data();
     for (Index e = 0; e < group.table_size; ++e) to[map[e]] = joint[e][l];
   }

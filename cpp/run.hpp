@@ -15,6 +15,7 @@ struct RunInput {
   std::shared_ptr<const Plan> plan;
   Kind kind;
   double damping;
+  bool record;  // keep what sweeps overwrite, for `backward`
   Index batch, theta_size, node_size, message_size, mu_size;
   const T* theta;                // (batch, theta_size)
   const double* factor_counting;  // per factor, in the order of the caller's groups; null for mean field
@@ -32,6 +33,8 @@ class Run {
   virtual void marginals(T* mu, int threads) = 0;
   // Normalised log-messages, or log-marginals for mean field, in the caller's layout.
   virtual void state(T* out, int threads) = 0;
+  // d(grad_mu . mu) / dtheta through the recorded sweeps, both in the caller's layouts.
+  virtual void backward(const T* grad_mu, T* grad_theta, int threads) = 0;
 };
 
 // The engine compiled for one instruction set.

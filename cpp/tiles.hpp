@@ -37,6 +37,25 @@ class TileLanes<T, true> {
     store_some<T>(messages + operands_[slot].message + Index(x) * operands_[slot].message_stride, value, tile_.count);
   }
 
+  // For gradients: add to what belongs to a message, a node or a table entry.
+  RF_INLINE void add_message(T* messages, int slot, int x, V<T> value) const {
+    set_message(messages, slot, x, message(messages, slot, x) + value);
+  }
+  RF_INLINE void add_node(T* nodes, int slot, int x, V<T> value) const {
+    T* at = nodes + operands_[slot].node + Index(x) * operands_[slot].node_stride;
+    store_some<T>(at, load<T>(at) + value, tile_.count);
+  }
+  RF_INLINE void add_table(T* tables, Index entry, V<T> value) const {
+    if (!tile_.shared) {
+      T* at = tables + tile_.table + entry * tile_.table_stride;
+      store_some<T>(at, load<T>(at) + value, tile_.count);
+      return;
+    }
+    T sum = 0;
+    for (int l = 0; l < tile_.count; ++l) sum += value[l];
+    tables[tile_.table + entry] += sum;
+  }
+
  private:
   const Group& group_;
   const FactorTile& tile_;
@@ -76,6 +95,19 @@ class TileLanes<T, false> {
   }
   void set_message(T* messages, int slot, int x, V<T> value) const {
     for (int l = 0; l < tile_.count; ++l) messages[address(factor_[l], slot, x)] = value[l];
+  }
+  void add_message(T* messages, int slot, int x, V<T> value) const {
+    for (int l = 0; l < tile_.count; ++l) messages[address(factor_[l], slot, x)] += value[l];
+  }
+  void add_node(T* nodes, int slot, int x, V<T> value) const {
+    for (int l = 0; l < tile_.count; ++l) {
+      const Index p = group_.position[factor_[l] * group_.arity + slot];
+      nodes[plan_.node_address[p] + Index(x) * plan_.node_stride[p]] += value[l];
+    }
+  }
+  void add_table(T* tables, Index entry, V<T> value) const {
+    for (int l = 0; l < tile_.count; ++l)
+      tables[group_.table[factor_[l]] + entry * group_.table_stride[factor_[l]]] += value[l];
   }
 
  private:
@@ -157,40 +189,70 @@ RF_INLINE void prefetch_tables(const Group& group, const FactorTile& tile, const
   for (Index k = 0; k < size; k += kLine) __builtin_prefetch(from + k, 0, 2);
 }
 
-// S > 0: a pairwise factor between variables of S states each.
-template <class Algebra, class T, int S, class Lanes>
-RF_INLINE void update_message(const Context<T>& context, const Item<T>& item, int g, int slot, const Lanes& lanes,
-                              const T* in, T* out, Scratch<T>& scratch) {
-  const Group& group = context.plan->groups[g];
+// The settings of the factors of a tile.
+template <class Algebra, class T, class Lanes>
+RF_INLINE MessageSettings<T> settings_of(const Context<T>& context, int g, const Lanes& lanes) {
   MessageSettings<T> settings{splat<T>(1), splat<T>(1), context.damping};
   if constexpr (Algebra::kNeedsCounting) {
     settings.counting = lanes.per_factor(context.counting[g]);
     settings.inverse = lanes.per_factor(context.inverse[g]);
   }
+  return settings;
+}
+
+// The table of a tile and the combined cavities of the slots before and after the one that receives a message.
+template <class T>
+struct Incident {
+  const T* table;
   Index stride;
-  const T* table = lanes.tables(item.tables.get(), scratch.table, stride);
+  const V<T>*before, *after;
+  Index num_before, num_after;
+};
+
+// S > 0: a pairwise factor between variables of S states each; its one cavity is put into `fixed`.
+template <class Algebra, class T, int S, class Lanes>
+RF_INLINE Incident<T> incident(const Item<T>& item, const Group& group, int slot, const Lanes& lanes, const T* messages,
+                               V<T> inverse, V<T>* fixed, Scratch<T>& scratch) {
+  Incident<T> from;
+  from.table = lanes.tables(item.tables.get(), scratch.table, from.stride);
   const T* beliefs = item.beliefs.get();
-  const int states = S ? S : group.dims[slot];
-  V<T> fixed[S ? S : 1];
-  V<T>* m = S ? fixed : scratch.out;
   if constexpr (S > 0) {
-    V<T> cavity[S];
-    cavity_of<Algebra, T, S>(lanes, group, 1 - slot, beliefs, in, settings.inverse, cavity);
-    if (slot == 1)
-      contract<Algebra, T, S>(table, stride, cavity, S, S, nullptr, 1, m);
-    else
-      contract<Algebra, T, S>(table, stride, nullptr, 1, S, cavity, S, m);
+    cavity_of<Algebra, T, S>(lanes, group, 1 - slot, beliefs, messages, inverse, fixed);
+    from.before = from.after = fixed;
+    from.num_before = slot == 1 ? S : 1;
+    from.num_after = slot == 1 ? 1 : S;
   } else {
-    const Index num_before = joint_cavity<Algebra, T>(lanes, group, 0, slot, beliefs, in, settings.inverse, scratch,
-                                                      scratch.before);
-    const Index num_after = joint_cavity<Algebra, T>(lanes, group, slot + 1, group.arity, beliefs, in,
-                                                     settings.inverse, scratch, scratch.after);
-    if constexpr (IsLogarithm<Algebra>::value)
-      contract_log<T, IsLogarithm<Algebra>::kMax>(table, stride, scratch.before, num_before, states, scratch.after,
-                                                  num_after, m);
-    else
-      contract<Algebra, T, 0>(table, stride, scratch.before, num_before, states, scratch.after, num_after, m);
+    from.num_before =
+        joint_cavity<Algebra, T>(lanes, group, 0, slot, beliefs, messages, inverse, scratch, scratch.before);
+    from.num_after = joint_cavity<Algebra, T>(lanes, group, slot + 1, group.arity, beliefs, messages, inverse, scratch,
+                                              scratch.after);
+    from.before = scratch.before;
+    from.after = scratch.after;
   }
+  return from;
+}
+
+// The message before normalisation.
+template <class Algebra, class T, int S>
+RF_INLINE void contract(const Incident<T>& from, int states, V<T>* out) {
+  if constexpr (IsLogarithm<Algebra>::value)
+    contract_log<T, IsLogarithm<Algebra>::kMax>(from.table, from.stride, from.before, from.num_before, states, from.after,
+                                                from.num_after, out);
+  else
+    contract<Algebra, T, S>(from.table, from.stride, from.before, from.num_before, states, from.after, from.num_after,
+                            out);
+}
+
+template <class Algebra, class T, int S, class Lanes>
+RF_INLINE void update_message(const Context<T>& context, const Item<T>& item, int g, int slot, const Lanes& lanes,
+                              const T* in, T* out, Scratch<T>& scratch) {
+  const Group& group = context.plan->groups[g];
+  const MessageSettings<T> settings = settings_of<Algebra, T>(context, g, lanes);
+  const int states = S ? S : group.dims[slot];
+  V<T> fixed[S ? S : 1], message[S ? S : 1];
+  V<T>* m = S ? message : scratch.out;
+  contract<Algebra, T, S>(incident<Algebra, T, S>(item, group, slot, lanes, in, settings.inverse, fixed, scratch), states,
+                          m);
   Algebra::template finish_message<S>(m, states, settings, [&](int x) { return lanes.message(in, slot, x); });
   RF_UNROLL for (int x = Algebra::template first_state<S>(states); x < states; ++x) lanes.set_message(out, slot, x, m[x]);
 }
@@ -252,6 +314,70 @@ RF_INLINE void update_belief(const Context<T>& context, Item<T>& item, const Nod
   possible = first_lanes<T>(possible, splat<T>(1), tile.count);
   scratch.change = vmax<T>(scratch.change, change);
   scratch.least = select<T>(possible < scratch.least, possible, scratch.least);
+}
+
+// Calls `body` with a value of the arithmetic that group g of the item uses.
+template <class T, class Body>
+void with_algebra(const Context<T>& context, const Item<T>& item, int g, Body body) {
+  if (context.kind == Kind::kMeanField)
+    body(Expectation<T>{});
+  else if (context.kind == Kind::kMaxProduct)
+    body(Logarithm<T, true>{});
+  else if (item.log_domain)
+    body(Logarithm<T, false>{});
+  else if (context.power[g] == Power::kOne)
+    body(Probability<T, Power::kOne>{});
+  else if (context.power[g] == Power::kHalf)
+    body(Probability<T, Power::kHalf>{});
+  else
+    body(Probability<T, Power::kAny>{});
+}
+
+// The arithmetic of beliefs, which is the same for all groups.
+template <class T, class Body>
+void with_node_algebra(const Context<T>& context, const Item<T>& item, Body body) {
+  if (context.kind == Kind::kMeanField)
+    body(Expectation<T>{});
+  else if (item.log_domain)
+    body(Logarithm<T, false>{});
+  else
+    body(Probability<T, Power::kOne>{});
+}
+
+// Calls `body` with the state count as a compile-time constant where that is worth it, else with 0.
+template <bool Fixed, class Body>
+void with_states(int states, Body body) {
+  if constexpr (Fixed) {
+    switch (states) {
+      case 2: return body(std::integral_constant<int, 2>{});
+      case 3: return body(std::integral_constant<int, 3>{});
+      case 4: return body(std::integral_constant<int, 4>{});
+      case 5: return body(std::integral_constant<int, 5>{});
+    }
+  }
+  body(std::integral_constant<int, 0>{});
+}
+
+// S of a pairwise group between variables of equally many states, else 0.
+inline int square_states(const Group& group) {
+  return group.arity == 2 && group.dims[0] == group.dims[1] ? group.dims[0] : 0;
+}
+
+template <class T>
+void update_nodes(const Context<T>& context, Item<T>& item, Index begin, Index end, const T* messages,
+                  Scratch<T>& scratch) {
+  with_node_algebra(context, item, [&](auto algebra) {
+    using Algebra = decltype(algebra);
+    for (Index t = begin; t < end; ++t) {
+      const NodeTile& tile = context.plan->node_tiles[t];
+      with_states<!IsLogarithm<Algebra>::value>(tile.states, [&](auto states) {
+        if (tile.contiguous)
+          update_belief<Algebra, T, decltype(states)::value, true>(context, item, tile, messages, scratch);
+        else
+          update_belief<Algebra, T, decltype(states)::value, false>(context, item, tile, messages, scratch);
+      });
+    }
+  });
 }
 
 }  // namespace riskfield::RISKFIELD_ISA

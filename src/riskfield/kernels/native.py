@@ -51,6 +51,12 @@ class _NativeRun:
         self._run.state(out.numpy(), get_num_threads())
         return out
 
+    def backward(self, grad_mu: Tensor) -> Tensor:
+        """d(grad_mu . mu) / dtheta, of shape (batch, theta), through the sweeps of a run that recorded them."""
+        out = torch.empty(self._batch, self._graph.theta_size, dtype=self._dtype)
+        self._run.backward(_array(grad_mu.to(self._dtype)), out.numpy(), get_num_threads())
+        return out
+
     def _start(
         self,
         plan: object,
@@ -58,6 +64,7 @@ class _NativeRun:
         theta: Tensor,
         state: Tensor | None,
         *,
+        record: bool,
         damping: float = 0.0,
         factor_counting: Tensor | None = None,
         node_counting: Tensor | None = None,
@@ -68,6 +75,7 @@ class _NativeRun:
             plan,
             kind,
             damping,
+            record,
             _array(theta),
             None if factor_counting is None else _array(factor_counting),
             None if node_counting is None else _array(node_counting),
@@ -82,7 +90,9 @@ class _NativeRun:
 class MessagePassingRun(_NativeRun):
     """Sum-product (or max-product) sweeps over a batch of thetas. See `inference.message_passing` for the update."""
 
-    def __init__(self, problem: MessagePassingProblem, theta: Tensor, messages: Tensor | None):
+    def __init__(
+        self, problem: MessagePassingProblem, theta: Tensor, messages: Tensor | None, *, record: bool = False
+    ):
         super().__init__(problem.graph, theta)
         # The engine keeps the counting numbers in the order of the factor groups.
         order = np.concatenate([group.factors for group in problem.graph.factor_groups] or [np.empty(0, np.int64)])
@@ -93,6 +103,7 @@ class MessagePassingRun(_NativeRun):
             "max-product" if problem.maximise else "sum-product",
             theta,
             state,
+            record=record,
             damping=float(problem.damping),
             factor_counting=factor_counting,
             node_counting=problem.counting.node_total.detach(),
@@ -106,7 +117,15 @@ class MessagePassingRun(_NativeRun):
 class MeanFieldRun(_NativeRun):
     """Coordinate ascent on a product distribution. See `inference.mean_field` for the update."""
 
-    def __init__(self, graph: FactorGraph, order: tuple[int, ...] | None, theta: Tensor, messages: Tensor | None):
+    def __init__(
+        self,
+        graph: FactorGraph,
+        order: tuple[int, ...] | None,
+        theta: Tensor,
+        messages: Tensor | None,
+        *,
+        record: bool = False,
+    ):
         super().__init__(graph, theta)
         plan = _plan(
             graph,
@@ -117,7 +136,7 @@ class MeanFieldRun(_NativeRun):
             ),
         )
         state = None if messages is None else starting_marginals(graph, theta, messages)
-        self._start(plan, "mean-field", theta, state)
+        self._start(plan, "mean-field", theta, state, record=record)
 
     def messages(self) -> Tensor:
         """Log node marginals."""
