@@ -2,6 +2,7 @@
 
 from riskfield.adjoints.envelope import Envelope
 from riskfield.adjoints.fixed_point import FixedPoint
+from riskfield.adjoints.kkt import KKT, Direct, Minres
 from riskfield.adjoints.perturb import Perturb
 from riskfield.adjoints.second_order import hessian_vector_product
 from riskfield.adjoints.unroll import Unroll
@@ -32,6 +33,7 @@ from riskfield.threads import get_num_threads, set_num_threads
 __version__ = "0.1.0"
 
 __all__ = [
+    "KKT",
     "TRW",
     "AbstractAdjoint",
     "AbstractAlgorithm",
@@ -42,6 +44,7 @@ __all__ = [
     "ConvergenceWarning",
     "Counting",
     "CountingNumbers",
+    "Direct",
     "Envelope",
     "Exact",
     "FactorGraph",
@@ -53,6 +56,7 @@ __all__ = [
     "MaxProduct",
     "MeanField",
     "MessagePassing",
+    "Minres",
     "NodeGroup",
     "Parallel",
     "Perturb",

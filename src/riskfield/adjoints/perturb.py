@@ -130,7 +130,7 @@ class Perturb(AbstractAdjoint):
             )
         # Marginals are rounded to about eps; mu g is the size of what their differences must resolve.
         signal = reach * (solution.mu * direction).abs().amax(-1, keepdim=True)
-        noise = float(torch.where(signal > 0, eps / signal, 0).max())
+        noise = float(torch.where(signal > 0, _ROUNDING * eps / signal, 0).max())
         if noise > _NOISE:
             warnings.warn(
                 f"`Perturb`: rounding may take {noise:.2g} of the gradient, since the loss weighs very improbable "

@@ -1,0 +1,356 @@
+r"""`KKT`: the gradient of a loss from the optimality conditions of inference, as one sparse linear system.
+
+Message passing ends at a stationary point of theta . mu + H(mu) under the constraints B mu = d of the local polytope,
+
+    theta + dH/dmu + B^T lambda = 0,        B mu = d                                               (Domke 2010, eq. 20)
+
+and differentiating these gives dmu/dtheta as minus the upper left block of the inverse below (Domke 2010, eq. 22;
+Domke 2008, claim 2). With g = dL/dmu, dL/dtheta is the x of
+
+    [ D  B^T ] [ x ]   [ -g ]
+    [ B  0   ] [ y ] = [  0 ],        D = d^2H/dmu^2, diagonal: -c_c / mu_c and -c_i / mu_i.
+
+Where D is regular this is (D^-1 B^T (B D^-1 B^T)^-1 B D^-1 - D^-1) g (Domke 2010, eq. 13; Domke 2013, the theorem of
+section 5); solved whole, it also serves counting numbers c_i = 0. States of probability 0 stay at 0 and are left out.
+
+The rows of B: one per message (factor, slot, state), sum_{x_c \ i} mu_c - mu_i = 0, and one per variable, sum mu_i = 1.
+Of every slot of a factor but the first one row is dropped, since all of them repeat that mu_c sums to 1.
+"""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from riskfield.adjoints._attach import attach, require_convergence, require_finite
+from riskfield.errors import AdjointError, AdjointWarning
+from riskfield.graph._scopes import IntArray
+from riskfield.graph.factor_graph import FactorGraph
+from riskfield.inference.exact import Exact
+from riskfield.inference.infer import AbstractAdjoint, Request
+from riskfield.inference.message_passing import MessagePassing
+from riskfield.inference.solution import Solution
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
+FloatArray = npt.NDArray[np.float64]
+
+# Hard constraints between variables can make further rows of B redundant. This much of the identity in place of the
+# zero block keeps the factors finite; refinement against the true system takes its effect out again.
+_REGULARISATION = 1e-10
+_REFINEMENTS = 30
+_LOOK_EVERY = 10  # steps between two looks at the residual, each of which costs about one more
+# A warning is due where the marginals disagree by this share.
+_UNSETTLED = 1e-2
+
+
+@dataclass(frozen=True, eq=False)
+class System:
+    """A symmetric system, its equations scaled to unit size; the first `num_states` are those of stationarity."""
+
+    matrix: csr_array
+    rhs: FloatArray
+    num_states: int
+    weights: FloatArray  # of the equations, in units of probability
+
+    def remainder(self, solution: FloatArray) -> tuple[FloatArray, float]:
+        """What `solution` leaves of the right-hand side, and the relative size of that.
+
+        The size is in the units of dL/dtheta: a loss that weighs one very improbable state most has a large entry on
+        the right-hand side, against which errors in all the others would seem small.
+        """
+        left: FloatArray = self.rhs - self.matrix @ solution
+        return left, float(np.linalg.norm(self.weights * left) / np.abs(self.weights * self.rhs).max())
+
+
+class AbstractSolver(ABC):
+    """How the linear system of `KKT` is solved."""
+
+    @abstractmethod
+    def solve(self, system: System) -> FloatArray:
+        """Solve, or raise `AdjointError` with the residual."""
+
+
+@dataclass(frozen=True)
+class Direct(AbstractSolver):
+    """A sparse factorisation with iterative refinement: the quickest for small and middling graphs.
+
+    Arguments:
+        tol: the relative residual above which the solve counts as failed.
+
+    >>> from riskfield import KKT, Direct
+    >>> KKT(Direct())
+    KKT(solver=Direct(tol=1e-08))
+    """
+
+    tol: float = 1e-8
+
+    def __post_init__(self) -> None:
+        _check_tol(self.tol)
+
+    def solve(self, system: System) -> FloatArray:
+        """Factorise the regularised matrix; refine until the residual of the true one falls no more."""
+        from scipy.sparse import diags_array
+        from scipy.sparse.linalg import splu
+
+        shift = np.full(len(system.rhs), _REGULARISATION)
+        shift[: system.num_states] = 0
+        try:
+            factors = splu((system.matrix + diags_array(shift)).tocsc())
+        except RuntimeError as error:
+            raise AdjointError(f"`KKT(Direct())`: the linear system could not be factorised: {error}.") from error
+        return _refined(system, factors.solve, self.tol, "KKT(Direct())")
+
+
+@dataclass(frozen=True)
+class Minres(AbstractSolver):
+    """The minimum-residual method: no factorisation, so memory stays that of the matrix; slow on strong couplings.
+
+    Arguments:
+        tol: the relative residual to reach.
+        max_steps: how many products with the matrix it may take.
+
+    >>> from riskfield import KKT, Minres
+    >>> KKT(Minres(tol=1e-8))
+    KKT(solver=Minres(tol=1e-08, max_steps=20000))
+    """
+
+    tol: float = 1e-10
+    max_steps: int = 20000
+
+    def __post_init__(self) -> None:
+        _check_tol(self.tol)
+        if not self.max_steps > 0:
+            raise ValueError(f"`max_steps` must be at least 1. Got {self.max_steps!r}.")
+
+    def solve(self, system: System) -> FloatArray:
+        """Iterate, and start again on what is left while that helps."""
+        from scipy.sparse.linalg import minres
+
+        left, start = self.max_steps, np.zeros_like(system.rhs)
+
+        # SciPy compares the residual with |A| |x|, which may stop it long before or long after ours is small enough.
+        def watch(found: FloatArray) -> None:
+            nonlocal left
+            left -= 1
+            if left % _LOOK_EVERY == 0 and system.remainder(start + found)[1] <= self.tol:
+                raise _SmallEnough(found.copy())
+
+        def correction(remainder: FloatArray) -> FloatArray | None:
+            nonlocal start
+            if left <= 0:
+                return None
+            try:
+                found: FloatArray = minres(system.matrix, remainder, rtol=1e-14, maxiter=left, callback=watch)[0]
+            except _SmallEnough as result:
+                found = result.found
+            start = start + found
+            return found
+
+        return _refined(system, correction, self.tol, f"KKT(Minres(max_steps={self.max_steps}))", enough=self.tol)
+
+
+class _SmallEnough(Exception):
+    """Ends an iteration from inside its callback."""
+
+    def __init__(self, found: FloatArray):
+        self.found = found
+
+
+def _refined(
+    system: System,
+    correction: Callable[[FloatArray], FloatArray | None],
+    tol: float,
+    name: str,
+    enough: float = 1e-15,
+) -> FloatArray:
+    """Add up corrections while they make the residual smaller, down to `enough`."""
+    best = candidate = np.zeros_like(system.rhs)
+    least, stalled = float("inf"), 0
+    for _ in range(_REFINEMENTS):
+        remainder, residual = system.remainder(candidate)
+        # A correction that is good by the solver's own norm may need another one to be so by ours.
+        stalled = 0 if residual < least / 2 else stalled + 1
+        if residual < least:
+            best, least = candidate, residual
+        if residual <= enough or stalled > 2 or not residual < float("inf"):
+            break
+        change = correction(remainder)
+        if change is None:
+            break
+        candidate = candidate + change
+    if not least <= tol:
+        raise AdjointError(
+            f"`{name}`: the linear system is solved only to a relative residual of {least:.2g}; the tolerance is "
+            f"{tol:.2g}. The marginals may be at a point where they are not differentiable. Run inference to a smaller "
+            "tolerance, or use `Unroll`, which differentiates the sweeps that ran."
+        )
+    return best
+
+
+@dataclass(frozen=True)
+class KKT(AbstractAdjoint):
+    """Differentiate converged marginals of message passing by a sparse linear solve.
+
+    For `MessagePassing` with any entropy. The run itself must converge: its error enters the gradient. Memory does not
+    grow with the number of sweeps, but that of `Direct` grows faster than the graph.
+
+    Arguments:
+        solver: `Direct()` or `Minres()`.
+
+    Raises:
+        ValueError: on use, for a run without a tolerance and for other algorithms; the message names the alternative.
+        AdjointError: in the backward pass, if the solve fails; the message has its residual. At a stationary point
+            that is about to split or vanish there is no gradient, and it does.
+
+    >>> import torch
+    >>> from riskfield import KKT, MessagePassing, Stop, TRW, grid, infer
+    >>> graph = grid(3, 3, num_states=2)
+    >>> theta = graph.zeros().requires_grad_()
+    >>> solution = infer(graph, theta, MessagePassing(TRW(0.5)), stop=Stop(tol=1e-10), adjoint=KKT())
+    >>> loss = -graph.node(solution.mu, 4)[1].log()
+    >>> loss.backward()
+    >>> graph.node(theta.grad, 4)
+    tensor([ 0.5000, -0.5000], dtype=torch.float64)
+    """
+
+    solver: AbstractSolver = field(default_factory=Direct)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.solver, AbstractSolver):
+            raise TypeError(f"`solver` must be `Direct()` or `Minres()`. Got {self.solver!r}.")
+
+    def apply(self, request: Request) -> Solution:
+        """Run without gradients; the backward pass solves the system."""
+        require_convergence(request, "KKT")
+        algorithm = request.algorithm
+        if not isinstance(algorithm, MessagePassing):
+            other = "`Unroll` or `Perturb`" if isinstance(algorithm, Exact) else "`FixedPoint`, `Perturb` or `Unroll`"
+            raise ValueError(
+                f"`KKT` needs the optimality conditions on the local polytope, which {type(algorithm).__name__} does "
+                f"not solve. Use {other}, or MessagePassing."
+            )
+        solution = request.solve()
+        return attach(request, solution, lambda grad: self._vjp(request, algorithm, solution.mu, grad))
+
+    def _vjp(self, request: Request, algorithm: MessagePassing, mu: Tensor, grad: Tensor) -> Tensor:
+        require_finite(grad, "KKT")
+        graph = request.graph
+        counting = algorithm.entropy.counting(graph)
+        conditions = _Conditions(graph, counting.factor.detach().numpy(), counting.node_total.detach().numpy())
+        items, out = mu.reshape(-1, graph.mu_size) if mu.numel() else mu[:0], torch.zeros_like(grad)
+        rows = zip(items.double().cpu().numpy(), grad.reshape(items.shape).double().cpu().numpy(), strict=True)
+        smallest = torch.finfo(mu.dtype).tiny
+        unsettled, solved = 0.0, []
+        for item, item_grad in rows:
+            solved.append(conditions.solve(item, item_grad, self.solver, smallest))
+            unsettled = max(unsettled, conditions.unsettled(item, item_grad, smallest))
+        if unsettled > _UNSETTLED:
+            warnings.warn(
+                f"`KKT`: marginals that the loss depends on are consistent only to {unsettled:.2g} of their size, and "
+                "so may be the gradient. Run inference to a smaller tolerance, or use `Unroll`.",
+                AdjointWarning,
+                stacklevel=2,
+            )
+        if solved:
+            out = torch.from_numpy(np.stack(solved)).reshape(grad.shape).to(grad)
+        return graph.collapse(out)
+
+
+class _Conditions:
+    """Stationarity and constraints on one graph: what does not depend on mu."""
+
+    def __init__(self, graph: FactorGraph, factor: FloatArray, node_total: FloatArray):
+        from scipy.sparse import coo_array
+
+        self.graph = graph
+        total = np.empty(graph.mu_size)  # c^_i and c_c, all positive: what every equation is scaled by
+        own = np.empty(graph.mu_size)  # c_i and c_c
+        variable = np.repeat(np.arange(graph.num_variables), graph.num_states)
+        state = np.arange(len(variable)) - np.repeat(np.cumsum(graph.num_states) - graph.num_states, graph.num_states)
+        node_entry = graph.node_start[variable] + state
+        node = node_total.copy()
+        first = graph.message_size
+        rows, columns, values = [first + variable], [node_entry], [np.ones(len(variable))]
+        self.entry_of_row = np.empty(first, np.int64)  # the node marginal that each message constraint is about
+        self.ends: list[tuple[int, int, int]] = []  # rows of a slot other than the first: start, factors, states
+        for group in graph.factor_groups:
+            share = factor[group.factors]
+            total[group.mu_start : group.mu_stop] = np.repeat(share, group.table_size)
+            cells = np.arange(group.mu_start, group.mu_stop)
+            table_states = np.unravel_index(np.arange(group.table_size), group.shape)
+            for slot, size in enumerate(group.shape):
+                np.subtract.at(node, group.variables[:, slot], share)
+                start, stop = group.message_range(slot)
+                of_factor = start + size * np.arange(group.num_factors)[:, None]
+                entry = (graph.node_start[group.variables[:, slot]][:, None] + np.arange(size)).ravel()
+                rows += [(of_factor + table_states[slot]).ravel(), np.arange(start, stop)]
+                columns += [cells, entry]
+                values += [np.ones(len(cells)), -np.ones(len(entry))]
+                self.entry_of_row[start:stop] = entry
+                if slot:
+                    self.ends.append((start, group.num_factors, size))
+        own[:] = total
+        total[node_entry], own[node_entry] = node_total[variable], node[variable]
+        self.total, self.diagonal = total, -own / total
+        triple: Any = (np.concatenate(values), (np.concatenate(rows), np.concatenate(columns)))
+        self.matrix = coo_array(triple, shape=(first + graph.num_variables, graph.mu_size)).tocsr()
+
+    def solve(self, mu: FloatArray, grad: FloatArray, solver: AbstractSolver, smallest: float) -> FloatArray:
+        """dL/dtheta in the layout of mu, for one item."""
+        from scipy.sparse import block_array, diags_array
+
+        graph = self.graph
+        states = np.flatnonzero(mu >= smallest)
+        # In the unknowns x / scale every entry of the matrix is at most 1 however improbable a state is: those of B
+        # become square roots of conditional probabilities.
+        scale = np.sqrt(mu[states] / self.total[states])
+        right = -scale * grad[states]
+        largest = np.abs(right).max(initial=0.0)
+        out = np.zeros(graph.mu_size)
+        if largest == 0:
+            return out
+        constraints = self.matrix[self._kept_rows(mu, smallest)][:, states] @ diags_array(scale)
+        lengths = np.sqrt(constraints.multiply(constraints).sum(axis=1))
+        constraints = diags_array(1 / lengths) @ constraints
+        matrix = block_array([[diags_array(self.diagonal[states]), constraints.T], [constraints, None]], format="csr")
+        rhs = np.concatenate([right / largest, np.zeros(len(lengths))])
+        system = System(matrix, rhs, len(states), np.concatenate([scale, lengths]))
+        out[states] = largest * scale * solver.solve(system)[: len(states)]
+        return out
+
+    def unsettled(self, mu: FloatArray, grad: FloatArray, smallest: float) -> float:
+        """How inconsistent the marginals are, relative to each and weighed by its share in the gradient.
+
+        A tolerance on marginals says nothing about the ratios of very small ones, which a loss may depend on.
+        """
+        share = np.abs(mu * grad)
+        if not share.any():
+            return 0.0
+        rows = self._kept_rows(mu, smallest)
+        rows = rows[rows < self.graph.message_size]
+        gap = np.abs(self.matrix @ mu)[rows] / mu[self.entry_of_row[rows]]
+        return float((gap * (abs(self.matrix) @ share)[rows]).max(initial=0.0) / share.max())
+
+    def _kept_rows(self, mu: FloatArray, smallest: float) -> IntArray:
+        node = mu[self.entry_of_row]
+        kept = node >= smallest
+        for start, factors, size in self.ends:
+            # The row of the most probable state is the one to drop: the others then fix it well.
+            block = node[start : start + factors * size].reshape(factors, size)
+            kept[start + size * np.arange(factors) + block.argmax(axis=1)] = False
+        return np.flatnonzero(np.concatenate([kept, np.ones(self.graph.num_variables, bool)]))
+
+
+def _check_tol(tol: float) -> None:
+    if not 0 < tol < 1:
+        raise ValueError(f"`tol` must lie between 0 and 1. Got {tol!r}.")
