@@ -51,7 +51,7 @@ def test_the_public_surface():
         *("AbstractAlgorithm", "Exact", "MaxProduct", "MeanField", "MessagePassing"),
         *("Solution", "Stop", "clamp", "frequencies", "hessian_vector_product", "infer", "sample"),
         *("AbstractAdjoint", "AdjointError", "AdjointWarning", "Envelope", "FixedPoint", "Perturb", "Unroll"),
-        *("KKT", "Direct", "Minres"),
+        *("KKT", "Direct", "Minres", "GradientReport", "check_gradients"),
         *("UAIModel", "read_evidence", "read_uai", "write_mar", "write_pr"),
         *("get_num_threads", "set_num_threads"),
         *("ConvergenceWarning", "FileFormatError", "ImpossibleEvidenceError", "RiskfieldError", "TreewidthError"),

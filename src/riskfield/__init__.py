@@ -1,5 +1,6 @@
 """Train graphical models for the predictions you will actually make."""
 
+from riskfield.adjoints.check import GradientReport, check_gradients
 from riskfield.adjoints.envelope import Envelope
 from riskfield.adjoints.fixed_point import FixedPoint
 from riskfield.adjoints.kkt import KKT, Direct, Minres
@@ -51,6 +52,7 @@ __all__ = [
     "FactorGroup",
     "FileFormatError",
     "FixedPoint",
+    "GradientReport",
     "ImpossibleEvidenceError",
     "Levels",
     "MaxProduct",
@@ -70,6 +72,7 @@ __all__ = [
     "Unroll",
     "__version__",
     "chain",
+    "check_gradients",
     "clamp",
     "colour_order",
     "colours",

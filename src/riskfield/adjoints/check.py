@@ -1,0 +1,287 @@
+"""`check_gradients`: every adjoint beside finite differences and beside the others, with times.
+
+The differences are of the objective an adjoint claims to differentiate: for `Unroll` the loss after the sweeps that
+ran, for all others the loss at convergence. They are four-sided, (8 L(h) - 8 L(-h) - L(2h) + L(-2h)) / 12h entry by
+entry of theta (the scheme of Domke 2013, section 6), in float64 whatever the dtype of theta.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from riskfield.adjoints.envelope import Envelope
+from riskfield.adjoints.fixed_point import FixedPoint
+from riskfield.adjoints.kkt import KKT, Direct, Minres
+from riskfield.adjoints.perturb import Perturb
+from riskfield.adjoints.unroll import Unroll
+from riskfield.errors import AdjointError, AdjointWarning, ConvergenceWarning
+from riskfield.graph.factor_graph import FactorGraph
+from riskfield.inference.algorithm import AbstractAlgorithm
+from riskfield.inference.evidence import clamp
+from riskfield.inference.infer import AbstractAdjoint, Stop, infer
+from riskfield.inference.solution import Solution
+
+Loss = Callable[[Solution], Tensor]
+
+_STEP = torch.finfo(torch.float64).eps ** (1 / 5)  # balances truncation against rounding, as in `Perturb(4)`
+_SHIFTS = torch.tensor([2.0, 1.0, -1.0, -2.0], dtype=torch.float64)
+_WEIGHTS = torch.tensor([-1.0, 8.0, -8.0, 1.0], dtype=torch.float64) / 12
+_TIGHT = 1e-13  # tolerance of the runs that differences are taken of
+_NUMBERS_AT_ONCE = 2**22  # entries of theta in one batch of them
+
+
+def default_adjoints() -> tuple[AbstractAdjoint, ...]:
+    """What `check_gradients` tries."""
+    perturbations = tuple(Perturb(sides) for sides in (1, 2, 4))
+    return (Unroll(), FixedPoint(), *perturbations, KKT(Direct()), KKT(Minres()), Envelope())
+
+
+@dataclass(frozen=True, eq=False)
+class GradientRow:
+    """One adjoint: its gradient and how good that is, or why there is none."""
+
+    adjoint: AbstractAdjoint
+    gradient: Tensor | None  # (theta,); None if it was refused or failed
+    abs_error: float | None  # the largest difference from finite differences
+    rel_error: float | None  # the same in units of the largest difference quotient
+    seconds: float | None  # inference and the backward pass
+    note: str  # why there is no gradient, or a warning that came with it
+
+
+@dataclass(frozen=True, eq=False)
+class GradientReport:
+    """What `check_gradients` found; its `str` is a table."""
+
+    rows: tuple[GradientRow, ...]
+    num_checked: int  # entries of theta that differences were taken of
+    num_entries: int  # finite entries of theta
+    residual: float  # the worst last change of a marginal, in those runs for differences that were to converge
+
+    @property
+    def worst(self) -> float:
+        """The largest relative error of any adjoint that gave a gradient; NaN if none did."""
+        errors = [row.rel_error for row in self.rows if row.rel_error is not None]
+        return float(torch.tensor(errors, dtype=torch.float64).max()) if errors else float("nan")
+
+    @property
+    def disagreement(self) -> float:
+        """The largest difference between the gradients of two adjoints, in all entries, relative to the largest entry.
+
+        For a run without a tolerance there is only one to compare.
+        """
+        gradients = [row.gradient.double() for row in self.rows if row.gradient is not None]
+        if len(gradients) < 2:
+            return 0.0
+        stacked = torch.stack(gradients)
+        gap = (stacked.amax(0) - stacked.amin(0)).max()
+        size = stacked.abs().max()
+        return float(gap / size) if size > 0 else 0.0
+
+    def __str__(self) -> str:
+        names = [str(row.adjoint) for row in self.rows]
+        width = max(map(len, names), default=0)
+        lines = [f"{'adjoint':{width}}  abs error  rel error  seconds"]
+        for name, row in zip(names, self.rows, strict=True):
+            if row.gradient is None:
+                lines.append(f"{name:{width}}  {row.note}")
+            else:
+                note = f"  {row.note}" if row.note else ""
+                lines.append(f"{name:{width}}  {row.abs_error:9.1e}  {row.rel_error:9.1e}  {row.seconds:7.3f}{note}")
+        settled = f", of runs that settled to {self.residual:.1e}" if self.residual else ""
+        lines.append(
+            f"errors against finite differences in {self.num_checked} of {self.num_entries} entries of theta{settled}; "
+            f"the adjoints differ by {self.disagreement:.1e}"
+        )
+        return "\n".join(lines)
+
+
+def check_gradients(
+    graph: FactorGraph,
+    theta: Tensor,
+    algorithm: AbstractAlgorithm,
+    loss: Loss,
+    *,
+    stop: Stop | None = None,
+    evidence: Tensor | Mapping[int, int] | None = None,
+    adjoints: Sequence[AbstractAdjoint] | None = None,
+    max_entries: int = 100,
+    seed: int = 0,
+    kernels: str | None = None,
+) -> GradientReport:
+    """Compare the gradients of `loss` by every adjoint with finite differences and with each other.
+
+    Arguments:
+        graph: the structure.
+        theta: log-potentials of shape (graph.theta_size,), without batch axes.
+        algorithm: the algorithm to differentiate.
+        loss: a scalar from a `Solution`: from its mu, its log_partition, its theta.
+        stop: when inference ends; by default at a tolerance near rounding. Without a tolerance only `Unroll` applies.
+        evidence: as for `infer`.
+        adjoints: what to try; by default all there are, each with its standard settings.
+        max_entries: the differences are taken of that many entries of theta, drawn at random.
+        seed: for that draw.
+        kernels: as for `infer`.
+
+    Returns:
+        A `GradientReport`; print it. An adjoint that refuses or fails has its message there in place of an error.
+
+    Raises:
+        ValueError: if theta has batch axes, or the loss is not a finite scalar that depends on the solution.
+
+    >>> import torch
+    >>> from riskfield import MessagePassing, TRW, check_gradients, grid
+    >>> graph = grid(3, 3, num_states=2)
+    >>> theta = torch.linspace(-1, 1, graph.theta_size, dtype=torch.float64)
+    >>> report = check_gradients(graph, theta, MessagePassing(TRW(0.5)), lambda solution: (solution.mu**2).sum())
+    >>> report.worst < 1e-6, report.disagreement < 1e-6
+    (True, True)
+    >>> print(report.rows[-1].note)
+    the loss depends on the marginals, of which `Envelope` has no gradient
+    """
+    theta = _checked(graph, theta, evidence)
+    if max_entries < 1:
+        raise ValueError(f"`max_entries` must be at least 1. Got {max_entries!r}.")
+    stop = Stop(sweeps=10000, tol=_TIGHT if theta.dtype == torch.float64 else 1e-6) if stop is None else stop
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # the report has the residual
+        base = infer(graph, theta, algorithm, stop=stop, kernels=kernels)
+        uses_mu = _uses_marginals(base, loss)
+        finite = torch.isfinite(theta).nonzero().ravel()
+        generator = torch.Generator().manual_seed(seed)
+        entries = finite[torch.randperm(len(finite), generator=generator)[:max_entries].sort().values]
+        truth = _Differences(graph, theta.double(), algorithm, loss, entries, kernels)
+        rows = []
+        for adjoint in default_adjoints() if adjoints is None else adjoints:
+            if uses_mu and isinstance(adjoint, Envelope):
+                note = "the loss depends on the marginals, of which `Envelope` has no gradient"
+                rows.append(GradientRow(adjoint, None, None, None, None, note))
+                continue
+            gradient, seconds, note = _attempt(graph, theta, algorithm, loss, stop, kernels, adjoint)
+            if gradient is None:
+                rows.append(GradientRow(adjoint, None, None, None, None, note))
+                continue
+            expected = truth.of(base, stop, converged=not isinstance(adjoint, Unroll))
+            gap = float((gradient.double()[entries] - expected).abs().max()) if len(entries) else 0.0
+            size = float(expected.abs().max()) if len(entries) else 0.0
+            rows.append(GradientRow(adjoint, gradient, gap, gap / size if size else gap, seconds, note))
+    return GradientReport(tuple(rows), len(entries), len(finite), truth.residual)
+
+
+class _Differences:
+    """Difference quotients of the loss, computed once for each objective that is asked for."""
+
+    def __init__(
+        self,
+        graph: FactorGraph,
+        theta: Tensor,
+        algorithm: AbstractAlgorithm,
+        loss: Loss,
+        entries: Tensor,
+        kernels: str | None,
+    ):
+        self.graph, self.theta, self.algorithm, self.loss = graph, theta, algorithm, loss
+        self.entries, self.kernels = entries, kernels
+        self.residual = 0.0
+        self._known: dict[Stop, Tensor] = {}
+
+    def of(self, base: Solution, stop: Stop, converged: bool) -> Tensor:
+        """dL/dtheta in the entries, of shape (entry,), at convergence or after the sweeps of `base`."""
+        messages = None
+        if stop.tol is not None and (converged or stop.tol <= 10 * _TIGHT):
+            # The start of a converged run does not matter, save that a non-concave entropy has several optima.
+            stop, messages = replace(stop, tol=min(stop.tol, _TIGHT)), base.messages
+        elif stop.tol is not None:
+            stop = Stop(sweeps=int(base.sweeps), tol=None)
+        if stop not in self._known:
+            self._known[stop] = self._compute(stop, messages)
+        return self._known[stop]
+
+    def _compute(self, stop: Stop, messages: Tensor | None) -> Tensor:
+        at_once = max(1, _NUMBERS_AT_ONCE // (4 * max(self.graph.mu_size, 1)))
+        out = []
+        for chunk in self.entries.split(at_once) if len(self.entries) else ():
+            steps = _STEP * (1 + self.theta[chunk].abs())
+            shifted = self.theta.repeat(len(chunk), 4, 1)
+            shifted[torch.arange(len(chunk), device=chunk.device), :, chunk] += steps[:, None] * _SHIFTS.to(shifted)
+            start = None if messages is None else messages.double().expand(len(chunk), 4, -1)
+            with torch.no_grad():
+                runs = infer(self.graph, shifted, self.algorithm, stop=stop, messages=start, kernels=self.kernels)
+                values = [[self.loss(_item(runs, (k, side))) for side in range(4)] for k in range(len(chunk))]
+            if stop.tol is not None:
+                self.residual = max(self.residual, float(runs.residual.max()))
+            quotients = torch.tensor(values, dtype=torch.float64) @ _WEIGHTS
+            out.append(quotients.to(steps) / steps)
+        return torch.cat(out) if out else self.theta[:0]
+
+
+def _checked(graph: FactorGraph, theta: Tensor, evidence: Tensor | Mapping[int, int] | None) -> Tensor:
+    graph.check_values(theta)
+    theta = theta.detach() if evidence is None else clamp(graph, theta.detach(), evidence)
+    if theta.ndim != 1:
+        raise ValueError(
+            f"`theta` must have shape ({graph.theta_size},), without batch axes. Got {tuple(theta.shape)}."
+        )
+    return theta
+
+
+def _uses_marginals(base: Solution, loss: Loss) -> bool:
+    mu, theta = base.mu.clone().requires_grad_(), base.theta.clone().requires_grad_()
+    value = base.log_partition.clone().requires_grad_()
+    result = loss(replace(base, mu=mu, theta=theta, _value=value))
+    if not isinstance(result, Tensor) or result.ndim != 0 or not result.requires_grad:
+        raise ValueError(
+            "`loss` must return a scalar tensor that depends on the mu, log_partition or theta of the solution. Got "
+            f"{result!r}."
+        )
+    if not torch.isfinite(result):
+        raise ValueError(f"`loss` must be finite at the solution. Got {float(result.detach())}.")
+    (grad,) = torch.autograd.grad(result, mu, allow_unused=True)
+    return grad is not None and bool((grad != 0).any())
+
+
+def _attempt(
+    graph: FactorGraph,
+    theta: Tensor,
+    algorithm: AbstractAlgorithm,
+    loss: Loss,
+    stop: Stop,
+    kernels: str | None,
+    adjoint: AbstractAdjoint,
+) -> tuple[Tensor | None, float, str]:
+    """The gradient by `adjoint` or None, the seconds it took, and what there is to say about it."""
+    leaf = theta.clone().requires_grad_()
+    began = time.perf_counter()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", AdjointWarning)
+        try:
+            solution = infer(graph, leaf, algorithm, stop=stop, adjoint=adjoint, kernels=kernels)
+        except ValueError as error:
+            return None, 0.0, str(error)
+        try:
+            (gradient,) = torch.autograd.grad(loss(solution), leaf)
+        except AdjointError as error:
+            return None, 0.0, str(error)
+    seconds = time.perf_counter() - began
+    notes = [str(warning.message) for warning in caught if issubclass(warning.category, AdjointWarning)]
+    return gradient, seconds, " ".join(notes)
+
+
+def _item(solution: Solution, index: tuple[int, ...]) -> Solution:
+    """One item of a batch, as if it had run alone."""
+    value = solution._value
+    return replace(
+        solution,
+        theta=solution.theta[index],
+        mu=solution.mu[index],
+        sweeps=solution.sweeps[index],
+        residual=solution.residual[index],
+        converged=solution.converged[index],
+        messages=None if solution.messages is None else solution.messages[index],
+        _value=value[index] if isinstance(value, Tensor) else value,
+    )
