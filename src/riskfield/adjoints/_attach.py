@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from riskfield.errors import AdjointError
 from riskfield.inference.exact import Exact
@@ -49,6 +48,10 @@ def require_convergence(request: Request, name: str, theta_only: bool = True) ->
 
 def require_finite(grad: Tensor, name: str) -> None:
     """Refuse a dL/dmu with NaN or infinite entries: no gradient of theta can be right."""
+    if torch.isfinite(
+        grad.sum()
+    ):  # one pass in place of several; a sum of finite numbers that overflows is looked into
+        return
     bad = ~torch.isfinite(grad)
     if bad.any():
         where = tuple(int(k) for k in bad.nonzero()[0])
@@ -58,13 +61,36 @@ def require_finite(grad: Tensor, name: str) -> None:
         )
 
 
+def first_order_only(gradient: Tensor, theta: Tensor, name: str) -> Tensor:
+    """`gradient`, through which a second derivative in theta raises.
+
+    Autograd's own `once_differentiable` raises only where no inputs are named: `torch.autograd.grad` with unused inputs
+    allowed would hand out zeros.
+    """
+    if torch.is_grad_enabled() and theta.requires_grad:
+        return _FirstOrder.apply(gradient, theta, name)  # type: ignore[no-any-return]
+    return gradient
+
+
+class _FirstOrder(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, theta: Tensor, name: str) -> Tensor:
+        ctx.name = name
+        return gradient.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> NoReturn:
+        raise AdjointError(f"{ctx.name} has first derivatives only. Use `Unroll` for second ones.")
+
+
 class _Attached(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, theta: Tensor, value: Tensor, vjp: Vjp) -> Tensor:
-        ctx.vjp = vjp
+        ctx.vjp, ctx.theta = vjp, theta
         return value.clone()
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.vjp(grad), None, None
+        with torch.no_grad():
+            gradient = ctx.vjp(grad.detach())
+        return first_order_only(gradient, ctx.theta, "This adjoint"), None, None

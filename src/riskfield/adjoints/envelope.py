@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from riskfield.adjoints._attach import require_convergence
+from riskfield.adjoints._attach import first_order_only, require_convergence
 from riskfield.inference.infer import AbstractAdjoint, Request
 from riskfield.inference.solution import Solution
 
@@ -47,11 +46,10 @@ class Envelope(AbstractAdjoint):
 class _Value(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, theta: Tensor, value: Tensor, statistics: Tensor) -> Tensor:
-        ctx.save_for_backward(statistics)
+        ctx.save_for_backward(theta, statistics)
         return value.clone()
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        (statistics,) = ctx.saved_tensors
-        return grad.unsqueeze(-1) * statistics, None, None
+        theta, statistics = ctx.saved_tensors
+        return first_order_only(grad.unsqueeze(-1) * statistics, theta, "`Envelope`"), None, None

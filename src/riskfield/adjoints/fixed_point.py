@@ -25,9 +25,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from riskfield.adjoints._attach import require_convergence, require_finite
+from riskfield.adjoints._attach import first_order_only, require_convergence, require_finite
 from riskfield.adjoints._linear import LinearSolution, solve_fixed_point
 from riskfield.entropy import Counting
 from riskfield.errors import AdjointError, AdjointWarning
@@ -179,12 +178,15 @@ class _AtFixedPoint(torch.autograd.Function):
     ) -> Tensor:
         assert solution.messages is not None
         ctx.adjoint, ctx.request = adjoint, request
-        ctx.save_for_backward(solution.messages, *numbers)
+        ctx.save_for_backward(theta, solution.messages, *numbers)
         return solution.mu.clone()
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        state, *numbers = ctx.saved_tensors
-        theta, *others = ctx.adjoint.vjp(ctx.request, state, tuple(numbers), grad)
-        return None, None, None, theta.reshape(ctx.request.theta.shape).to(grad.dtype), *others
+        theta, state, *numbers = ctx.saved_tensors
+        with torch.no_grad():
+            found, *others = ctx.adjoint.vjp(ctx.request, state, tuple(numbers), grad.detach())
+        gradients = [found.reshape(theta.shape).to(grad.dtype), *others]
+        for number in (theta, *numbers):
+            gradients = [first_order_only(gradient, number, "`FixedPoint`") for gradient in gradients]
+        return None, None, None, *gradients

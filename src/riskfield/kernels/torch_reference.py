@@ -133,7 +133,7 @@ class MessagePassingRun:
             new = normalised(scaled(total, 1 / self.node_total[members][:, None]))
             old = self.log_beliefs[:, index]
             if len(members):
-                change = torch.maximum(change, self._undamped_change(old.detach(), new.detach()))
+                change = torch.maximum(change, self._undamped_change(old.detach(), new.detach()).detach())
             self.log_beliefs.index_copy_(1, index.flatten(), new.flatten(1))
         return change
 
@@ -144,7 +144,7 @@ class MessagePassingRun:
         shorter ones scaled up once probabilities saturate, so the step is taken back in logarithms.
         """
         if self.damped:
-            step = torch.where(new == NEG_INF, 0.0, new - old) / (1 - float(self.damping))
+            step = torch.where(new == NEG_INF, 0.0, new - old) / (1 - self.damping)
             new = normalised(torch.where(new == NEG_INF, NEG_INF, old + step))
         return (new.exp() - old.exp()).abs().amax((1, 2))
 
