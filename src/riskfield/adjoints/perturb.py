@@ -103,22 +103,27 @@ class Perturb(AbstractAdjoint):
             return graph.collapse(grad)
         # The factors that share a table are perturbed each by its own part of g: sums over a table would be wrong.
         theta = graph.expand(request.theta.detach())
-        finite = torch.isfinite(theta)
-        grad = torch.where(finite, grad, 0)  # mu stays 0 where theta is -inf, and takes no part in the step size
-        scale = grad.abs().amax(-1, keepdim=True)
+        possible = theta > -torch.inf
+        size = theta
+        if not possible.all():
+            # Mu stays 0 where theta is -inf: such states take no part in the step size.
+            size, grad = torch.where(possible, theta, 0), torch.where(possible, grad, 0)
+        size = 1 + _largest(size)
+        scale = _largest(grad)
         direction = grad / torch.where(scale > 0, scale, 1)
         steps, weights, power = _SCHEMES[self.sides]
-        size = 1 + torch.where(finite, theta, 0).abs().amax(-1, keepdim=True)
         eps = torch.finfo(theta.dtype).eps
         reach = self.multiplier * eps**power * size  # r |g|_inf
 
-        perturbed = torch.stack([theta + step * reach * direction for step in steps])
+        perturbed = torch.addcmul(theta, torch.stack([step * reach for step in steps]), direction)
         messages = None if solution.messages is None else solution.messages.expand(len(steps), *solution.messages.shape)
         stop = replace(request.stop, tol=self._tolerance(request.stop.tol, eps, size, reach))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
             runs = replace(request, graph=_untied(graph)).solve(theta=perturbed, messages=messages, stop=stop)
-        difference = sum((w * mu for w, mu in zip(weights, runs.mu, strict=True)), torch.zeros_like(theta))
+        difference = weights[0] * runs.mu[0]
+        for weight, mu in zip(weights[1:], runs.mu[1:], strict=True):
+            difference.add_(mu, alpha=weight)
         if not runs.converged.all():
             worst = float(runs.residual.max())
             warnings.warn(
@@ -129,7 +134,7 @@ class Perturb(AbstractAdjoint):
                 stacklevel=2,
             )
         # Marginals are rounded to about eps; mu g is the size of what their differences must resolve.
-        signal = reach * (solution.mu * direction).abs().amax(-1, keepdim=True)
+        signal = reach * _largest(solution.mu * direction)
         noise = float(torch.where(signal > 0, _ROUNDING * eps / signal, 0).max())
         if noise > _NOISE:
             warnings.warn(
@@ -138,7 +143,7 @@ class Perturb(AbstractAdjoint):
                 AdjointWarning,
                 stacklevel=2,
             )
-        return graph.collapse(torch.where(finite & (scale > 0), difference * (scale / reach), 0))
+        return graph.collapse(difference * (scale / reach))
 
     def _tolerance(self, tol: float | None, eps: float, size: Tensor, reach: Tensor) -> float:
         if self.tol is not None or tol is None:  # None: exact inference, which has nothing to stop
@@ -147,6 +152,12 @@ class Perturb(AbstractAdjoint):
         # settle any more.
         floor = _ROUNDING * eps * float(size.max())
         return min(tol, max(tol * float(reach.min()), floor))
+
+
+def _largest(x: Tensor) -> Tensor:
+    """The largest absolute value along the last axis, which it keeps."""
+    largest: Tensor = torch.linalg.vector_norm(x, torch.inf, dim=-1, keepdim=True)
+    return largest
 
 
 def _untied(graph: FactorGraph) -> FactorGraph:
