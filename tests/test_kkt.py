@@ -262,3 +262,12 @@ def test_large_potentials():
     expected, _ = differences(graph, theta, algorithm, random_quadratic)
     actual = gradient(graph, theta, algorithm, random_quadratic, rf.KKT())
     assert error(actual, expected) < 1e-8
+
+
+def test_second_derivatives_are_refused():
+    graph = rf.chain(3, 2)
+    theta = graph.zeros().requires_grad_()
+    mu = rf.infer(graph, theta, adjoint=rf.KKT()).mu
+    (first,) = torch.autograd.grad((mu**2).sum(), theta, create_graph=True)
+    with pytest.raises(rf.AdjointError, match=r"has first derivatives only\. Use `Unroll`"):
+        first.sum().backward()

@@ -48,9 +48,8 @@ def require_convergence(request: Request, name: str, theta_only: bool = True) ->
 
 def require_finite(grad: Tensor, name: str) -> None:
     """Refuse a dL/dmu with NaN or infinite entries: no gradient of theta can be right."""
-    if torch.isfinite(
-        grad.sum()
-    ):  # one pass in place of several; a sum of finite numbers that overflows is looked into
+    # One pass in place of several; a sum of finite numbers that overflows is looked into.
+    if torch.isfinite(grad.sum()):
         return
     bad = ~torch.isfinite(grad)
     if bad.any():
