@@ -41,6 +41,8 @@ from riskfield.kernels.torch_reference import MeanFieldRun, MessagePassingRun
 
 # A gradient whose equation is solved no better than this is not handed out.
 _WORTHLESS = 1e-4
+# Log-messages that change by more in a sweep are no fixed point, whatever the marginals say.
+_UNSETTLED = 1e-2
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ class FixedPoint(AbstractAdjoint):
         """
         require_finite(grad, "FixedPoint")
         theta = request.theta.detach().reshape(-1, request.graph.theta_size).double().requires_grad_()
-        state = state.detach().reshape(len(theta), -1).double().requires_grad_()
+        state = state.detach().reshape(len(theta), state.shape[-1]).double().requires_grad_()
         leaves = [theta, *(number.detach().requires_grad_() for number in numbers)]
         g = grad.detach().reshape(len(theta), request.graph.mu_size).double()
         # Zero messages stay zero, whatever else changes. A gradient in them would leak into their neighbours.
@@ -127,6 +129,8 @@ class FixedPoint(AbstractAdjoint):
                 mu = run.marginals()
                 run.sweep()
                 swept = run.messages()
+            if best is None:
+                _warn_if_unsettled(state.detach(), swept.detach())
             b, *direct = torch.autograd.grad(mu, [state, *leaves], g, retain_graph=True, materialize_grads=True)
 
             def sweep_backwards(v: Tensor, swept: Tensor = swept) -> Tensor:
@@ -156,6 +160,19 @@ class FixedPoint(AbstractAdjoint):
             warnings.warn(message + "Allow more steps, or ask for less.", AdjointWarning, stacklevel=2)
         else:
             raise AdjointError(message + "Allow more steps, use `Unroll`, or a concave entropy such as `TRW(0.5)`.")
+
+
+def _warn_if_unsettled(state: Tensor, swept: Tensor) -> None:
+    """Saturated marginals can stand still while their log-messages are far from a fixed point."""
+    finite = (state != NEG_INF) & (swept != NEG_INF)
+    change = float(torch.where(finite, swept - state, 0.0).abs().max()) if state.numel() else 0.0
+    if change > _UNSETTLED:
+        warnings.warn(
+            f"The log-messages still change by {change:.2g} in a sweep although the marginals have settled: the "
+            "gradient of `FixedPoint` may be wrong. Use a tighter tolerance, less damping, or `Unroll`.",
+            AdjointWarning,
+            stacklevel=2,
+        )
 
 
 def _reference_runs(

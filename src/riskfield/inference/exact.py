@@ -32,6 +32,7 @@ from riskfield.graph._scopes import IntArray, index_tensor
 from riskfield.graph.elimination import Elimination, min_fill
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.inference.algorithm import AbstractAlgorithm, Run
+from riskfield.kernels import is_differentiated
 
 NEG_INF = float("-inf")
 # No machine holds tables over this many variables of two states or more, and on a large grid the order takes minutes.
@@ -308,7 +309,7 @@ def _gather(bucket: _Bucket, tables: list[Tensor], messages: list[Tensor]) -> Te
 
 def _log_sum(table: Tensor) -> Tensor:
     """Sum out the first axis after the batch; the gradient is 0, not NaN, where all values are -inf."""
-    if not table.requires_grad:
+    if not is_differentiated(table):
         return torch.logsumexp(table, 1)
     top = table.detach().amax(1, keepdim=True)
     top = torch.where(top == NEG_INF, 0.0, top)

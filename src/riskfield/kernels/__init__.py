@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 
 from riskfield.kernels.problem import MessagePassingProblem
 
-__all__ = ["MessagePassingProblem", "native_available", "select"]
+__all__ = ["MessagePassingProblem", "is_differentiated", "native_available", "select"]
 
 
 def native_available() -> bool:
@@ -33,7 +33,7 @@ def select(theta: Tensor, kernels: str | None = None, *others: Tensor | float | 
     """
     if kernels not in (None, "native", "torch"):
         raise ValueError(f'`kernels` must be "native", "torch" or None. Got {kernels!r}.')
-    differentiable = any(isinstance(number, Tensor) and _is_differentiated(number) for number in (theta, *others))
+    differentiable = any(isinstance(number, Tensor) and is_differentiated(number) for number in (theta, *others))
     if kernels == "native":
         if not native_available():
             raise ValueError('`kernels="native"` needs the compiled extension, which is not installed.')
@@ -51,6 +51,6 @@ def select(theta: Tensor, kernels: str | None = None, *others: Tensor | float | 
     return native_kernels
 
 
-def _is_differentiated(tensor: Tensor) -> bool:
+def is_differentiated(tensor: Tensor) -> bool:
     """Whether derivatives are asked for, in reverse or in forward mode."""
     return (tensor.requires_grad and torch.is_grad_enabled()) or forward_ad.unpack_dual(tensor).tangent is not None

@@ -1,0 +1,90 @@
+"""`FixedPoint`: acceleration, failure, and memory."""
+
+import pytest
+import torch
+
+import riskfield as rf
+from gradient_cases import gradient
+from riskfield.adjoints._linear import LinearSolution
+from riskfield.adjoints.fixed_point import _warn_if_unsettled
+from riskfield.kernels.torch_reference import MessagePassingRun
+from strategies import potentials
+
+STOP = rf.Stop(5000, 1e-13)
+
+
+def repulsive():
+    """Undamped sweeps move away from the fixed point that damped ones find."""
+    graph = rf.from_edges(2, [(a, b) for a in range(5) for b in range(a)], num_variables=5)
+    theta = 0.1 * potentials(graph, 0)
+    graph.factor_views(theta)[0][:, [0, 1], [0, 1]] = -1.5
+    return graph, theta, rf.MessagePassing(schedule=rf.Parallel(), damping=0.6)
+
+
+def test_acceleration_solves_what_iteration_cannot():
+    graph, theta, algorithm = repulsive()
+    expected = gradient(graph, theta, algorithm, STOP, rf.Unroll())
+    for accelerate in (None, True):
+        found = gradient(graph, theta, algorithm, STOP, rf.FixedPoint(accelerate=accelerate))
+        torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-9)
+    with pytest.raises(rf.AdjointError, match=r"still change the gradient by .* \(relative\) after \d+ steps"):
+        gradient(graph, theta, algorithm, STOP, rf.FixedPoint(accelerate=False))
+
+
+def test_falling_short_is_a_warning_and_failing_an_error():
+    graph = rf.grid(4, 4, 2)
+    theta, algorithm = potentials(graph, 0), rf.MessagePassing(rf.TRW(0.5))
+    with pytest.raises(rf.AdjointError, match="after 2 steps; the tolerance is 1e-10"):
+        gradient(graph, theta, algorithm, STOP, rf.FixedPoint(max_steps=2))
+    with pytest.warns(rf.AdjointWarning, match="the tolerance is 1e-10. Allow more steps"):
+        rf.FixedPoint()._check(LinearSolution(theta, 1e-6, 1000, True))
+
+
+def test_messages_that_lag_behind_saturated_marginals_are_reported():
+    before, after = torch.tensor([[0.0, -300.0, -torch.inf]]), torch.tensor([[0.0, -310.0, -torch.inf]])
+    with pytest.warns(rf.AdjointWarning, match="log-messages still change by 10"):
+        _warn_if_unsettled(before, after)
+
+
+def test_the_backward_pass_records_one_sweep(monkeypatch):
+    swept = []
+    sweep = MessagePassingRun.sweep
+    monkeypatch.setattr(MessagePassingRun, "sweep", lambda run: swept.append(1) or sweep(run))
+    graph = rf.grid(4, 4, 2)
+    theta = potentials(graph, 0).requires_grad_()
+    solution = rf.infer(graph, theta, rf.MessagePassing(rf.TRW(0.5)), stop=STOP, adjoint=rf.FixedPoint())
+    assert int(solution.sweeps) > 10
+    swept.clear()
+    solution.mu.square().sum().backward()
+    assert len(swept) == 1
+
+
+def test_rho_of_one_is_back_belief_propagation():
+    graph = rf.grid(3, 3, 3)
+    theta = 0.5 * potentials(graph, 0)
+    bp, trw = (
+        gradient(graph, theta, rf.MessagePassing(entropy), STOP, rf.FixedPoint())
+        for entropy in (rf.Bethe(), rf.TRW(1.0))
+    )
+    torch.testing.assert_close(bp, trw)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"tol": 0.0}, r"`tol` must lie in \(0, 1\). Got 0.0"),
+        ({"max_steps": 0}, "`max_steps` must be a positive integer. Got 0"),
+        ({"accelerate": "gmres"}, "`accelerate` must be True, False or None. Got 'gmres'"),
+    ],
+)
+def test_bad_settings(options, match):
+    with pytest.raises(ValueError, match=match):
+        rf.FixedPoint(**options)
+
+
+def test_an_infinite_loss_gradient_is_refused():
+    graph = rf.chain(2, 2)
+    theta = graph.zeros().requires_grad_()
+    solution = rf.infer(graph, theta, evidence={0: 0}, adjoint=rf.FixedPoint())
+    with pytest.raises(rf.AdjointError, match="`FixedPoint`: the gradient of the loss in the marginals is -inf"):
+        (-graph.node(solution.mu, 0)[1].log()).backward()
