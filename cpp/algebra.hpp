@@ -70,11 +70,21 @@ struct Probability {
       m[0] = splat<T>(1);
       return;
     }
-    V<T> total = m[0];
-    RF_UNROLL for (int x = 1; x < n; ++x) total += m[x];
-    V<T> scale = T(1) / total;
-    RF_UNROLL for (int x = 0; x < n; ++x) m[x] = damped(m[x] * scale, old(x), s);
+    // By the largest entry, not the sum: many factors at one variable would otherwise shrink its belief without bound.
+    scale_to_one<S>(m, n);
+    if (P == Power::kAny && s.damping > 0) {
+      RF_UNROLL for (int x = 0; x < n; ++x) m[x] = damped(m[x], old(x), s);
+      scale_to_one<S>(m, n);
+    }
     RF_UNROLL for (int x = 0; x < n; ++x) m[x] = power(m[x], s.counting);
+  }
+
+  template <int S>
+  static RF_INLINE void scale_to_one(V<T>* m, int n) {
+    V<T> top = m[0];
+    RF_UNROLL for (int x = 1; x < n; ++x) top = vmax<T>(top, m[x]);
+    const V<T> scale = T(1) / top;
+    RF_UNROLL for (int x = 0; x < n; ++x) m[x] *= scale;
   }
 
   static RF_INLINE V<T> damped(V<T> update, V<T> old, const MessageSettings<T>& s) {
@@ -82,6 +92,11 @@ struct Probability {
       if (s.damping > 0)
         return vexp<T>((1 - s.damping) * vlog<T>(update) + (s.damping * s.inverse) * vlog<T>(old));
     return update;
+  }
+
+  // Above 0 where a stored message moved by more than the share `most`.
+  static RF_INLINE V<T> movement(V<T> stored, V<T> old, T most) {
+    return vabs<T>(stored - old) - most * select<T>(stored < old, stored, old);
   }
 
   // The first state whose stored messages are not all 1.
@@ -129,6 +144,9 @@ struct Logarithm {
     V<T> total{};
     for (int x = 0; x < n; ++x) total += vexp<T>(m[x] - finite_top);
     return finite_top + vlog<T>(total);
+  }
+  static RF_INLINE V<T> movement(V<T> stored, V<T> old, T most) {
+    return select<T>(stored > old, stored - old - most, select<T>(stored < old, old - stored - most, V<T>{}));
   }
   static RF_INLINE V<T> finite_or_zero(V<T> x) { return select<T>(x > kNegInf<T>, x, V<T>{}); }
 
@@ -178,6 +196,7 @@ struct Expectation {
   }
   template <int S, class Old>
   static RF_INLINE void finish_message(V<T>*, int, const MessageSettings<T>&, Old) {}
+  static RF_INLINE V<T> movement(V<T>, V<T>, T) { return V<T>{}; }  // beliefs are all there is
   template <int S>
   static RF_INLINE int first_state(int) {
     return 0;

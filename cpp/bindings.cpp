@@ -126,6 +126,8 @@ void bind_run(nb::module_& module, const char* name) {
 }  // namespace
 
 NB_MODULE(_native, module) {
+  // Runs that live until the interpreter ends, held by a tensor, are no leaks worth telling users about.
+  nb::set_leak_warnings(false);
   nb::class_<Plan>(module, "Plan")
       .def_ro("mean_stage_entries", &Plan::mean_stage_entries)
       .def_prop_ro("num_stages", &Plan::num_stages);

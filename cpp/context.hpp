@@ -9,17 +9,23 @@
 
 namespace riskfield::RISKFIELD_ISA {
 
+// Marginals near 0 or 1 hide messages that still move by orders of magnitude and have yet to reach other variables.
+// While some stored log-message moves by more than this in a sweep, a run has not converged.
+constexpr double kSettled = 0.1;
+
 template <class T>
 struct Context {
   std::shared_ptr<const Plan> plan;
   Kind kind;
   T damping;
+  T settled;  // the movement of a stored log-message that still counts as rest
   std::vector<std::vector<T>> counting, inverse;  // group -> factor: c and 1 / c
   std::vector<Power> power;                       // group
   std::vector<T> node_inverse;                    // packed node: 1 / c^
   bool node_power = false;                        // whether any c^ differs from 1
 
   explicit Context(const RunInput<T>& in) : plan(in.plan), kind(in.kind), damping(static_cast<T>(in.damping)) {
+    settled = static_cast<T>(kSettled * (1 - in.damping));
     const bool mean_field = kind == Kind::kMeanField;
     for (const Group& group : plan->groups) {
       std::vector<T> c(group.count + kLanes<T>, T(1)), inverse_c(c);
@@ -51,11 +57,12 @@ struct Scratch {
   Buffer<T> storage;
   V<T>*table, *cavities, *before, *after, *spare, *weights, *out;
   V<T> change{};  // largest change of a belief, lane by lane
+  V<T> moved{};   // lane by lane, above 0 if a message moved by more than Context::settled
   V<T> least{};   // lane by lane, 0 if an impossible variable was met
 
   explicit Scratch(const Plan& plan) {
-    const Index sizes[] = {plan.max_table, std::max<Index>(plan.max_states, plan.max_slot_sum), plan.max_table, plan.max_table, plan.max_table,
-                           plan.max_table, std::max<Index>(plan.max_states, plan.max_slot_sum)};
+    const Index sizes[] = {plan.max_table, plan.max_states, plan.max_table, plan.max_table, plan.max_table,
+                           plan.max_table, plan.max_states};
     V<T>** parts[] = {&table, &cavities, &before, &after, &spare, &weights, &out};
     Index total = 0;
     for (Index size : sizes) total += size;

@@ -154,6 +154,7 @@ class EngineRun final : public Run<T> {
 
   void begin_sweep(Scratch<T>& scratch) {
     scratch.change = V<T>{};
+    scratch.moved = V<T>{};
     scratch.least = splat<T>(1);
   }
 
@@ -172,12 +173,15 @@ class EngineRun final : public Run<T> {
 
   static bool done(const Item<T>& item, double tol) { return item.impossible || item.residual <= tol; }
 
-  void end_sweep(Item<T>& item, int threads, int first) {
+  void end_sweep(Item<T>& item, double tol, int threads, int first) {
     item.residual = 0;
+    bool settled = true;
     for (int k = first; k < first + threads; ++k) {
       item.impossible |= impossible(*scratch_[k]);
       item.residual = std::max(item.residual, change_of(*scratch_[k]));
+      for (int l = 0; l < kLanes<T>; ++l) settled &= !(scratch_[k]->moved[l] > 0);
     }
+    if (item.residual <= tol && !settled) item.residual = std::max(item.residual, kSettled);
     if (item.impossible) item.residual = std::numeric_limits<double>::quiet_NaN();
     if (plan_.sweep == Sweep::kAllAtOnce && !plan_.stages.empty()) item.current = 1 - item.current;
   }
@@ -187,7 +191,7 @@ class EngineRun final : public Run<T> {
     for (; ran < sweeps && !done(item, tol); ++ran) {
       begin_sweep(*scratch_[thread]);
       sweep(item, *scratch_[thread], 0, plan_.parts, nullptr);
-      end_sweep(item, 1, thread);
+      end_sweep(item, tol, 1, thread);
     }
     return ran;
   }
@@ -201,7 +205,7 @@ class EngineRun final : public Run<T> {
         sweep(item, *scratch_[thread], thread, thread + 1, &barrier);
         barrier.wait();
         if (thread == 0) {
-          end_sweep(item, plan_.parts, 0);
+          end_sweep(item, tol, plan_.parts, 0);
           ++ran;
         }
         barrier.wait();

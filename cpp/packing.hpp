@@ -87,8 +87,7 @@ class Packer {
     for (Index p = 0; p < plan_.num_variables; ++p) worst = std::max(worst, spread[p]);
     for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
       const Group& group = plan_.groups[g];
-      double states = 0;
-      for (int slot = 0; slot < group.arity; ++slot) states += std::log(double(group.dims[slot]));
+      const double states = std::log(double(group.table_size));
       for (Index f = 0; f < group.count; ++f) {
         double total = states + (1 + 2 * group.arity) * widths_[g][f] * context_.inverse[g][f];
         for (int slot = 0; slot < group.arity; ++slot) {
@@ -159,7 +158,7 @@ class Packer {
           const int n = group.dims[slot];
           const T c = context_.counting[g][f];
           const T* given = state_ + user_message(plan_, group, f, slot);
-          const T scale = n == 2 ? given[0] : T(0);
+          const T scale = n == 2 ? given[0] : range_of(given, n).top();
           T* to = messages + group.message[f * group.arity + slot];
           for (int x = 0; x < n; ++x)
             to[Index(x) * group.message_stride[f]] = probabilities() ? std::exp(c * (given[x] - scale)) : c * given[x];

@@ -130,8 +130,7 @@ struct Plan::Builder {
         if (from.tied) {
           auto inserted = shared_ids.emplace(std::make_pair(permutation, from.shared[row]), plan.shared_tables.size());
           if (inserted.second) {
-            plan.shared_tables.push_back(
-                {place.first, place.second, static_cast<std::int32_t>(u), row, plan.table_size, 0});
+            plan.shared_tables.push_back({place.first, place.second, plan.table_size, 0});
             plan.table_size += group.table_size;
           }
           shared = inserted.first->second;
@@ -154,7 +153,6 @@ struct Plan::Builder {
       group.dims = dims;
       for (int d : dims) group.table_size *= d;
       plan.max_table = std::max(plan.max_table, group.table_size);
-      plan.max_slot_sum = std::max<Index>(plan.max_slot_sum, std::accumulate(dims.begin(), dims.end(), 0));
       plan.groups.push_back(std::move(group));
       shared_key.emplace_back();
     }

@@ -22,7 +22,6 @@ struct UserGroup {
   const Index* tables = nullptr;     // (count,)  table of theta
   // Tied groups only: factors with the same number here have the same table and counting number.
   const Index* shared = nullptr;  // (count,)
-  Index num_shared = 0;
   Index theta_start = 0, mu_start = 0, message_start = 0, factor_start = 0;
   bool tied = false;
 };
@@ -94,10 +93,9 @@ struct Part {
 };
 
 struct SharedTable {
-  std::int32_t group, permutation, user_group;
-  Index user_row;  // a factor that uses it, as the caller counts
+  std::int32_t group, permutation;
   Index address;
-  Index factor = 0;  // the same factor in its group
+  Index factor;  // one that uses it
 };
 
 struct Plan {
@@ -108,7 +106,7 @@ struct Plan {
   Sweep sweep;
   Index num_variables, node_size = 0, message_size = 0, table_size = 0;
   int max_states = 1;
-  Index max_table = 1, max_slot_sum = 1;
+  Index max_table = 1;
   std::vector<UserGroup> user_groups;  // pointers cleared; tables kept in user_tables
   std::vector<std::vector<Index>> user_tables;
   std::vector<Index> node_start;                 // caller's layout

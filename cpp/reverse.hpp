@@ -5,7 +5,7 @@
 // from, then the messages it overwrote are put back from the tape, the beliefs are made again from them, and last the
 // messages it sent hand their gradient to tables, beliefs and messages they were made from. Gradients are kept with
 // respect to logarithms: of beliefs, of stored (powered) messages, of packed tables. A belief does not change when its
-// messages are scaled, nor a message when its cavities are, so such gradients sum to zero and normalisation drops out.
+// messages are scaled, nor a message when its cavities are, so such gradients sum to zero over states.
 #pragma once
 
 #include "packing.hpp"
@@ -96,7 +96,19 @@ RF_INLINE void reverse_message(const Context<T>& context, const Item<T>& item, i
     lanes.set_message(from, slot, x, V<T>{});
     if (settings.damping > 0) lanes.add_message(to, slot, x, settings.damping * stored);
     r[x] = kExpectation ? stored : settings.counting * (1 - settings.damping) * stored;
-    if constexpr (!kExpectation && !IsLogarithm<Algebra>::value) r[x] /= m[x];
+  }
+  if constexpr (!kExpectation) {
+    // These gradients sum to zero but for rounding, which would grow from sweep to sweep if it were let through.
+    V<T> sum{}, total{};
+    RF_UNROLL for (int x = 0; x < states; ++x) sum += r[x];
+    if constexpr (IsLogarithm<Algebra>::value) {
+      const V<T> shift = Algebra::finite_or_zero(Algebra::log_total(m, states));
+      for (int x = 0; x < states; ++x) r[x] -= vexp<T>(m[x] - shift) * sum;
+    } else {
+      RF_UNROLL for (int x = 0; x < states; ++x) total += m[x];
+      const V<T> excess = sum / total;
+      RF_UNROLL for (int x = 0; x < states; ++x) r[x] = r[x] / m[x] - excess;
+    }
   }
   if constexpr (S > 0) {
     V<T> sum[S];

@@ -33,7 +33,7 @@ class Pool {
 
  private:
   void start_worker() {
-    const int number = ++workers_;
+    const int number = workers_ + 1;
     unsigned seen;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
@@ -57,6 +57,7 @@ class Pool {
         done_.notify_one();
       }
     }).detach();
+    ++workers_;  // only now: starting a thread may fail
   }
 
   void execute(int number, const std::function<void(int)>& body) {

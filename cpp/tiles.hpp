@@ -33,6 +33,8 @@ class TileLanes<T, true> {
   RF_INLINE V<T> message(const T* messages, int slot, int x) const {
     return load<T>(messages + operands_[slot].message + Index(x) * operands_[slot].message_stride);
   }
+  // `value` with the lanes beyond the last factor set to 0.
+  RF_INLINE V<T> valid(V<T> value) const { return first_lanes<T>(value, V<T>{}, tile_.count); }
   RF_INLINE void set_message(T* messages, int slot, int x, V<T> value) const {
     store_some<T>(messages + operands_[slot].message + Index(x) * operands_[slot].message_stride, value, tile_.count);
   }
@@ -93,6 +95,7 @@ class TileLanes<T, false> {
   V<T> message(const T* messages, int slot, int x) const {
     return gather([&](Index f) { return messages[address(f, slot, x)]; });
   }
+  V<T> valid(V<T> value) const { return first_lanes<T>(value, V<T>{}, tile_.count); }
   void set_message(T* messages, int slot, int x, V<T> value) const {
     for (int l = 0; l < tile_.count; ++l) messages[address(factor_[l], slot, x)] = value[l];
   }
@@ -254,7 +257,11 @@ RF_INLINE void update_message(const Context<T>& context, const Item<T>& item, in
   contract<Algebra, T, S>(incident<Algebra, T, S>(item, group, slot, lanes, in, settings.inverse, fixed, scratch), states,
                           m);
   Algebra::template finish_message<S>(m, states, settings, [&](int x) { return lanes.message(in, slot, x); });
-  RF_UNROLL for (int x = Algebra::template first_state<S>(states); x < states; ++x) lanes.set_message(out, slot, x, m[x]);
+  RF_UNROLL for (int x = Algebra::template first_state<S>(states); x < states; ++x) {
+    const V<T> moved = Algebra::movement(m[x], lanes.message(in, slot, x), context.settled);
+    scratch.moved = vmax<T>(scratch.moved, lanes.valid(moved));
+    lanes.set_message(out, slot, x, m[x]);
+  }
 }
 
 // The change beliefs would have made without damping, which shortens the steps of their logarithms by one factor.

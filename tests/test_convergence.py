@@ -134,3 +134,37 @@ def test_sweeps_must_be_a_count(sweeps):
 def test_tolerance_must_be_a_number(tol):
     with pytest.raises(ValueError, match="`tol` must be a non-negative number or None"):
         rf.Stop(tol=tol)
+
+
+def _saturated_tree():
+    """A tree whose marginals saturate in the first sweep while its messages are still on their way."""
+    graph = rf.FactorGraph([2, 3, 2, 1], [(0, 2, 1), (0, 3)])
+    theta = graph.zeros()
+    for variable, values in enumerate([[-120.0, -72], [15, 49, 113], [-21, 61]]):
+        graph.node(theta, variable)[:] = torch.tensor(values)
+    graph.factor(theta, 0)[:] = torch.tensor([[[-400.0, 142, -16], [124, -207, 96]], [[-140, -14, -74], [93, 8, -72]]])
+    graph.factor(theta, 1)[:] = torch.tensor([[-36.0], [178]])
+    return graph, theta
+
+
+@pytest.mark.parametrize("damping", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("algorithm", [rf.MessagePassing, rf.MaxProduct])
+def test_saturated_marginals_do_not_pass_for_convergence(algorithm, damping, kernels):
+    graph, theta = _saturated_tree()
+    exact = rf.infer(graph, theta, rf.Exact())
+    solution = rf.infer(graph, theta, algorithm(damping=damping), stop=rf.Stop(tol=1e-10), kernels=kernels)
+    assert solution.converged
+    torch.testing.assert_close(graph.node(solution.mu, 1), graph.node(exact.mu, 1), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("damping", [0.0, 0.5, 0.9])
+def test_strong_chains_converge_to_the_exact_answer(damping, kernels):
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(20):
+        order = torch.randperm(8, generator=generator)
+        graph = rf.from_edges(2, torch.stack([order[:-1], order[1:]], 1).numpy(), num_variables=8)
+        theta = 50 * torch.randn(graph.theta_size, dtype=torch.float64, generator=generator)
+        solution = rf.infer(graph, theta, rf.MessagePassing(damping=damping), kernels=kernels)
+        exact = rf.infer(graph, theta, rf.Exact())
+        assert solution.converged
+        torch.testing.assert_close(solution.mu, exact.mu, rtol=0, atol=1e-3)

@@ -85,10 +85,10 @@ def test_clamping_is_differentiable():
     [
         ({3: 0}, r"`evidence` must name variables in 0..2. Got 3"),
         ({-1: 0}, r"`evidence` must name variables in 0..2. Got -1"),
-        ({0: -1}, r"`evidence` must give a state of at least 0. Got -1 for variable 0"),
-        ({1: 2}, r"`states` of variable 1 must lie in -1..1. Got 2"),
-        (torch.tensor([0, 0]), r"`states` must have shape \(\*batch, 3\). Got \(2,\)"),
-        (torch.tensor([0, 0, -2]), r"`states` of variable 2 must lie in -1..1. Got -2"),
+        ({0: -1}, r"`evidence` of variable 0 must lie in 0..1. Got -1"),
+        ({1: 2}, r"`evidence` of variable 1 must lie in 0..1. Got 2"),
+        (torch.tensor([0, 0]), r"`evidence` must have shape \(\*batch, 3\). Got \(2,\)"),
+        (torch.tensor([0, 0, -2]), r"`evidence` of variable 2 must lie in -1..1. Got -2"),
     ],
 )
 def test_bad_evidence_is_refused(evidence, message):
@@ -99,7 +99,7 @@ def test_bad_evidence_is_refused(evidence, message):
 
 def test_evidence_must_be_integers():
     graph = rf.chain(3, 2)
-    with pytest.raises(TypeError, match="`states` must be integers"):
+    with pytest.raises(TypeError, match="`evidence` must be integers"):
         rf.infer(graph, graph.zeros(), evidence=torch.zeros(3))
 
 

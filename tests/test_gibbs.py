@@ -87,7 +87,7 @@ def test_a_given_start_is_used():
         rf.sample(graph, theta, 10, start=torch.tensor([0, 1, 1, 1]))
     with pytest.raises(ValueError, match=r"`start` must broadcast to shape \(3, 4\). Got \(2, 4\)"):
         rf.sample(graph, theta, 10, chains=3, start=torch.stack([ones, ones]))
-    with pytest.raises(ValueError, match=r"`states` of variable 0 must lie in 0..1. Got 2"):
+    with pytest.raises(ValueError, match=r"`start` of variable 0 must lie in 0..1. Got 2"):
         rf.sample(graph, theta, 10, start=2 * ones)
 
 

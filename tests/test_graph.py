@@ -259,3 +259,16 @@ def test_bad_arguments_of_infer_are_refused():
     for algorithm in (rf.MessagePassing(), rf.Exact()):
         with pytest.raises(ValueError, match='`kernels` must be "native", "torch" or None'):
             rf.infer(graph, graph.zeros(), algorithm, kernels="cuda")
+
+
+def test_a_union_keeps_the_order_of_factors():
+    part = rf.FactorGraph([2, 2, 2], [(0, 1), (0,), (1, 2)])
+    union = rf.Union([part, part]).graph
+    assert [union.scope(k) for k in range(6)] == [(0, 1), (0,), (1, 2), (3, 4), (3,), (4, 5)]
+    rho = torch.tensor([0.5, 1.0, 0.9], dtype=torch.float64)
+    theta = torch.randn(part.theta_size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    alone = rf.infer(part, theta, rf.MessagePassing(rf.TRW(rho)))
+    joint = rf.Union([part, part])
+    both = rf.infer(joint.graph, joint.join([theta, theta]), rf.MessagePassing(rf.TRW(torch.cat([rho, rho]))))
+    for piece in joint.split(both.mu):
+        torch.testing.assert_close(piece, alone.mu)

@@ -114,3 +114,57 @@ def test_a_star_costs_time_linear_in_its_degree():
         return best
 
     assert seconds(100_000) < 40 * seconds(10_000)
+
+
+@pytest.mark.parametrize("states", [2, 3, 8])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_hubs_do_not_underflow(states, dtype):
+    """Many factors at one variable, each of little weight: products of their messages must stay in range."""
+    leaves = 700
+    graph = rf.from_edges(states, [(0, k) for k in range(1, leaves + 1)], num_variables=leaves + 1)
+    theta = 0.01 * torch.randn(graph.theta_size, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    stop = rf.Stop(sweeps=3, tol=None)
+    for algorithm in (rf.MessagePassing(), rf.MessagePassing(rf.CountingNumbers(5.0, 1.0))):
+        mu = rf.infer(graph, theta, algorithm, stop=stop, kernels="native").mu
+        reference = rf.infer(graph, theta.double(), algorithm, stop=stop, kernels="torch").mu
+        torch.testing.assert_close(mu.double(), reference, rtol=0, atol=1e-10 if dtype == torch.float64 else 1e-4)
+
+
+@pytest.mark.parametrize("sweeps", [1, 40])
+@pytest.mark.parametrize("scale", [1.0, 20.0])
+@pytest.mark.parametrize("algorithm", [a for a in ALGORITHMS if not isinstance(a, rf.MaxProduct)], ids=repr)
+@pytest.mark.parametrize("name", GRAPHS)
+def test_the_recorded_gradient_equals_autograd(name, algorithm, scale, sweeps):
+    graph, generator = GRAPHS[name], torch.Generator().manual_seed(2)
+    if sweeps * graph.num_factors > 1000 and name != "grid":
+        pytest.skip("slow on the torch kernels")
+    theta = scale * torch.randn(2, graph.theta_size, dtype=torch.float64, generator=generator)
+    weight = torch.randn(2, graph.mu_size, dtype=torch.float64, generator=generator)
+    theta.requires_grad_()
+    stop = rf.Stop(sweeps=sweeps, tol=None)
+
+    def gradient(kernels):
+        mu = rf.infer(graph, theta, algorithm, stop=stop, adjoint=rf.Unroll(), kernels=kernels).mu
+        return torch.autograd.grad((weight * mu).sum(), theta)[0]
+
+    native, reference = gradient("native"), gradient("torch")
+    torch.testing.assert_close(native, reference, rtol=0, atol=1e-10 * float(reference.abs().max().clamp(min=1)))
+
+
+def test_going_back_twice_gives_the_same_gradient():
+    graph = GRAPHS["grid"]
+    theta = graph.zeros().requires_grad_()
+    mu = rf.infer(graph, theta, stop=rf.Stop(sweeps=3, tol=None), adjoint=rf.Unroll()).mu
+    loss = mu.square().sum()
+    (first,) = torch.autograd.grad(loss, theta, retain_graph=True)
+    (second,) = torch.autograd.grad(loss, theta)
+    assert torch.equal(first, second)
+
+
+def test_changing_rho_on_a_tied_graph_keeps_one_plan():
+    from riskfield.kernels import native
+
+    graph = rf.grid(5, 5, 2, tied=True)
+    for step in range(5):
+        rf.infer(graph, graph.zeros(), rf.MessagePassing(rf.TRW(0.5 + 0.01 * step)), kernels="native")
+    assert len(native._plans[graph]) == 1

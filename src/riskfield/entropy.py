@@ -93,9 +93,9 @@ class TRW(AbstractEntropy):
 
     Arguments:
         rho: the appearance probability of the factors: one number for all, or a tensor of one per factor. With
-            probabilities that come from a distribution over spanning trees (`spanning_tree_rho`) the log-partition
-            value is an upper bound. On large 4-connected grids 1/2 is nearly that. Factors of a single variable carry
-            no mutual information, so a single number leaves them at 1.
+            probabilities that come from a distribution over spanning trees (`spanning_tree_rho`) or forests (1/2 on a
+            4-connected grid: all rows, or all columns) the log-partition value is an upper bound. Factors of a single
+            variable carry no mutual information, so a single number leaves them at 1.
 
     Raises:
         ValueError: on use, if a rho is not above 0 or their number is not the number of factors.
@@ -105,11 +105,11 @@ class TRW(AbstractEntropy):
 
     def counting(self, graph: FactorGraph) -> Counting:
         """Rho for every factor."""
-        if isinstance(self.rho, Tensor) and self.rho.ndim:
-            rho = self.rho.to("cpu", torch.float64)
+        scalar = torch.as_tensor(self.rho).to("cpu", torch.float64)
+        if scalar.ndim:
+            rho = scalar
             _check_length("rho", rho, graph.num_factors)
         else:
-            scalar = torch.as_tensor(self.rho, dtype=torch.float64)
             unary = torch.zeros(graph.num_factors, dtype=torch.bool)
             for group in graph.factor_groups:
                 unary[index_tensor(group.factors)] = group.arity == 1

@@ -14,8 +14,9 @@ def set_num_threads(count: int) -> None:
     >>> get_num_threads()
     1
     """
-    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-        raise ValueError(f"`count` must be a positive integer. Got {count!r}.")
+    most = 16 * _usable_processors()
+    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= most:
+        raise ValueError(f"`count` must be an integer from 1 to {most}, 16 per processor. Got {count!r}.")
     global _num_threads
     _num_threads = count
 
@@ -25,6 +26,9 @@ def get_num_threads() -> int:
     if _num_threads is not None:
         return _num_threads
     wished = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
-    if wished.isdigit() and int(wished) > 0:
-        return int(wished)
+    usable = _usable_processors()
+    return min(int(wished), usable) if wished.isdigit() and int(wished) > 0 else usable
+
+
+def _usable_processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -7,8 +7,16 @@ really computed. Memory grows with the number of sweeps.
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, replace
+from typing import Any
 
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from riskfield.errors import ConvergenceWarning
+from riskfield.inference.algorithm import RecordingRun
 from riskfield.inference.infer import AbstractAdjoint, Request
 from riskfield.inference.solution import Solution
 
@@ -32,5 +40,44 @@ class Unroll(AbstractAdjoint):
     """
 
     def apply(self, request: Request) -> Solution:
-        """Run on the torch kernels, which autograd follows."""
-        return replace(request, kernels="torch").run()
+        """Run natively with a tape where only first derivatives of theta are asked for, else on the torch kernels."""
+        if not (request.theta.requires_grad and torch.is_grad_enabled()):
+            return request.run()
+        recording = None if request.kernels == "torch" or _is_transformed(request.theta) else _start_recording(request)
+        if recording is None:
+            return replace(request, kernels="torch").run()
+        with torch.no_grad():
+            solution = replace(request, theta=request.theta.detach()).run(recording)
+        mu = _Recorded.apply(request.theta, solution.mu, request, recording)
+        return replace(solution, theta=request.theta, mu=mu, _value=request.algorithm.log_partition)
+
+
+def _start_recording(request: Request) -> RecordingRun | None:
+    detached = replace(request, theta=request.theta.detach())
+    return request.algorithm.start_recording(request.graph, detached.flat_theta(), detached.flat_messages())
+
+
+def _is_transformed(theta: Tensor) -> bool:
+    """Whether forward-mode or `torch.func` derivatives are under way, which native code does not follow."""
+    if forward_ad.unpack_dual(theta).tangent is not None:
+        return True
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(theta))
+
+
+class _Recorded(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, theta: Tensor, mu: Tensor, request: Request, recording: RecordingRun) -> Tensor:
+        ctx.save_for_backward(theta)
+        ctx.request, ctx.recording = request, recording
+        return mu.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        (theta,) = ctx.saved_tensors
+        if torch.is_grad_enabled():  # a second derivative is wanted: go through the same sweeps where autograd follows
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ConvergenceWarning)
+                mu = replace(ctx.request, theta=theta, kernels="torch").run().mu
+            return torch.autograd.grad(mu, theta, grad, create_graph=True)[0], None, None, None
+        flat = grad.reshape(-1, grad.shape[-1])
+        return ctx.recording.backward(flat).reshape(theta.shape), None, None, None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -76,7 +77,8 @@ def from_edges(
 class Union:
     """Several graphs side by side in one, for a batch of graphs that differ in structure.
 
-    `join` brings one theta per part into the layout of `graph`; `split` takes a theta or mu of `graph` apart again.
+    Variables and factors are numbered part after part. `join` brings one theta per part into the layout of `graph`;
+    `split` takes a theta or mu of `graph` apart again.
 
     >>> both = Union([chain(3, 2), grid(2, 2, 2)])
     >>> both.graph
@@ -89,20 +91,21 @@ class Union:
     graph: FactorGraph
 
     def __init__(self, parts: Sequence[FactorGraph]):
-        scopes, tables = [], []
+        # Factors keep their order, so that numbers given per factor can simply be joined.
+        blocks, tables = [], []
         first_variable = first_table = 0
         for part in parts:
-            numbered: list[tuple[int, npt.NDArray[np.int64], npt.NDArray[np.int64]]] = []
+            part_tables = np.empty(part.num_factors, np.int64)
             for group in part.factor_groups:
-                numbered.append((group.theta_start, group.variables + first_variable, group.tables + first_table))
+                part_tables[group.factors] = group.tables + first_table
                 first_table += group.num_tables
-            scopes += [variables for _, variables, _ in numbered]
-            tables += [table for _, _, table in numbered]
+            tables.append(part_tables)
+            blocks += [variables + first_variable for variables in _runs_of_equal_arity(part)]
             first_variable += part.num_variables
         states = np.concatenate([part.num_states for part in parts]) if parts else np.empty(0, np.int64)
         joined = np.concatenate(tables) if tables else None
         object.__setattr__(self, "parts", tuple(parts))
-        object.__setattr__(self, "graph", FactorGraph(states, scopes, tables=joined))
+        object.__setattr__(self, "graph", FactorGraph(states, blocks, tables=joined))
 
     def join(self, thetas: Sequence[Tensor]) -> Tensor:
         """One theta of `graph` from one per part. Differentiable."""
@@ -142,6 +145,18 @@ class Union:
                 factor_taken[group.shape] += count
             out.append(torch.cat(pieces, dim=-1) if pieces else vector[..., :0])
         return out
+
+
+def _runs_of_equal_arity(graph: FactorGraph) -> list[npt.NDArray[np.int64]]:
+    """The variables of all factors in their order, as arrays of shape (factors, arity)."""
+    arity = np.empty(graph.num_factors, np.int64)
+    widest = max((group.arity for group in graph.factor_groups), default=0)
+    variables = np.empty((graph.num_factors, widest), np.int64)
+    for group in graph.factor_groups:
+        arity[group.factors] = group.arity
+        variables[group.factors, : group.arity] = group.variables
+    starts = [0, *(np.flatnonzero(np.diff(arity)) + 1).tolist(), graph.num_factors]
+    return [variables[a:b, : arity[a]] for a, b in itertools.pairwise(starts) if a < b]
 
 
 def _check_positive(name: str, value: int) -> None:

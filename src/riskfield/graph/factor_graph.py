@@ -14,6 +14,7 @@ layouts of theta and mu coincide.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -74,7 +75,7 @@ class FactorGroup:
     @property
     def table_size(self) -> int:
         """How many entries a table has."""
-        return int(np.prod(self.shape, dtype=np.int64))
+        return math.prod(self.shape)
 
     @property
     def theta_stop(self) -> int:
@@ -319,13 +320,13 @@ class FactorGraph:
             where = tuple(int(k) for k in bad.nonzero()[0])
             raise ValueError(f"`theta` must not hold NaN or +inf. Got {float(theta[where])} at {where}.")
 
-    def check_states(self, states: Tensor, *, allow_unobserved: bool = False) -> Tensor:
+    def check_states(self, states: Tensor, name: str = "states", *, allow_unobserved: bool = False) -> Tensor:
         """`states` as an int64 tensor of shape (*batch, variable), each in range (or -1 where that is allowed)."""
         states = torch.as_tensor(states)
         if states.is_floating_point() or states.is_complex():
-            raise TypeError(f"`states` must be integers. Got {states.dtype}.")
+            raise TypeError(f"`{name}` must be integers. Got {states.dtype}.")
         if states.ndim == 0 or states.shape[-1] != self.num_variables:
-            raise ValueError(f"`states` must have shape (*batch, {self.num_variables}). Got {tuple(states.shape)}.")
+            raise ValueError(f"`{name}` must have shape (*batch, {self.num_variables}). Got {tuple(states.shape)}.")
         states = states.long()
         lowest = -1 if allow_unobserved else 0
         bad = (states < lowest) | (states >= index_tensor(self._num_states, states.device))
@@ -333,7 +334,7 @@ class FactorGraph:
             where = tuple(int(k) for k in bad.nonzero()[0])
             variable = where[-1]
             raise ValueError(
-                f"`states` of variable {variable} must lie in {lowest}..{int(self._num_states[variable]) - 1}. "
+                f"`{name}` of variable {variable} must lie in {lowest}..{int(self._num_states[variable]) - 1}. "
                 f"Got {int(states[where])}."
             )
         return states
@@ -397,6 +398,8 @@ class FactorGraph:
             )
             groups.append(group)
             theta_start, mu_start = group.theta_stop, group.mu_stop
+            if mu_start >= 2**62:
+                raise ValueError(f"`factors` of shape {shape} have too many joint states to number.")
             message_start += group.num_factors * sum(shape)
         return tuple(groups)
 

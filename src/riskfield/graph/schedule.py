@@ -10,6 +10,7 @@ numbered row by row the levels are the anti-diagonals.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,7 +40,7 @@ class Sequential:
             few levels on any sparse graph.
     """
 
-    order: tuple[int, ...] | None = None
+    order: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         if self.order is not None:

@@ -17,9 +17,10 @@ class Run(Protocol):
         """Sweep each batch item up to `sweeps` times, or until its residual is at most `tol`.
 
         The residual is the largest change of a node marginal that the updates of the last sweep would have made
-        without damping: the step of every log-marginal divided by 1 - damping, then normalised and compared. It is NaN
-        for an impossible model. An item that reached `tol` in an earlier call is left as it is: it keeps its residual
-        and runs no sweep.
+        without damping: the step of every log-marginal divided by 1 - damping, then normalised and compared. It is at
+        least 0.1 while the log-messages of a run that seems to have converged still move by more than that, and NaN for
+        an impossible model. An item that reached `tol` in an earlier call is left as it is: it keeps its residual and
+        runs no sweep.
 
         Returns the last residual of each item and how many sweeps it ran, both of shape (batch,).
         """
@@ -34,6 +35,14 @@ class Run(Protocol):
         ...
 
 
+class RecordingRun(Run, Protocol):
+    """A run that keeps what its sweeps overwrite."""
+
+    def backward(self, grad_mu: Tensor) -> Tensor:
+        """d(grad_mu . mu) / dtheta through all sweeps, of shape (batch, theta)."""
+        ...
+
+
 class AbstractAlgorithm(ABC):
     """A frozen choice of algorithm and its settings."""
 
@@ -43,6 +52,10 @@ class AbstractAlgorithm(ABC):
     @abstractmethod
     def start(self, graph: FactorGraph, theta: Tensor, messages: Tensor | None, kernels: str | None) -> Run:
         """Set up a run for theta of shape (batch, theta), warm-started from `messages` where given."""
+
+    def start_recording(self, graph: FactorGraph, theta: Tensor, messages: Tensor | None) -> RecordingRun | None:
+        """Set up a native run that records its sweeps and can go back through them; None where there is none."""
+        return None
 
     @abstractmethod
     def log_partition(self, graph: FactorGraph, theta: Tensor, mu: Tensor) -> Tensor:

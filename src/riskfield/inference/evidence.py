@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,18 +30,28 @@ def clamp(graph: FactorGraph, theta: Tensor, evidence: Tensor | Mapping[int, int
     """
     graph.check_theta(theta)
     if isinstance(evidence, Mapping):
-        states = torch.full((graph.num_variables,), -1, dtype=torch.int64)
-        for variable, state in evidence.items():
-            if not 0 <= variable < graph.num_variables:
-                raise ValueError(f"`evidence` must name variables in 0..{graph.num_variables - 1}. Got {variable}.")
-            if state < 0:
-                raise ValueError(f"`evidence` must give a state of at least 0. Got {state} for variable {variable}.")
-            states[variable] = state
-        evidence = states
-    states = graph.check_states(evidence, allow_unobserved=True).to(theta.device)
+        evidence = _from_mapping(graph, evidence)
+    elif not isinstance(evidence, Tensor):
+        raise TypeError(f"`evidence` must be a dict or an integer tensor. Got {type(evidence).__name__}.")
+    states = graph.check_states(evidence, "evidence", allow_unobserved=True).to(theta.device)
     batch = torch.broadcast_shapes(theta.shape[:-1], states.shape[:-1])
     excluded = torch.zeros(*batch, graph.theta_size, dtype=torch.bool, device=theta.device)
     for group, view in zip(graph.node_groups, graph.node_views(excluded), strict=True):
         observed = states[..., index_tensor(group.variables, theta.device)].unsqueeze(-1)
         view[...] = (observed >= 0) & (observed != torch.arange(group.num_states, device=theta.device))
     return torch.where(excluded, float("-inf"), theta)
+
+
+def _from_mapping(graph: FactorGraph, evidence: Mapping[int, int]) -> Tensor:
+    states = torch.full((graph.num_variables,), -1, dtype=torch.int64)
+    for variable, state in evidence.items():
+        for what, number in (("variables", variable), ("states", state)):
+            if not isinstance(number, int | np.integer) or isinstance(number, bool):
+                raise TypeError(f"`evidence` must give {what} as integers. Got {number!r}.")
+        if not 0 <= variable < graph.num_variables:
+            raise ValueError(f"`evidence` must name variables in 0..{graph.num_variables - 1}. Got {variable}.")
+        last = int(graph.num_states[variable]) - 1
+        if not 0 <= state <= last:
+            raise ValueError(f"`evidence` of variable {variable} must lie in 0..{last}. Got {state}.")
+        states[variable] = int(state)
+    return states

@@ -210,7 +210,7 @@ def _first_states(
 ) -> Tensor:
     shape = (len(theta), chains, graph.num_variables)
     if start is not None:
-        states = graph.check_states(start).to(theta.device)
+        states = graph.check_states(start, "start").to(theta.device)
         try:
             states = states.expand(*batch, chains, graph.num_variables).reshape(shape).clone()
         except RuntimeError:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,17 +28,18 @@ _SLICE_SECONDS = 0.1
 class Stop:
     """When inference ends: after `sweeps` sweeps, or as soon as no node marginal changes by more than `tol`.
 
-    The change is that of the undamped update, over every update of the last sweep. `tol=None` runs exactly `sweeps`
-    sweeps, as truncated fitting does; then nothing is said about convergence.
+    The change is that of the undamped update, over every update of the last sweep. Marginals near 0 or 1 can stand
+    still while messages still move; a run does not end before these move by less than a tenth, too (in logarithm).
+    `tol=None` runs exactly `sweeps` sweeps, as truncated fitting does; then nothing is said about convergence.
     """
 
     sweeps: int = 1000
     tol: float | None = 1e-6
 
     def __post_init__(self) -> None:
-        if not isinstance(self.sweeps, int) or isinstance(self.sweeps, bool) or self.sweeps < 0:
+        if not isinstance(self.sweeps, int | np.integer) or isinstance(self.sweeps, bool) or self.sweeps < 0:
             raise ValueError(f"`sweeps` must be a non-negative integer. Got {self.sweeps!r}.")
-        if self.tol is not None and not 0 <= self.tol < float("inf"):
+        if self.tol is not None and (isinstance(self.tol, str) or not 0 <= self.tol < float("inf")):
             raise ValueError(f"`tol` must be a non-negative number or None. Got {self.tol!r}.")
 
 
@@ -53,11 +55,15 @@ class Request:
     kernels: str | None
     progress: bool
 
-    def run(self) -> Solution:
-        """Run inference. If theta requires a gradient it flows through the sweeps, on the torch kernels."""
+    def run(self, started: Run | None = None) -> Solution:
+        """Run inference, or finish a run that was `started`.
+
+        If theta requires a gradient it flows through the sweeps, on the torch kernels.
+        """
         graph, theta, batch = self.graph, self.theta, self.theta.shape[:-1]
-        flat = theta.reshape(batch.numel(), graph.theta_size)
-        run = self.algorithm.start(graph, flat, _flat_messages(self.messages, batch), self.kernels)
+        run = started
+        if run is None:
+            run = self.algorithm.start(graph, self.flat_theta(), self.flat_messages(), self.kernels)
         sweeps, residual = _loop(run, self.stop, batch.numel(), self.progress)
         mu = run.marginals()
         _check_possible(mu, batch, self.algorithm)
@@ -76,6 +82,14 @@ class Request:
             None if state is None else state.reshape(*batch, state.shape[-1]).detach(),
             self.algorithm.log_partition if value is None else value.reshape(batch),
         )
+
+    def flat_theta(self) -> Tensor:
+        """Theta with one batch axis."""
+        return self.theta.reshape(self.theta.shape[:-1].numel(), self.graph.theta_size)
+
+    def flat_messages(self) -> Tensor | None:
+        """The messages to start from with one batch axis, checked."""
+        return _flat_messages(self.messages, self.theta.shape[:-1])
 
     def solve(self, **changes: Any) -> Solution:
         """Run inference without gradients, with some fields (theta, messages, stop, ...) replaced."""
@@ -139,6 +153,10 @@ def infer(
         raise TypeError(f"`graph` must be a FactorGraph. Got {type(graph).__name__}.")
     algorithm = MessagePassing() if algorithm is None else algorithm
     stop = Stop() if stop is None else stop
+    if not isinstance(stop, Stop):
+        raise TypeError(f"`stop` must be an object such as `Stop(sweeps=100, tol=1e-6)`. Got {stop!r}.")
+    if messages is not None and not isinstance(messages, Tensor):
+        raise TypeError(f"`messages` must be a tensor such as `solution.messages`. Got {type(messages).__name__}.")
     if not isinstance(algorithm, AbstractAlgorithm):
         raise TypeError(f"`algorithm` must be an object such as `MessagePassing()`. Got {algorithm!r}.")
     graph.check_values(theta)
@@ -198,8 +216,8 @@ def _flat_messages(messages: Tensor | None, batch: torch.Size) -> Tensor | None:
         return None
     if messages.shape[:-1] != batch:
         raise ValueError(f"`messages` must have the batch shape {tuple(batch)} of theta. Got {tuple(messages.shape)}.")
-    if torch.isnan(messages).any():
-        raise ValueError("`messages` must not hold NaN.")
+    if (torch.isnan(messages) | (messages == float("inf"))).any():
+        raise ValueError("`messages` must not hold NaN or +inf.")
     return messages.reshape(batch.numel(), messages.shape[-1])
 
 
@@ -218,7 +236,7 @@ def _warn(converged: Tensor, residual: Tensor, stop: Stop) -> None:
     which = "" if len(converged) == 1 else f" for {failed} of {len(converged)} batch items"
     warnings.warn(
         f"Marginals still change by {float(residual.max()):.2g} after {stop.sweeps} sweeps{which}; the tolerance is "
-        f"{stop.tol:g}. Allow more sweeps, damp the messages, or use TRW(0.5).",
+        f"{stop.tol:g}. Allow more sweeps, or see `docs/how-to-choose.md` on damping and tree-reweighting.",
         ConvergenceWarning,
         stacklevel=3,
     )

@@ -11,6 +11,7 @@ overconfident; avoid it when calibrated marginals matter.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -19,7 +20,7 @@ from torch import Tensor
 from riskfield import kernels as kernel_choice
 from riskfield.entropy import negative_xlogx
 from riskfield.graph.factor_graph import FactorGraph
-from riskfield.inference.algorithm import AbstractAlgorithm, Run
+from riskfield.inference.algorithm import AbstractAlgorithm, RecordingRun, Run
 from riskfield.inference.solution import inner_product
 
 
@@ -38,16 +39,28 @@ class MeanField(AbstractAlgorithm):
     44.3614
     """
 
-    order: tuple[int, ...] | None = None
+    order: Sequence[int] | None = None
 
     impossible_caveat: ClassVar[str] = (
         " Or the model is possible, but no product of marginals within reach avoids its -inf entries: mean field is not"
         " for hard constraints between variables; use `MessagePassing()`."
     )
 
+    def __post_init__(self) -> None:
+        if self.order is not None:
+            object.__setattr__(self, "order", tuple(int(v) for v in self.order))
+
     def start(self, graph: FactorGraph, theta: Tensor, messages: Tensor | None, kernels: str | None) -> Run:
         """Begin from uniform marginals over the possible states, or from `messages` (log node marginals)."""
         run: Run = kernel_choice.select(theta, kernels, messages).MeanFieldRun(graph, self.order, theta, messages)
+        return run
+
+    def start_recording(self, graph: FactorGraph, theta: Tensor, messages: Tensor | None) -> RecordingRun | None:
+        """The same, recorded; only the native kernels do that."""
+        chosen = kernel_choice.select(theta, None, messages)
+        run: RecordingRun | None = None
+        if chosen.RECORDS:
+            run = chosen.MeanFieldRun(graph, self.order, theta, messages, record=True)
         return run
 
     def log_partition(self, graph: FactorGraph, theta: Tensor, mu: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ Exact on trees (with Bethe). Loopy BP need not converge on loopy graphs with str
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import ModuleType
 
 from torch import Tensor
 
@@ -20,7 +21,7 @@ from riskfield import kernels as kernel_choice
 from riskfield.entropy import AbstractEntropy, Bethe
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.graph.schedule import Schedule, Sequential
-from riskfield.inference.algorithm import AbstractAlgorithm, Run
+from riskfield.inference.algorithm import AbstractAlgorithm, RecordingRun, Run
 from riskfield.inference.solution import inner_product, modes
 
 
@@ -53,6 +54,14 @@ class MessagePassing(AbstractAlgorithm):
     def start(self, graph: FactorGraph, theta: Tensor, messages: Tensor | None, kernels: str | None) -> Run:
         """Begin from uniform messages, or from `messages`."""
         return _start(self, graph, theta, messages, kernels, maximise=False)
+
+    def start_recording(self, graph: FactorGraph, theta: Tensor, messages: Tensor | None) -> RecordingRun | None:
+        """The same, recorded; only the native kernels do that."""
+        chosen, problem = _problem(self, graph, theta, messages, None, maximise=False)
+        run: RecordingRun | None = None
+        if chosen.RECORDS:
+            run = chosen.MessagePassingRun(problem, theta, messages, record=True)
+        return run
 
     def log_partition(self, graph: FactorGraph, theta: Tensor, mu: Tensor) -> Tensor:
         """theta . mu + H(mu)."""
@@ -99,13 +108,25 @@ def _start(
     kernels: str | None,
     maximise: bool,
 ) -> Run:
+    chosen, problem = _problem(algorithm, graph, theta, messages, kernels, maximise)
+    run: Run = chosen.MessagePassingRun(problem, theta, messages)
+    return run
+
+
+def _problem(
+    algorithm: MessagePassing | MaxProduct,
+    graph: FactorGraph,
+    theta: Tensor,
+    messages: Tensor | None,
+    kernels: str | None,
+    maximise: bool,
+) -> tuple[ModuleType, kernel_choice.MessagePassingProblem]:
+    """The kernels to use and what to ask of them."""
     counting, damping = algorithm.entropy.counting(graph), algorithm.damping
     chosen = kernel_choice.select(theta, kernels, messages, counting.factor, counting.node_total, damping)
     if not (isinstance(damping, Tensor) and damping.requires_grad):
         damping = float(damping)
-    problem = kernel_choice.MessagePassingProblem(graph, counting, algorithm.schedule, damping, maximise)
-    run: Run = chosen.MessagePassingRun(problem, theta, messages)
-    return run
+    return chosen, kernel_choice.MessagePassingProblem(graph, counting, algorithm.schedule, damping, maximise)
 
 
 def _check_settings(entropy: object, schedule: object, damping: float | Tensor) -> None:

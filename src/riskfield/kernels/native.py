@@ -6,7 +6,7 @@ storage, sweeps there, and unpacks the marginals at the end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -19,6 +19,8 @@ from riskfield.graph.schedule import Levels, Parallel
 from riskfield.kernels.problem import MessagePassingProblem, mean_field_levels, schedule_levels
 from riskfield.kernels.start import starting_marginals, starting_messages
 from riskfield.threads import get_num_threads
+
+RECORDS = True  # runs can keep their sweeps and go back through them
 
 _plans: WeakKeyDictionary[FactorGraph, dict[Hashable, object]] = WeakKeyDictionary()
 # Table entries read in a stage from which several threads gain more than they lose by waiting for each other.
@@ -90,9 +92,7 @@ class _NativeRun:
 class MessagePassingRun(_NativeRun):
     """Sum-product (or max-product) sweeps over a batch of thetas. See `inference.message_passing` for the update."""
 
-    def __init__(
-        self, problem: MessagePassingProblem, theta: Tensor, messages: Tensor | None, *, record: bool = False
-    ):
+    def __init__(self, problem: MessagePassingProblem, theta: Tensor, messages: Tensor | None, *, record: bool = False):
         super().__init__(problem.graph, theta)
         # The engine keeps the counting numbers in the order of the factor groups.
         order = np.concatenate([group.factors for group in problem.graph.factor_groups] or [np.empty(0, np.int64)])
@@ -120,7 +120,7 @@ class MeanFieldRun(_NativeRun):
     def __init__(
         self,
         graph: FactorGraph,
-        order: tuple[int, ...] | None,
+        order: Sequence[int] | None,
         theta: Tensor,
         messages: Tensor | None,
         *,
@@ -150,9 +150,9 @@ def engine_name() -> str:
 
 def _message_passing_plan(problem: MessagePassingProblem, factor_counting: Tensor, theta: Tensor) -> object:
     graph, schedule = problem.graph, problem.schedule
-    # Tied factors share a packed table only where they also share a counting number.
+    # Tied factors share a packed table only where they also share a counting number: a plan depends on which do.
     tied = any(group.tied for group in graph.factor_groups)
-    counting = factor_counting.numpy().tobytes() if tied else None
+    counting = np.unique(factor_counting.numpy(), return_inverse=True)[1].tobytes() if tied else None
     sweep = "all-at-once" if isinstance(schedule, Parallel) else "forward-backward"
 
     def make(parts: int) -> object:

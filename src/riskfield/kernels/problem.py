@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,6 +32,6 @@ def schedule_levels(graph: FactorGraph, schedule: Schedule) -> Levels:
     return compile_levels(graph, schedule.order)
 
 
-def mean_field_levels(graph: FactorGraph, order: tuple[int, ...] | None) -> Levels:
+def mean_field_levels(graph: FactorGraph, order: Sequence[int] | None) -> Levels:
     """The levels in which mean field visits the variables: by default the colours of a greedy colouring."""
     return compile_levels(graph, colour_order(graph) if order is None else order)

@@ -6,6 +6,7 @@ writes its results in place; autograd allows that because gathering keeps no ref
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +19,11 @@ from riskfield.graph.schedule import Levels, Parallel
 from riskfield.kernels.logspace import NEG_INF, logsumexp, normalised, scaled
 from riskfield.kernels.problem import MessagePassingProblem, mean_field_levels, schedule_levels
 from riskfield.kernels.start import starting_marginals, starting_messages
+
+RECORDS = False  # autograd does it
+
+# While some stored log-message moves by more than this in a sweep, a run has not converged.
+SETTLED = 0.1
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,15 +61,31 @@ class MessagePassingRun:
         """Sweep; items that reached `tol` are left as they are."""
         return _advance(self, sweeps, tol)
 
+    def settled(self) -> Tensor:
+        """Whether no message moved much in the last sweep, of shape (batch,).
+
+        Marginals near 0 or 1 hide messages that still move by orders of magnitude and have yet to reach others.
+        """
+        return self.movement <= SETTLED * (1 - float(torch.as_tensor(self.problem.damping).detach()))
+
     def sweep(self) -> Tensor:
         """Run all stages once; the largest change of a node belief, of shape (batch,)."""
         change = self.theta.new_zeros(len(self.theta))
+        self.movement = torch.zeros_like(change)
         for stage in self.stages:
             sent = [(self.layout.messages[g][s][rows], self._send(g, s, rows)) for g, s, rows in stage.sends]
-            for index, value in sent:
+            for (g, _, rows), (index, value) in zip(stage.sends, sent, strict=True):
+                self._watch(g, rows, self.log_messages[:, index].detach(), value.detach())
                 self.log_messages.index_copy_(1, index.flatten(), value.flatten(1))
             change = torch.maximum(change, self._update_beliefs(stage.receivers))
         return change
+
+    def _watch(self, g: int, rows: Tensor, old: Tensor, new: Tensor) -> None:
+        """Note how far stored log-messages c_c log m_c move."""
+        if len(rows):
+            factors = index_tensor(self.problem.graph.factor_groups[g].factors, self.theta.device)[rows]
+            step = torch.where(new == old, 0.0, (new - old).abs()) * self.counting[factors].detach()[:, None]
+            self.movement = torch.maximum(self.movement, step.amax((1, 2)))
 
     def restore(self, items: Tensor, saved: tuple[Tensor, Tensor]) -> None:
         """Put back the state of some batch items."""
@@ -152,7 +174,7 @@ class MessagePassingRun:
 class MeanFieldRun:
     """Coordinate ascent on a product distribution. See `inference.mean_field` for the update."""
 
-    def __init__(self, graph: FactorGraph, order: tuple[int, ...] | None, theta: Tensor, messages: Tensor | None):
+    def __init__(self, graph: FactorGraph, order: Sequence[int] | None, theta: Tensor, messages: Tensor | None):
         self.graph, self.theta = graph, theta
         self.layout = _Layout(graph, theta.device)
         self.stages = _colour_by_colour(graph, mean_field_levels(graph, order), theta.device)
@@ -166,6 +188,10 @@ class MeanFieldRun:
     def advance(self, sweeps: int, tol: float) -> tuple[Tensor, Tensor]:
         """Sweep; items that reached `tol` are left as they are."""
         return _advance(self, sweeps, tol)
+
+    def settled(self) -> Tensor:
+        """Always: the marginals are all there is."""
+        return torch.ones(len(self.theta), dtype=torch.bool)
 
     def sweep(self) -> Tensor:
         """Update every variable once; the largest change of a marginal, of shape (batch,)."""
@@ -338,6 +364,7 @@ def _advance(run: MessagePassingRun | MeanFieldRun, sweeps: int, tol: float) -> 
             break
         saved = run.state() if done.any() else None
         change = run.sweep().detach().to("cpu", torch.float64)
+        change = torch.where((change <= tol) & ~run.settled().cpu(), change.clamp(min=SETTLED), change)
         if saved is not None:
             run.restore(done.to(run.theta.device), saved)  # type: ignore[arg-type]
         run.residual = torch.where(done, run.residual, change)
