@@ -5,8 +5,9 @@
 One *message* is one update m_c(x_i) for one factor and one of its variables; a sweep of a pairwise graph updates two
 per factor. All runs have uniform [-1, 1] potentials. The bound is the time to move, at the bandwidth of a triad
 a = b + 3 c of the same working set, the bytes a sweep cannot avoid: every pass reads each table and one message per
-factor, writes the other message, and reads theta and the old belief and writes the new belief of every node. It ignores
-write-allocation, indices and arithmetic.
+factor, writes the other message, and reads theta and the old belief and writes the new belief of every node, each with
+one number per state. It ignores write-allocation, indices and arithmetic. (The engine keeps messages to binary
+variables in a single number; counted that way the bound for two states is 18 % lower.)
 """
 
 from __future__ import annotations
@@ -74,8 +75,7 @@ def triad_bandwidth(working_set: float) -> float:
 def bytes_per_sweep(graph: rf.FactorGraph, width: int) -> tuple[float, float]:
     """What one forward-backward sweep of a pairwise graph must move, and the memory it works on, in bytes."""
     tables = sum(g.num_factors * g.table_size for g in graph.factor_groups)
-    # Messages to a binary variable are a single number.
-    messages = sum(g.num_factors * sum(s - (s == 2) for s in g.shape) for g in graph.factor_groups)
+    messages = graph.message_size
     nodes = graph.node_size
     per_pass = tables + messages + 3 * nodes
     return 2.0 * per_pass * width, float(tables + messages + 2 * nodes) * width

@@ -57,6 +57,7 @@ struct Scratch {
   Buffer<T> storage;
   V<T>*table, *cavities, *before, *after, *spare, *weights, *out;
   V<T> change{};  // largest change of a belief, lane by lane
+  bool watch = false;  // whether to look at the movement of messages; only a run with a tolerance needs it
   V<T> moved{};   // lane by lane, above 0 if a message moved by more than Context::settled
   V<T> least{};   // lane by lane, 0 if an impossible variable was met
 

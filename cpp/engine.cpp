@@ -113,6 +113,14 @@ class EngineRun final : public Run<T> {
     });
   }
 
+  // Apart from the loop over contiguous tiles, which it would slow down.
+  template <class Algebra>
+  __attribute__((noinline)) void update_gathered(Item<T>& item, const TileRange& range, const FactorTile& tile,
+                                                 const T* in, T* out, Scratch<T>& scratch) {
+    update_message<Algebra, T, 0>(context_, item, range.group, range.slot,
+                                  TileLanes<T, false>(plan_, plan_.groups[range.group], tile), in, out, scratch);
+  }
+
   template <class Algebra>
   void update_range(Item<T>& item, const TileRange& range, const T* in, T* out, Scratch<T>& scratch) {
     const Group& group = plan_.groups[range.group];
@@ -120,10 +128,12 @@ class EngineRun final : public Run<T> {
       const Index ahead = std::max<Index>(1, kPrefetchBytes / (group.table_size * kVectorBytes));
       for (Index t = range.begin; t < range.end; ++t) {
         if (t + ahead < range.end) prefetch_tables(group, plan_.factor_tiles[t + ahead], item.tables.get());
-        with_lanes<T>(plan_, group, plan_.factor_tiles[t], [&](const auto& lanes) {
-          update_message<Algebra, T, decltype(states)::value>(context_, item, range.group, range.slot, lanes, in, out,
-                                                              scratch);
-        });
+        const FactorTile& tile = plan_.factor_tiles[t];
+        if (tile.contiguous)
+          update_message<Algebra, T, decltype(states)::value>(
+              context_, item, range.group, range.slot, TileLanes<T, true>(plan_, group, tile), in, out, scratch);
+        else
+          update_gathered<Algebra>(item, range, tile, in, out, scratch);
       }
     });
   }
@@ -152,7 +162,8 @@ class EngineRun final : public Run<T> {
     }
   }
 
-  void begin_sweep(Scratch<T>& scratch) {
+  void begin_sweep(Scratch<T>& scratch, double tol) {
+    scratch.watch = tol >= 0;
     scratch.change = V<T>{};
     scratch.moved = V<T>{};
     scratch.least = splat<T>(1);
@@ -189,7 +200,7 @@ class EngineRun final : public Run<T> {
   Index advance_alone(Item<T>& item, Index sweeps, double tol, int thread) {
     Index ran = 0;
     for (; ran < sweeps && !done(item, tol); ++ran) {
-      begin_sweep(*scratch_[thread]);
+      begin_sweep(*scratch_[thread], tol);
       sweep(item, *scratch_[thread], 0, plan_.parts, nullptr);
       end_sweep(item, tol, 1, thread);
     }
@@ -201,7 +212,7 @@ class EngineRun final : public Run<T> {
     Index ran = 0;
     parallel(plan_.parts, [&](int thread) {
       for (Index s = 0; s < sweeps && !done(item, tol); ++s) {
-        begin_sweep(*scratch_[thread]);
+        begin_sweep(*scratch_[thread], tol);
         sweep(item, *scratch_[thread], thread, thread + 1, &barrier);
         barrier.wait();
         if (thread == 0) {
@@ -216,7 +227,7 @@ class EngineRun final : public Run<T> {
 
   void start_beliefs(Item<T>& item, const T* theta, const T* state, Scratch<T>& scratch) {
     std::fill(item.beliefs.get(), item.beliefs.get() + plan_.node_size, T(0));
-    begin_sweep(scratch);
+    begin_sweep(scratch, -1);
     if (context_.kind == Kind::kMeanField) {
       start_mean_field(item, theta, state);
     } else {

@@ -254,14 +254,27 @@ RF_INLINE void update_message(const Context<T>& context, const Item<T>& item, in
   const int states = S ? S : group.dims[slot];
   V<T> fixed[S ? S : 1], message[S ? S : 1];
   V<T>* m = S ? message : scratch.out;
-  contract<Algebra, T, S>(incident<Algebra, T, S>(item, group, slot, lanes, in, settings.inverse, fixed, scratch), states,
-                          m);
-  Algebra::template finish_message<S>(m, states, settings, [&](int x) { return lanes.message(in, slot, x); });
-  RF_UNROLL for (int x = Algebra::template first_state<S>(states); x < states; ++x) {
-    const V<T> moved = Algebra::movement(m[x], lanes.message(in, slot, x), context.settled);
-    scratch.moved = vmax<T>(scratch.moved, lanes.valid(moved));
-    lanes.set_message(out, slot, x, m[x]);
+  if constexpr (S > 0) {  // as below, but spelt out: so the compiler keeps the cavity in registers
+    Index stride;
+    const T* table = lanes.tables(item.tables.get(), scratch.table, stride);
+    cavity_of<Algebra, T, S>(lanes, group, 1 - slot, item.beliefs.get(), in, settings.inverse, fixed);
+    if (slot == 1)
+      contract<Algebra, T, S>(table, stride, fixed, S, S, nullptr, 1, m);
+    else
+      contract<Algebra, T, S>(table, stride, nullptr, 1, S, fixed, S, m);
+  } else {
+    contract<Algebra, T, S>(incident<Algebra, T, S>(item, group, slot, lanes, in, settings.inverse, fixed, scratch), states,
+                            m);
   }
+  Algebra::template finish_message<S>(m, states, settings, [&](int x) { return lanes.message(in, slot, x); });
+  const int first = Algebra::template first_state<S>(states);
+  if (scratch.watch) {
+    RF_UNROLL for (int x = first; x < states; ++x) {
+      const V<T> moved = Algebra::movement(m[x], lanes.message(in, slot, x), context.settled);
+      scratch.moved = vmax<T>(scratch.moved, lanes.valid(moved));
+    }
+  }
+  RF_UNROLL for (int x = first; x < states; ++x) lanes.set_message(out, slot, x, m[x]);
 }
 
 // The change beliefs would have made without damping, which shortens the steps of their logarithms by one factor.

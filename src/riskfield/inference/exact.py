@@ -29,7 +29,7 @@ from torch import Tensor
 
 from riskfield.errors import TreewidthError
 from riskfield.graph._scopes import IntArray, index_tensor
-from riskfield.graph.elimination import Elimination, min_fill
+from riskfield.graph.elimination import Elimination, by_number, min_fill
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.inference.algorithm import AbstractAlgorithm, Run
 from riskfield.kernels import is_differentiated
@@ -91,13 +91,18 @@ class ExactRun:
     def __init__(self, graph: FactorGraph, theta: Tensor, max_bytes: int):
         self.graph, self.theta = graph, theta
         self.cut = _Cut(graph, theta)
-        elimination = min_fill(graph, self.cut.known, max_width=_HOPELESS_WIDTH)
-        if not elimination.complete:
-            _refuse(f"more than {_HOPELESS_WIDTH}", f"more than {_readable(2 ** (_HOPELESS_WIDTH + 3))}", max_bytes)
-        self.tree = _BucketTree(elimination, self.cut)
-        item_bytes = self.tree.item_bytes(theta.requires_grad and torch.is_grad_enabled())
-        if item_bytes > max_bytes:
-            _refuse(f"{elimination.width}", _readable(item_bytes), max_bytes)
+        differentiable = theta.requires_grad and torch.is_grad_enabled()
+        needs: list[tuple[int, int]] = []  # (bytes, width) of the orders that were tried
+        for find_order in (min_fill, by_number):
+            elimination = find_order(graph, self.cut.known, max_width=_HOPELESS_WIDTH)
+            if elimination.complete:
+                self.tree = _BucketTree(elimination, self.cut)
+                item_bytes = self.tree.item_bytes(differentiable)
+                if item_bytes <= max_bytes:
+                    break
+                needs.append((item_bytes, elimination.width))
+        else:
+            _refuse(min(needs, default=None), max_bytes)
         self._items = max(1, min(len(theta), max_bytes // max(item_bytes, 1)))
         self._ran = False
 
@@ -318,10 +323,12 @@ def _log_sum(table: Tensor) -> Tensor:
     return torch.where(positive, torch.where(positive, total, 1.0).log(), NEG_INF) + top.squeeze(1)
 
 
-def _refuse(width: str, needed: str, max_bytes: int) -> NoReturn:
+def _refuse(least: tuple[int, int] | None, max_bytes: int) -> NoReturn:
+    size, width = least or (2 ** (_HOPELESS_WIDTH + 3), _HOPELESS_WIDTH)
+    more = "" if least else "more than "
     raise TreewidthError(
-        f"Exact inference on a graph of treewidth {width} (by the min-fill order) needs {needed}; `max_bytes` allows "
-        f"{_readable(max_bytes)}. Raise it, or use `MessagePassing(...)`."
+        f"Exact inference on a graph of treewidth {more}{width} (by the best elimination order found) needs {more}"
+        f"{_readable(size)}; `max_bytes` allows {_readable(max_bytes)}. Raise it, or use `MessagePassing(...)`."
     )
 
 
