@@ -34,12 +34,12 @@ autodoc_type_aliases = {"npt.ArrayLike": "ArrayLike", "IntArray": "IntArray"}
 _QUOTED = re.compile(r"(`[^`]*`|\*\w+\*)")  # `code` and *emphasis*
 
 
-def plain_asterisks(app, what, name, obj, options, lines):
-    """Keep `(*batch, state)` in docstrings from reading as the start of emphasis."""
+def plain_characters(app, what, name, obj, options, lines):
+    """Keep `(*batch, state)` and |g| in docstrings from reading as markup."""
     for number, line in enumerate(lines):
         if not line.lstrip().startswith((">>>", "...")):
             pieces = _QUOTED.split(line)
-            lines[number] = "".join(p if _QUOTED.fullmatch(p) else p.replace("*", r"\*") for p in pieces)
+            lines[number] = "".join(p if _QUOTED.fullmatch(p) else p.replace("*", r"\*").replace("|", r"\|") for p in pieces)
 
 
 def short_aliases(app, what, name, obj, options, signature, returns):
@@ -50,4 +50,4 @@ def short_aliases(app, what, name, obj, options, signature, returns):
 
 def setup(app):
     app.connect("autodoc-process-signature", short_aliases)
-    app.connect("autodoc-process-docstring", plain_asterisks, priority=400)
+    app.connect("autodoc-process-docstring", plain_characters, priority=400)
