@@ -39,7 +39,9 @@ def plain_characters(app, what, name, obj, options, lines):
     for number, line in enumerate(lines):
         if not line.lstrip().startswith((">>>", "...")):
             pieces = _QUOTED.split(line)
-            lines[number] = "".join(p if _QUOTED.fullmatch(p) else p.replace("*", r"\*").replace("|", r"\|") for p in pieces)
+            lines[number] = "".join(
+                p if _QUOTED.fullmatch(p) else p.replace("*", r"\*").replace("|", r"\|") for p in pieces
+            )
 
 
 def short_aliases(app, what, name, obj, options, signature, returns):
