@@ -53,7 +53,9 @@ class MessagePassing(AbstractAlgorithm):
 
     def start(self, graph: FactorGraph, theta: Tensor, messages: Tensor | None, kernels: str | None) -> Run:
         """Begin from uniform messages, or from `messages`."""
-        return _start(self, graph, theta, messages, kernels, maximise=False)
+        chosen, problem = _problem(self, graph, theta, messages, kernels, maximise=False)
+        run: Run = chosen.MessagePassingRun(problem, theta, messages)
+        return run
 
     def start_recording(self, graph: FactorGraph, theta: Tensor, messages: Tensor | None) -> RecordingRun | None:
         """The same, recorded; only the native kernels do that."""
@@ -93,24 +95,13 @@ class MaxProduct(AbstractAlgorithm):
 
     def start(self, graph: FactorGraph, theta: Tensor, messages: Tensor | None, kernels: str | None) -> Run:
         """Begin from uniform messages, or from `messages`."""
-        return _start(self, graph, theta, messages, kernels, maximise=True)
+        chosen, problem = _problem(self, graph, theta, messages, kernels, maximise=True)
+        run: Run = chosen.MessagePassingRun(problem, theta, messages)
+        return run
 
     def log_partition(self, graph: FactorGraph, theta: Tensor, mu: Tensor) -> Tensor:
         """The score of the states the node max-marginals select."""
         return graph.score(theta, modes(graph, mu))
-
-
-def _start(
-    algorithm: MessagePassing | MaxProduct,
-    graph: FactorGraph,
-    theta: Tensor,
-    messages: Tensor | None,
-    kernels: str | None,
-    maximise: bool,
-) -> Run:
-    chosen, problem = _problem(algorithm, graph, theta, messages, kernels, maximise)
-    run: Run = chosen.MessagePassingRun(problem, theta, messages)
-    return run
 
 
 def _problem(
