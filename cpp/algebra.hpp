@@ -3,8 +3,9 @@
 //
 // Messages are stored *powered*: as m^c (Probability) or c log m (Logarithm), so that a belief is a plain product or sum
 // of what is stored, and one power per message suffices. Their scale is free: Probability stores messages to a binary
-// variable relative to its state 0, so that only the entry of state 1 is ever read or written. Arrays here are of
-// vectors: entry x of all lanes at [x].
+// variable relative to its state 0, so that only the entry of state 1 is ever read or written, and its belief relative
+// to state 1, so that the cavity b / m needs no division and is known from its entry of state 0: the other is 1, or 0
+// throughout a run where state 1 is impossible. Arrays here are of vectors: entry x of all lanes at [x].
 #pragma once
 
 #include "plan.hpp"
@@ -20,6 +21,13 @@ RF_INLINE V<T> reciprocal_or_zero(V<T> x) {
   return select<T>(x > T(0), T(1) / x, V<T>{});
 }
 
+template <class T, int S, class Old>
+RF_INLINE V<T> largest_difference(const V<T>* b, int states, Old old) {
+  V<T> largest{};
+  RF_UNROLL for (int x = 0; x < (S ? S : states); ++x) largest = vmax<T>(largest, vabs<T>(b[x] - old(x)));
+  return largest;
+}
+
 // Damped, a new log-message is (1 - damping) update + damping old.
 template <class T>
 struct MessageSettings {
@@ -32,6 +40,7 @@ struct MessageSettings {
 template <class T, Power P>
 struct Probability {
   static constexpr bool kNeedsCounting = P == Power::kAny;
+  static constexpr T kCounting = P == Power::kHalf ? T(0.5) : T(1);  // where it is not needed
   static RF_INLINE V<T> one() { return splat<T>(1); }
 
   // m from m^c.
@@ -106,19 +115,34 @@ struct Probability {
   }
   static RF_INLINE V<T> join(V<T> belief, V<T> stored) { return belief * stored; }
 
-  // Normalise a belief. Returns a number above 0 in the lanes that are possible.
+  // Scale a belief. Returns a number above 0 in the lanes that are possible.
   template <int S>
   static RF_INLINE V<T> finish_belief(V<T>* b, int states, bool power, V<T> inverse_total) {
     const int n = S ? S : states;
     if (power)
       RF_UNROLL for (int x = 0; x < n; ++x) b[x] = vexp<T>(inverse_total * vlog<T>(b[x]));
+    if (n == 2) {
+      const V<T> possible = b[0] + b[1];
+      const I<T> one = b[1] > T(0);
+      b[0] = select<T>(one, b[0] / b[1], splat<T>(1));
+      b[1] = select<T>(one, splat<T>(1), V<T>{});
+      return possible;
+    }
     V<T> total = b[0];
     RF_UNROLL for (int x = 1; x < n; ++x) total += b[x];
     const V<T> scale = T(1) / total;
     RF_UNROLL for (int x = 0; x < n; ++x) b[x] *= scale;
     return total;
   }
-  static RF_INLINE V<T> probability(V<T> belief) { return belief; }
+  // The largest change of a marginal between two beliefs.
+  template <int S, class Old>
+  static RF_INLINE V<T> change(const V<T>* b, int states, Old old) {
+    const int n = S ? S : states;
+    if (n == 2) return vabs<T>(b[0] / (b[0] + b[1]) - old(0) / (old(0) + old(1)));
+    return largest_difference<T, S>(b, n, old);
+  }
+  // Entries of a cavity that have to be written down to know it.
+  static RF_INLINE int cavity_rows(int states) { return states == 2 ? 1 : states; }
   static RF_INLINE V<T> logarithm(V<T> belief) { return vlog<T>(belief); }
 };
 
@@ -126,6 +150,7 @@ struct Probability {
 template <class T, bool Max>
 struct Logarithm {
   static constexpr bool kNeedsCounting = true;
+  static constexpr T kCounting = 1;
   static RF_INLINE V<T> one() { return V<T>{}; }
   template <int S, class Belief, class Stored>
   static RF_INLINE void cavity(V<T>* out, int states, Belief belief, Stored stored, V<T> inverse) {
@@ -176,7 +201,13 @@ struct Logarithm {
     for (int x = 0; x < states; ++x) b[x] -= shift;
     return select<T>(total > kNegInf<T>, splat<T>(1), V<T>{});
   }
-  static RF_INLINE V<T> probability(V<T> belief) { return vexp<T>(belief); }
+  template <int S, class Old>
+  static RF_INLINE V<T> change(const V<T>* b, int states, Old old) {
+    V<T> largest{};
+    for (int x = 0; x < states; ++x) largest = vmax<T>(largest, vabs<T>(vexp<T>(b[x]) - vexp<T>(old(x))));
+    return largest;
+  }
+  static RF_INLINE int cavity_rows(int states) { return states; }
   static RF_INLINE V<T> logarithm(V<T> belief) { return belief; }
 };
 
@@ -184,6 +215,7 @@ struct Logarithm {
 template <class T>
 struct Expectation {
   static constexpr bool kNeedsCounting = false;
+  static constexpr T kCounting = 1;
   static RF_INLINE V<T> one() { return splat<T>(1); }
   template <int S, class Belief, class Stored>
   static RF_INLINE void cavity(V<T>* out, int states, Belief belief, Stored, V<T>) {
@@ -191,8 +223,11 @@ struct Expectation {
   }
   static RF_INLINE V<T> combine(V<T> a, V<T> b) { return a * b; }
   static RF_INLINE V<T> multiply_add(V<T> sum, V<T> table, V<T> weight) {
-    // 0 * -inf is 0: a joint state that has no probability costs nothing.
-    return sum + select<T>(weight > T(0), table * weight, V<T>{});
+    return sum + expected(table, weight);
+  }
+  // 0 * -inf is 0: a joint state that has no probability costs nothing.
+  static RF_INLINE V<T> expected(V<T> table, V<T> weight) {
+    return select<T>(weight == T(0), V<T>{}, table * weight);
   }
   template <int S, class Old>
   static RF_INLINE void finish_message(V<T>*, int, const MessageSettings<T>&, Old) {}
@@ -215,7 +250,11 @@ struct Expectation {
     RF_UNROLL for (int x = 0; x < n; ++x) b[x] *= scale;
     return total;
   }
-  static RF_INLINE V<T> probability(V<T> belief) { return belief; }
+  template <int S, class Old>
+  static RF_INLINE V<T> change(const V<T>* b, int states, Old old) {
+    return largest_difference<T, S>(b, states, old);
+  }
+  static RF_INLINE int cavity_rows(int states) { return states; }
   static RF_INLINE V<T> logarithm(V<T> belief) { return vlog<T>(belief); }
 };
 

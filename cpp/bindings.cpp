@@ -57,7 +57,7 @@ template <class T>
 class PythonRun {
  public:
   PythonRun(const std::string& isa, std::shared_ptr<Plan> plan, const std::string& kind, double damping,
-            bool record, Matrix<const T> theta, std::optional<Vector<const double>> factor_counting,
+            Index record, Matrix<const T> theta, std::optional<Vector<const double>> factor_counting,
             std::optional<Vector<const double>> node_counting, std::optional<Matrix<const T>> state, Index node_size,
             Index message_size, Index mu_size, int threads)
       : batch_(static_cast<Index>(theta.shape(0))) {
@@ -97,6 +97,11 @@ class PythonRun {
     const nb::gil_scoped_release release;
     run_->backward(grad_mu.data(), grad_theta.data(), threads);
   }
+  void backward_fixed_point(Matrix<const T> grad_mu, Matrix<T> grad_theta, Index steps, double tol, int threads,
+                            Vector<double> residual, Vector<Index> ran) {
+    const nb::gil_scoped_release release;
+    run_->backward_fixed_point(grad_mu.data(), grad_theta.data(), steps, tol, threads, residual.data(), ran.data());
+  }
   void state(Matrix<T> out, int threads) {
     const nb::gil_scoped_release release;
     run_->state(out.data(), threads);
@@ -111,7 +116,7 @@ template <class T>
 void bind_run(nb::module_& module, const char* name) {
   using nb::arg;
   nb::class_<PythonRun<T>>(module, name)
-      .def(nb::init<const std::string&, std::shared_ptr<Plan>, const std::string&, double, bool, Matrix<const T>,
+      .def(nb::init<const std::string&, std::shared_ptr<Plan>, const std::string&, double, Index, Matrix<const T>,
                     std::optional<Vector<const double>>, std::optional<Vector<const double>>,
                     std::optional<Matrix<const T>>, Index, Index, Index, int>(),
            arg("isa"), arg("plan"), arg("kind"), arg("damping"), arg("record"), arg("theta"), arg("factor_counting").none(),
@@ -120,7 +125,8 @@ void bind_run(nb::module_& module, const char* name) {
       .def("advance", &PythonRun<T>::advance)
       .def("marginals", &PythonRun<T>::marginals)
       .def("state", &PythonRun<T>::state)
-      .def("backward", &PythonRun<T>::backward);
+      .def("backward", &PythonRun<T>::backward)
+      .def("backward_fixed_point", &PythonRun<T>::backward_fixed_point);
 }
 
 }  // namespace

@@ -55,21 +55,23 @@ struct Context {
 template <class T>
 struct Scratch {
   Buffer<T> storage;
-  V<T>*table, *cavities, *before, *after, *spare, *weights, *out;
-  V<T> change{};  // largest change of a belief, lane by lane
-  bool watch = false;  // whether to look at the movement of messages; only a run with a tolerance needs it
-  V<T> moved{};   // lane by lane, above 0 if a message moved by more than Context::settled
-  V<T> least{};   // lane by lane, 0 if an impossible variable was met
+  V<T>*table, *cavities, *before, *after, *spare, *weights, *out, *rates;
+  T* tape = nullptr;     // where to write down what updates were made from; null for none
+  bool measure = false;  // whether to look at the change of beliefs
+  V<T> change{};         // the largest one, lane by lane
+  bool watch = false;    // whether to look at the movement of messages; only a run with a tolerance needs it
+  V<T> moved{};          // lane by lane, above 0 if a message moved by more than Context::settled
+  V<T> least{};          // lane by lane, 0 if an impossible variable was met
 
   explicit Scratch(const Plan& plan) {
     const Index sizes[] = {plan.max_table, plan.max_states, plan.max_table, plan.max_table, plan.max_table,
-                           plan.max_table, plan.max_states};
-    V<T>** parts[] = {&table, &cavities, &before, &after, &spare, &weights, &out};
+                           plan.max_table, plan.max_states, plan.max_states};
+    V<T>** parts[] = {&table, &cavities, &before, &after, &spare, &weights, &out, &rates};
     Index total = 0;
     for (Index size : sizes) total += size;
     storage.allocate(total * kLanes<T>);
     V<T>* at = reinterpret_cast<V<T>*>(storage.get());
-    for (int k = 0; k < 7; ++k) {
+    for (int k = 0; k < 8; ++k) {
       *parts[k] = at;
       at += sizes[k];
     }

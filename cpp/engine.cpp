@@ -8,9 +8,6 @@
 namespace riskfield::RISKFIELD_ISA {
 namespace {
 
-// How far ahead tables are fetched.
-constexpr Index kPrefetchBytes = 4096;
-
 template <class T>
 class EngineRun final : public Run<T> {
  public:
@@ -28,7 +25,7 @@ class EngineRun final : public Run<T> {
     reserve_scratch(threads);
     for_each_item(threads, [&](Index b, int thread, int team) {
       // A tape is written by one thread.
-      const bool together = plan_.parts > 1 && plan_.parts <= team && !sizes_.record;
+      const bool together = plan_.parts > 1 && plan_.parts <= team && sizes_.record == 0;
       ran[b] = together ? advance_together(items_[b], sweeps, tol) : advance_alone(items_[b], sweeps, tol, thread);
       residual[b] = items_[b].residual;
     });
@@ -65,12 +62,31 @@ class EngineRun final : public Run<T> {
   }
 
   void backward(const T* grad_mu, T* grad_theta, int threads) override {
-    reserve_scratch(threads);
-    while (gradients_.size() < scratch_.size()) gradients_.push_back(std::make_unique<Gradients<T>>(plan_));
-    for_each_item(threads, [&](Index b, int thread, int) {
-      T* out = grad_theta + b * sizes_.theta_size;
-      std::fill(out, out + sizes_.theta_size, T(0));
-      Backward<T>(context_, items_[b], *scratch_[thread]).run(grad_mu + b * sizes_.mu_size, *gradients_[thread], out);
+    go_back(grad_mu, grad_theta, threads, [&](Index b, int thread, Backward<T>& back, Gradients<T>&) {
+      Item<T>& item = items_[b];
+      if (sizes_.record > 0)
+        back_by_checkpoints(item, thread, back);
+      else
+        back_through_tape(item, back);
+    });
+  }
+
+  void backward_fixed_point(const T* grad_mu, T* grad_theta, Index steps, double tol, int threads, double* residual,
+                            Index* ran) override {
+    go_back(grad_mu, grad_theta, threads, [&](Index b, int, Backward<T>& back, Gradients<T>& grad) {
+      const T* tape = items_[b].tape.end(items_[b].tape.size() - 1);
+      if (!grad.sum.get()) grad.sum.allocate(plan_.message_size);
+      grad.sum.fill(0);
+      residual[b] = std::numeric_limits<double>::infinity();
+      for (ran[b] = 0; ran[b] < steps && residual[b] > tol; ++ran[b]) {
+        grad.square = V<T>{};
+        back.template sweep<Pass::kSum>(tape);
+        double square = 0, total = 0;
+        for (int l = 0; l < kLanes<T>; ++l) square += grad.square[l];
+        for (Index k = 0; k < grad.sum.size(); ++k) total += double(grad.sum.get()[k]) * grad.sum.get()[k];
+        residual[b] = square == 0 ? 0 : std::sqrt(square / total);
+      }
+      back.template sweep<Pass::kTables>(tape);
     });
   }
 
@@ -83,6 +99,59 @@ class EngineRun final : public Run<T> {
     while (static_cast<int>(scratch_.size()) < std::max(threads, 1))
       scratch_.push_back(std::make_unique<Scratch<T>>(plan_));
   }
+
+  // Calls body(item, thread, back, gradients) between the beginning and the end of a way back.
+  template <class Body>
+  void go_back(const T* grad_mu, T* grad_theta, int threads, Body body) {
+    reserve_scratch(threads);
+    while (gradients_.size() < scratch_.size()) gradients_.push_back(std::make_unique<Gradients<T>>(plan_));
+    for_each_item(threads, [&](Index b, int thread, int) {
+      T* out = grad_theta + b * sizes_.theta_size;
+      std::fill(out, out + sizes_.theta_size, T(0));
+      Backward<T> back(context_, items_[b], *gradients_[thread], *scratch_[thread]);
+      back.begin(grad_mu + b * sizes_.mu_size);
+      body(b, thread, back, *gradients_[thread]);
+      back.finish(out);
+    });
+  }
+
+  void back_through_tape(const Item<T>& item, Backward<T>& back) {
+    for (Index s = item.tape.size(); s-- > 0;) back.template sweep<Pass::kWhole>(item.tape.end(s));
+  }
+
+  // Stretches between checkpoints are run again, with a tape, from the last to the first.
+  void back_by_checkpoints(Item<T>& item, int thread, Backward<T>& back) {
+    Buffer<T> messages, beliefs;
+    if (!mean_field()) messages.copy(item.messages[item.current]);
+    beliefs.copy(item.beliefs);
+    Scratch<T>& scratch = *scratch_[thread];
+    for (std::size_t k = item.checkpoints.size(); k-- > 0;) {
+      const Index begin = static_cast<Index>(k) * sizes_.record, end = std::min(begin + sizes_.record, item.sweeps);
+      return_to(item, item.checkpoints[k], scratch);
+      item.tape.clear();
+      for (Index s = begin; s < end; ++s) {
+        begin_sweep(scratch, -1, false);
+        sweep(item, scratch, 0, plan_.parts, nullptr, end - s);
+        if (plan_.sweep == Sweep::kAllAtOnce) item.current = 1 - item.current;
+      }
+      back_through_tape(item, back);
+    }
+    item.tape.clear();
+    if (!mean_field()) item.messages[item.current].copy(messages);
+    item.beliefs.copy(beliefs);
+  }
+
+  void return_to(Item<T>& item, const Buffer<T>& checkpoint, Scratch<T>& scratch) {
+    if (mean_field()) {
+      item.beliefs.copy(checkpoint);
+      return;
+    }
+    item.messages[item.current].copy(checkpoint);
+    update_nodes(context_, item, Index(0), static_cast<Index>(plan_.node_tiles.size()), item.messages[item.current].get(),
+                 scratch);
+  }
+
+  bool mean_field() const { return context_.kind == Kind::kMeanField; }
 
   // Calls body(item, thread, team): items in parallel while there are enough of them, each by a team of one; else one
   // after the other, each by a team of all threads.
@@ -125,7 +194,7 @@ class EngineRun final : public Run<T> {
   void update_range(Item<T>& item, const TileRange& range, const T* in, T* out, Scratch<T>& scratch) {
     const Group& group = plan_.groups[range.group];
     with_states<!IsLogarithm<Algebra>::value>(square_states(group), [&](auto states) {
-      const Index ahead = std::max<Index>(1, kPrefetchBytes / (group.table_size * kVectorBytes));
+      const Index ahead = tiles_ahead<T>(group);
       for (Index t = range.begin; t < range.end; ++t) {
         if (t + ahead < range.end) prefetch_tables(group, plan_.factor_tiles[t + ahead], item.tables.get());
         const FactorTile& tile = plan_.factor_tiles[t];
@@ -138,32 +207,32 @@ class EngineRun final : public Run<T> {
     });
   }
 
-  // The parts [first, last) of every stage.
-  void sweep(Item<T>& item, Scratch<T>& scratch, int first, int last, Barrier* barrier) {
+  // The parts [first, last) of every stage. With `record` > 0 it goes to the tape; so many sweeps may do so.
+  void sweep(Item<T>& item, Scratch<T>& scratch, int first, int last, Barrier* barrier, Index record) {
     const bool at_once = plan_.sweep == Sweep::kAllAtOnce;
     const T* in = item.messages[item.current].get();
     T* out = item.messages[at_once ? 1 - item.current : item.current].get();
-    Tape<T> tape(context_, item);
-    if (sizes_.record) tape.begin_sweep();
+    scratch.tape = nullptr;
+    if (record > 0) scratch.tape = item.tape.add(TapeLayout<T>(context_, item).sweep_size(), record);
     for (Index s = 0; s < plan_.num_stages(); ++s) {
       const Part* parts = &plan_.stages[s * plan_.parts];
       for (int r = parts[first].ranges_begin; r < parts[last - 1].ranges_end; ++r) {
         const TileRange& range = plan_.ranges[r];
-        if (sizes_.record && context_.kind != Kind::kMeanField) tape.save_messages(range, in);
         with_algebra(context_, item, range.group,
                      [&](auto algebra) { update_range<decltype(algebra)>(item, range, in, out, scratch); });
       }
       // Messages sent all at once are made from the beliefs that are about to change.
       if (barrier && at_once) barrier->wait();
-      if (sizes_.record && context_.kind == Kind::kMeanField)
-        tape.save_beliefs(parts[first].nodes_begin, parts[last - 1].nodes_end);
       update_nodes(context_, item, parts[first].nodes_begin, parts[last - 1].nodes_end, out, scratch);
       if (barrier) barrier->wait();
     }
+    scratch.tape = nullptr;
   }
 
-  void begin_sweep(Scratch<T>& scratch, double tol) {
+  // Only a run with a tolerance looks at every sweep; others at the last one, to report.
+  void begin_sweep(Scratch<T>& scratch, double tol, bool last) {
     scratch.watch = tol >= 0;
+    scratch.measure = tol >= 0 || last;
     scratch.change = V<T>{};
     scratch.moved = V<T>{};
     scratch.least = splat<T>(1);
@@ -185,6 +254,7 @@ class EngineRun final : public Run<T> {
   static bool done(const Item<T>& item, double tol) { return item.impossible || item.residual <= tol; }
 
   void end_sweep(Item<T>& item, double tol, int threads, int first) {
+    ++item.sweeps;
     item.residual = 0;
     bool settled = true;
     for (int k = first; k < first + threads; ++k) {
@@ -200,8 +270,12 @@ class EngineRun final : public Run<T> {
   Index advance_alone(Item<T>& item, Index sweeps, double tol, int thread) {
     Index ran = 0;
     for (; ran < sweeps && !done(item, tol); ++ran) {
-      begin_sweep(*scratch_[thread], tol);
-      sweep(item, *scratch_[thread], 0, plan_.parts, nullptr);
+      if (sizes_.record > 0 && item.sweeps % sizes_.record == 0) {
+        item.checkpoints.emplace_back();
+        item.checkpoints.back().copy(mean_field() ? item.beliefs : item.messages[item.current]);
+      }
+      begin_sweep(*scratch_[thread], tol, ran == sweeps - 1);
+      sweep(item, *scratch_[thread], 0, plan_.parts, nullptr, sizes_.record == kEverySweep ? sweeps - ran : 0);
       end_sweep(item, tol, 1, thread);
     }
     return ran;
@@ -212,8 +286,8 @@ class EngineRun final : public Run<T> {
     Index ran = 0;
     parallel(plan_.parts, [&](int thread) {
       for (Index s = 0; s < sweeps && !done(item, tol); ++s) {
-        begin_sweep(*scratch_[thread], tol);
-        sweep(item, *scratch_[thread], thread, thread + 1, &barrier);
+        begin_sweep(*scratch_[thread], tol, s == sweeps - 1);
+        sweep(item, *scratch_[thread], thread, thread + 1, &barrier, 0);
         barrier.wait();
         if (thread == 0) {
           end_sweep(item, tol, plan_.parts, 0);
@@ -227,8 +301,8 @@ class EngineRun final : public Run<T> {
 
   void start_beliefs(Item<T>& item, const T* theta, const T* state, Scratch<T>& scratch) {
     std::fill(item.beliefs.get(), item.beliefs.get() + plan_.node_size, T(0));
-    begin_sweep(scratch, -1);
-    if (context_.kind == Kind::kMeanField) {
+    begin_sweep(scratch, -1, false);
+    if (mean_field()) {
       start_mean_field(item, theta, state);
     } else {
       update_nodes(context_, item, Index(0), static_cast<Index>(plan_.node_tiles.size()), item.messages[0].get(), scratch);
@@ -256,10 +330,13 @@ class EngineRun final : public Run<T> {
     for (Index p = 0; p < plan_.num_variables; ++p) {
       T* to = out + plan_.node_start[plan_.variable[p]];
       const T* b = item.beliefs.get() + plan_.node_address[p];
-      for (int x = 0; x < plan_.states[p]; ++x) {
+      const int n = plan_.states[p];
+      T total = 0;
+      for (int x = 0; x < n; ++x) {
         const T value = b[Index(x) * plan_.node_stride[p]];
-        to[x] = logs ? std::log(value) : item.log_domain ? std::exp(value) : value;
+        total += to[x] = item.log_domain ? std::exp(value) : value;
       }
+      for (int x = 0; x < n; ++x) to[x] = logs ? std::log(to[x]) : to[x] / total;
     }
   }
 

@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <new>
 #include <vector>
 
+#include "memory.hpp"
 #include "run.hpp"
 #include "simd.hpp"
 
@@ -20,12 +20,17 @@ class Buffer {
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
   Buffer(Buffer&& other) noexcept : data_(other.data_), size_(other.size_) { other.data_ = nullptr; }
-  ~Buffer() { ::operator delete[](data_, std::align_val_t(64)); }
+  ~Buffer() { give_back(data_); }
   void allocate(Index size) {
     const std::size_t padded = static_cast<std::size_t>(size) + kLanes<T>;
-    data_ = static_cast<T*>(::operator new[](padded * sizeof(T), std::align_val_t(64)));
+    give_back(data_);
+    data_ = static_cast<T*>(take(padded * sizeof(T)));
     std::fill(data_ + size, data_ + padded, T(0));
     size_ = size;
+  }
+  void copy(const Buffer& from) {
+    if (size_ != from.size_ || !data_) allocate(from.size_);
+    std::copy(from.data_, from.data_ + size_, data_);
   }
   Index size() const { return size_; }
   void fill(T value) { std::fill(data_, data_ + size_, value); }
@@ -37,14 +42,50 @@ class Buffer {
   Index size_ = 0;
 };
 
+// For each of some sweeps what its updates were made from, in order.
+template <class T>
+class Tape {
+ public:
+  // Space for the tape of one more sweep; `expected` says how many may follow.
+  T* add(Index size, Index expected) {
+    if (room_ == 0) {
+      constexpr Index kSlab = Index(1) << 26;
+      room_ = std::max<Index>(1, std::min(expected, kSlab / std::max<Index>(1, size * sizeof(T))));
+      slabs_.emplace_back();
+      slabs_.back().allocate(room_ * size);
+      next_ = slabs_.back().get();
+    }
+    --room_;
+    T* begin = next_;
+    next_ += size;
+    ends_.push_back(next_);
+    return begin;
+  }
+  Index size() const { return static_cast<Index>(ends_.size()); }
+  const T* end(Index sweep) const { return ends_[sweep]; }
+  void clear() {
+    slabs_.clear();
+    ends_.clear();
+    room_ = 0;
+  }
+
+ private:
+  std::vector<Buffer<T>> slabs_;
+  std::vector<const T*> ends_;
+  T* next_ = nullptr;
+  Index room_ = 0;  // sweeps that still fit into the last slab
+};
+
 template <class T>
 struct Item {
   Buffer<T> tables, beliefs, node_theta, messages[2];
   bool log_domain = false;
   bool impossible = false;
   double residual = std::numeric_limits<double>::infinity();  // of the last sweep, NaN for an impossible model
-  std::vector<Buffer<T>> tape;  // for each recorded sweep, what it overwrote, in order
   int current = 0;  // which of the two message buffers holds the present messages
+  Index sweeps = 0;                    // run so far
+  Tape<T> tape;                        // of the sweeps recorded
+  std::vector<Buffer<T>> checkpoints;  // messages, or beliefs of mean field, before sweeps 0, k, 2k, ...
 };
 
 // Smallest and largest finite entry.

@@ -179,8 +179,10 @@ template <class Algebra, class T, class Lanes>
 V<T>* joint_marginals(const Context<T>& context, const Item<T>& item, int g, const Lanes& lanes, Scratch<T>& scratch) {
   const Group& group = context.plan->groups[g];
   const V<T> inverse = lanes.per_factor(context.inverse[g]);
-  joint_cavity<Algebra, T>(lanes, group, 0, group.arity, item.beliefs.get(), item.messages[item.current].get(), inverse,
-                           scratch, scratch.before);
+  auto cavity = [&](int slot, V<T>* out) {
+    cavity_of<Algebra, T, 0>(lanes, group, slot, item.beliefs.get(), item.messages[item.current].get(), inverse, out);
+  };
+  joint_cavity<Algebra, T>(group, 0, group.arity, cavity, scratch, scratch.before);
   V<T>* joint = scratch.before;
   if constexpr (!std::is_same<Algebra, Expectation<T>>::value) {
     Index stride;

@@ -1,11 +1,11 @@
-// Reverse-mode differentiation of recorded sweeps (back TRW, back mean field: Domke 2013, algorithms 2 and 3, for factors
-// of any arity).
+// Reverse-mode differentiation of sweeps (back TRW, back mean field: Domke 2013, algorithms 2 and 3, for factors of any
+// arity).
 //
-// Going back through a stage undoes it: first the beliefs it made hand their gradient to the messages they were made
-// from, then the messages it overwrote are put back from the tape, the beliefs are made again from them, and last the
-// messages it sent hand their gradient to tables, beliefs and messages they were made from. Gradients are kept with
-// respect to logarithms: of beliefs, of stored (powered) messages, of packed tables. A belief does not change when its
-// messages are scaled, nor a message when its cavities are, so such gradients sum to zero over states.
+// Gradients are kept with respect to logarithms: of beliefs, of stored (powered) messages, of packed tables. A message
+// and its gradient follow from the cavities it was made from, so that these are all a sweep has to write down; a belief
+// is a sum of messages, whose gradient needs no numbers at all. A belief does not change when its messages are scaled,
+// nor a message when its cavities are, so gradients of message passing sum to zero over states. Where Probability keeps
+// one row for a binary variable, its gradient is with respect to the logarithm of that ratio.
 #pragma once
 
 #include "packing.hpp"
@@ -13,43 +13,76 @@
 namespace riskfield::RISKFIELD_ISA {
 
 // Gradients with respect to what an item holds, in the same storage.
+//
+// A belief is a sum over its messages, so whatever gradient it gets is also one of each of them. It is not added to them
+// one by one: `messages` holds the rest, what a message's own gradient has more than `node_theta`, which has gathered the
+// gradients of the belief since the beginning.
 template <class T>
 struct Gradients {
   Buffer<T> tables, node_theta, beliefs, messages[2];
+  Buffer<T> sum;    // of the gradients of all messages sent, for Pass::kSum
+  V<T> square{};    // of those of the last sweep, lane by lane
   int current = 0;  // gradient of the present messages; the other buffer serves schedules that send all at once
 
   explicit Gradients(const Plan& plan) {
     tables.allocate(plan.table_size);
     node_theta.allocate(plan.node_size);
     beliefs.allocate(plan.node_size);
-    for (auto& buffer : messages) buffer.allocate(plan.message_size);
+    messages[0].allocate(plan.message_size);
+    if (plan.sweep == Sweep::kAllAtOnce) messages[1].allocate(plan.message_size);
   }
   void clear() {
     for (Buffer<T>* buffer : {&tables, &node_theta, &beliefs, &messages[0], &messages[1]}) buffer->fill(0);
+    current = 0;
   }
 };
 
-// Add the sums of joint[e] over all but one slot to the gradients of that slot's belief and message.
-template <class T, class Lanes>
+// Whether the gradients of a group's tables are kept as those of entry 00 and of the sums of the first row and the first
+// column: the gradient of a binary table sums to zero, which gives the fourth number.
+template <class T>
+bool keeps_sums(const Context<T>& context, const Item<T>& item, const Group& group) {
+  return context.kind == Kind::kSumProduct && !item.log_domain && square_states(group) == 2;
+}
+
+// What going back through a message does: all of it; all but the tables, keeping the sum of the messages' gradients; or
+// only the tables, from that sum. The last two serve sweeps that are gone through many times.
+enum class Pass { kWhole, kSum, kTables };
+
+template <class Algebra, class T>
+constexpr bool kIsExpectation = std::is_same<Algebra, Expectation<T>>::value;
+
+// Add the gradient of the logarithm of a slot's cavity b / m to those of its belief and message.
+template <class Algebra, class T, int S, class Lanes>
+RF_INLINE void add_cavity(const Lanes& lanes, int slot, int states, const V<T>* gradient, V<T> inverse, T* beliefs,
+                          T* messages) {
+  const int n = S ? S : states, rows = Algebra::cavity_rows(n);
+  RF_UNROLL for (int x = 0; x < rows; ++x) lanes.add_node(beliefs, slot, x, gradient[x]);
+  if constexpr (!kIsExpectation<Algebra, T>)
+    RF_UNROLL for (int x = Algebra::template first_state<S>(n); x < n; ++x)
+      lanes.add_message(messages, slot, x, -gradient[x] * inverse);
+}
+
+// The same from the gradient of all joint states.
+template <class Algebra, class T, class Lanes>
 RF_INLINE void spread_to_slot(const Group& group, int slot, const V<T>* joint, const Lanes& lanes, V<T> inverse,
-                              bool has_messages, T* beliefs, T* messages, Scratch<T>& scratch) {
+                              T* beliefs, T* messages, Scratch<T>& scratch) {
   const int n = group.dims[slot];
-  Index inner = 1;
+  Index inner = 1, outer = 1;
+  for (int k = 0; k < slot; ++k) outer *= group.dims[k];
   for (int k = slot + 1; k < group.arity; ++k) inner *= group.dims[k];
   V<T>* sum = scratch.cavities;
   for (int x = 0; x < n; ++x) sum[x] = V<T>{};
-  for (Index e = 0; e < group.table_size; ++e) sum[(e / inner) % n] += joint[e];
-  for (int x = 0; x < n; ++x) {
-    lanes.add_node(beliefs, slot, x, sum[x]);
-    if (has_messages) lanes.add_message(messages, slot, x, -sum[x] * inverse);
-  }
+  for (Index a = 0; a < outer; ++a)
+    for (int x = 0; x < n; ++x)
+      for (Index b = 0; b < inner; ++b) sum[x] += *joint++;
+  add_cavity<Algebra, T, 0>(lanes, slot, n, sum, inverse, beliefs, messages);
 }
 
 // From the gradient of a tile's factor marginals.
 template <class Algebra, class T, class Lanes>
 void reverse_marginals(const Context<T>& context, const Item<T>& item, int g, const Lanes& lanes, int count,
                        const T* grad_mu, Gradients<T>& grad, Scratch<T>& scratch) {
-  constexpr bool kExpectation = std::is_same<Algebra, Expectation<T>>::value;
+  constexpr bool kExpectation = kIsExpectation<Algebra, T>;
   const Plan& plan = *context.plan;
   const Group& group = plan.groups[g];
   V<T>* joint = joint_marginals<Algebra, T>(context, item, g, lanes, scratch);
@@ -66,127 +99,191 @@ void reverse_marginals(const Context<T>& context, const Item<T>& item, int g, co
     for (Index e = 0; e < group.table_size; ++e) mean += weight[e] * joint[e];
     for (Index e = 0; e < group.table_size; ++e) weight[e] -= mean;
   }
-  for (Index e = 0; e < group.table_size; ++e) {
-    weight[e] *= joint[e];
-    if constexpr (!kExpectation) lanes.add_table(grad.tables.get(), e, weight[e]);
+  for (Index e = 0; e < group.table_size; ++e) weight[e] *= joint[e];
+  if (keeps_sums(context, item, group)) {
+    lanes.add_table(grad.tables.get(), 0, weight[0]);
+    lanes.add_table(grad.tables.get(), 1, weight[0] + weight[1]);
+    lanes.add_table(grad.tables.get(), 2, weight[0] + weight[2]);
+  } else if constexpr (!kExpectation) {
+    for (Index e = 0; e < group.table_size; ++e) lanes.add_table(grad.tables.get(), e, weight[e]);
   }
   const V<T> inverse = lanes.per_factor(context.inverse[g]);
   for (int slot = 0; slot < group.arity; ++slot)
-    spread_to_slot<T>(group, slot, weight, lanes, inverse, !kExpectation, grad.beliefs.get(),
-                      grad.messages[grad.current].get(), scratch);
+    spread_to_slot<Algebra, T>(group, slot, weight, lanes, inverse, grad.beliefs.get(), grad.messages[grad.current].get(),
+                               scratch);
+}
+
+// r[x] = the gradient of the updated message's unnormalised entry m[x], from that of the stored one.
+template <class Algebra, class T, int S>
+RF_INLINE void reverse_normalisation(const V<T>* m, int states, V<T>* r) {
+  if constexpr (kIsExpectation<Algebra, T>) return;
+  const int n = S ? S : states;
+  if (Algebra::cavity_rows(n) < n) {  // of one ratio
+    r[0] = -r[1] / m[0];
+    r[1] = r[1] / m[1];
+    return;
+  }
+  // Gradients sum to zero but for rounding, which would grow from sweep to sweep if it were let through.
+  V<T> sum{};
+  RF_UNROLL for (int x = 0; x < n; ++x) sum += r[x];
+  if constexpr (IsLogarithm<Algebra>::value) {
+    const V<T> shift = Algebra::finite_or_zero(Algebra::log_total(m, n));
+    for (int x = 0; x < n; ++x) r[x] -= vexp<T>(m[x] - shift) * sum;
+  } else {
+    V<T> total{};
+    RF_UNROLL for (int x = 0; x < n; ++x) total += m[x];
+    const V<T> excess = sum / total;
+    RF_UNROLL for (int x = 0; x < n; ++x) r[x] = r[x] / m[x] - excess;
+  }
+}
+
+// A binary pairwise factor in probabilities: from the gradient of the message's logarithm to the table and the other
+// slot. `cavity` is that of the other slot.
+template <class Algebra, class T, Pass P, class Lanes>
+RF_INLINE void reverse_binary(const Incident<T>& made, int slot, const Lanes& lanes, const V<T>* cavity, V<T> gradient,
+                              V<T> inverse, T* to, Gradients<T>& grad) {
+  auto entry = [&](int x, int y) { return load<T>(made.table + (slot == 0 ? x * 2 + y : y * 2 + x) * made.stride); };
+  const V<T> first = entry(0, 0) * cavity[0], second = entry(1, 0) * cavity[0];
+  const V<T> m0 = first + entry(0, 1) * cavity[1], m1 = second + entry(1, 1) * cavity[1];
+  const V<T> corner = -gradient / m0 * first, sum = corner + gradient / m1 * second;
+  if constexpr (P != Pass::kSum) {
+    T* tables = grad.tables.get();
+    lanes.add_table(tables, 0, corner);
+    lanes.add_table(tables, 1, slot == 0 ? -gradient : sum);
+    lanes.add_table(tables, 2, slot == 0 ? sum : -gradient);
+  }
+  if constexpr (P != Pass::kTables) {
+    lanes.add_node(grad.beliefs.get(), 1 - slot, 0, sum);
+    lanes.add_message(to, 1 - slot, 1, sum * inverse);
+  }
+}
+
+// A pairwise factor between variables of S states each: from r to the table and the other slot.
+template <class Algebra, class T, int S, Pass P, class Lanes>
+RF_INLINE void reverse_contraction(const Incident<T>& made, int slot, const Lanes& lanes, const V<T>* cavity, const V<T>* r,
+                                   V<T> inverse, T* to, Gradients<T>& grad) {
+  V<T> sum[S];
+  RF_UNROLL for (int y = 0; y < S; ++y) {
+    sum[y] = V<T>{};
+    RF_UNROLL for (int x = 0; x < S; ++x) {
+      const Index e = slot == 0 ? x * S + y : y * S + x;
+      const V<T> entry = load<T>(made.table + e * made.stride);
+      if constexpr (kIsExpectation<Algebra, T>) {
+        const V<T> weight = cavity[y] * r[x];
+        lanes.add_table(grad.tables.get(), e, weight);
+        sum[y] += Algebra::expected(entry, weight);
+      } else {
+        const V<T> rate = entry * r[x];
+        if constexpr (P != Pass::kSum) lanes.add_table(grad.tables.get(), e, rate * cavity[y]);
+        sum[y] += rate;
+      }
+    }
+    if constexpr (!kIsExpectation<Algebra, T>) sum[y] *= cavity[y];
+  }
+  if constexpr (P != Pass::kTables) add_cavity<Algebra, T, S>(lanes, 1 - slot, S, sum, inverse, grad.beliefs.get(), to);
+}
+
+// The same for any factor.
+template <class Algebra, class T, Pass P, class Lanes>
+RF_INLINE void reverse_contraction(const Incident<T>& made, const Group& group, int slot, const Lanes& lanes, const V<T>* m,
+                                   const V<T>* r, V<T> inverse, T* to, Gradients<T>& grad, Scratch<T>& scratch) {
+  constexpr bool kExpectation = kIsExpectation<Algebra, T>;
+  V<T>* weight = scratch.weights;
+  Index e = 0;
+  for (Index a = 0; a < made.num_before; ++a)
+    for (int x = 0; x < group.dims[slot]; ++x)
+      for (Index b = 0; b < made.num_after; ++b, ++e) {
+        const V<T> entry = load<T>(made.table + e * made.stride);
+        V<T> share;
+        if constexpr (IsLogarithm<Algebra>::value) {
+          share = weight[e] = vexp<T>(entry + made.before[a] + made.after[b] - Algebra::finite_or_zero(m[x])) * r[x];
+        } else if constexpr (kExpectation) {
+          share = made.before[a] * made.after[b] * r[x];
+          weight[e] = Algebra::expected(entry, share);
+        } else {
+          share = weight[e] = entry * made.before[a] * made.after[b] * r[x];
+        }
+        if constexpr (P != Pass::kSum) lanes.add_table(grad.tables.get(), e, share);
+      }
+  if constexpr (P != Pass::kTables)
+    for (int other = 0; other < group.arity; ++other)
+      if (other != slot)
+        spread_to_slot<Algebra, T>(group, other, weight, lanes, inverse, grad.beliefs.get(), to, scratch);
+}
+
+// The gradient of a stored message, which is taken out: what belongs to it alone and what its belief has gathered.
+template <class Algebra, class T, Pass P, class Lanes>
+RF_INLINE V<T> take_gradient(const Lanes& lanes, int slot, int x, T damping, T* from, T* to, Gradients<T>& grad) {
+  if constexpr (P == Pass::kTables) return lanes.message(grad.sum.get(), slot, x);
+  const V<T> gathered = lanes.belief(grad.node_theta.get(), slot, x);
+  const V<T> gradient = lanes.message(from, slot, x) + gathered;
+  const V<T> left = (Algebra::kNeedsCounting ? damping : T(0)) * gradient - gathered;
+  lanes.set_message(from, slot, x, from == to ? left : V<T>{});
+  if (from != to) lanes.add_message(to, slot, x, left);
+  if constexpr (P == Pass::kSum) {
+    lanes.add_message(grad.sum.get(), slot, x, gradient);
+    const V<T> valid = lanes.valid(gradient);
+    grad.square += valid * valid;
+  }
+  return gradient;
 }
 
 // From the gradient of a tile's messages to one slot, which is taken out of `from`; gradients of messages go to `to`.
-template <class Algebra, class T, int S, class Lanes>
+template <class Algebra, class T, int S, Pass P, class Lanes>
 RF_INLINE void reverse_message(const Context<T>& context, const Item<T>& item, int g, int slot, const Lanes& lanes,
-                               T* from, T* to, Gradients<T>& grad, Scratch<T>& scratch) {
-  constexpr bool kExpectation = std::is_same<Algebra, Expectation<T>>::value;
+                               const T*& tape, T* from, T* to, Gradients<T>& grad, Scratch<T>& scratch) {
   const Group& group = context.plan->groups[g];
-  const MessageSettings<T> settings{lanes.per_factor(context.counting[g]), lanes.per_factor(context.inverse[g]),
-                                    context.damping};
+  const MessageSettings<T> settings = settings_of<Algebra, T>(context, g, lanes);
   const int states = S ? S : group.dims[slot];
   V<T> fixed[S ? S : 1], update[S ? S : 1], ratio[S ? S : 1];
-  const Incident<T> made = incident<Algebra, T, S>(item, group, slot, lanes, item.messages[item.current].get(),
-                                                   settings.inverse, fixed, scratch);
+  auto cavity = [&](int k, V<T>* out) RF_LAMBDA {
+    read_cavity<Algebra, T, S>(lanes, item.beliefs.get(), k, group.dims[k], tape, out);
+  };
+  const Incident<T> made = incident<Algebra, T, S>(item, group, slot, lanes, cavity, fixed, scratch);
   V<T>* m = S ? update : scratch.out;
-  V<T>* r = S ? ratio : scratch.spare;
-  if constexpr (!kExpectation) contract<Algebra, T, S>(made, states, m);
-  RF_UNROLL for (int x = 0; x < states; ++x) {
-    const V<T> stored = lanes.message(from, slot, x);
-    lanes.set_message(from, slot, x, V<T>{});
-    if (settings.damping > 0) lanes.add_message(to, slot, x, settings.damping * stored);
-    r[x] = kExpectation ? stored : settings.counting * (1 - settings.damping) * stored;
+  V<T>* r = S ? ratio : scratch.rates;
+  const V<T> scale = kIsExpectation<Algebra, T> ? splat<T>(1) : settings.counting * (1 - settings.damping);
+  RF_UNROLL for (int x = Algebra::template first_state<S>(states); x < states; ++x)
+    r[x] = scale * take_gradient<Algebra, T, P>(lanes, slot, x, settings.damping, from, to, grad);
+  if constexpr (S == 2 && !kIsExpectation<Algebra, T>) {
+    reverse_binary<Algebra, T, P>(made, slot, lanes, fixed, r[1], settings.inverse, to, grad);
+    return;
   }
-  if constexpr (!kExpectation) {
-    // These gradients sum to zero but for rounding, which would grow from sweep to sweep if it were let through.
-    V<T> sum{}, total{};
-    RF_UNROLL for (int x = 0; x < states; ++x) sum += r[x];
-    if constexpr (IsLogarithm<Algebra>::value) {
-      const V<T> shift = Algebra::finite_or_zero(Algebra::log_total(m, states));
-      for (int x = 0; x < states; ++x) r[x] -= vexp<T>(m[x] - shift) * sum;
-    } else {
-      RF_UNROLL for (int x = 0; x < states; ++x) total += m[x];
-      const V<T> excess = sum / total;
-      RF_UNROLL for (int x = 0; x < states; ++x) r[x] = r[x] / m[x] - excess;
-    }
-  }
-  if constexpr (S > 0) {
-    V<T> sum[S];
-    RF_UNROLL for (int y = 0; y < S; ++y) sum[y] = V<T>{};
-    RF_UNROLL for (int x = 0; x < S; ++x)
-      RF_UNROLL for (int y = 0; y < S; ++y) {
-        const Index e = slot == 0 ? x * S + y : y * S + x;
-        const V<T> entry = load<T>(made.table + e * made.stride);
-        const V<T> weight = fixed[y] * r[x];
-        if constexpr (kExpectation) {
-          lanes.add_table(grad.tables.get(), e, weight);
-          sum[y] = Algebra::multiply_add(sum[y], entry * r[x], fixed[y]);
-        } else {
-          const V<T> share = entry * weight;
-          lanes.add_table(grad.tables.get(), e, share);
-          sum[y] += share;
-        }
-      }
-    RF_UNROLL for (int y = 0; y < S; ++y) {
-      lanes.add_node(grad.beliefs.get(), 1 - slot, y, sum[y]);
-      if constexpr (!kExpectation) lanes.add_message(to, 1 - slot, y, -sum[y] * settings.inverse);
-    }
-  } else {
-    V<T>* weight = scratch.weights;
-    Index e = 0;
-    for (Index a = 0; a < made.num_before; ++a)
-      for (int x = 0; x < states; ++x)
-        for (Index b = 0; b < made.num_after; ++b, ++e) {
-          const V<T> entry = load<T>(made.table + e * made.stride);
-          if constexpr (IsLogarithm<Algebra>::value) {
-            const V<T> top = Algebra::finite_or_zero(m[x]);
-            weight[e] = vexp<T>(entry + made.before[a] + made.after[b] - top) * r[x];
-            lanes.add_table(grad.tables.get(), e, weight[e]);
-          } else if constexpr (kExpectation) {
-            const V<T> product = made.before[a] * made.after[b];
-            lanes.add_table(grad.tables.get(), e, product * r[x]);
-            weight[e] = Algebra::multiply_add(V<T>{}, entry * r[x], product);
-          } else {
-            weight[e] = entry * made.before[a] * made.after[b] * r[x];
-            lanes.add_table(grad.tables.get(), e, weight[e]);
-          }
-        }
-    for (int other = 0; other < group.arity; ++other)
-      if (other != slot)
-        spread_to_slot<T>(group, other, weight, lanes, settings.inverse, !kExpectation, grad.beliefs.get(), to, scratch);
-  }
+  if constexpr (!kIsExpectation<Algebra, T>) contract<Algebra, T, S>(made, states, m);
+  reverse_normalisation<Algebra, T, S>(m, states, r);
+  if constexpr (S > 0)
+    reverse_contraction<Algebra, T, S, P>(made, slot, lanes, fixed, r, settings.inverse, to, grad);
+  else
+    reverse_contraction<Algebra, T, P>(made, group, slot, lanes, m, r, settings.inverse, to, grad, scratch);
 }
 
-// From the gradient of a tile's beliefs, which is taken out, to theta and the messages it was made from.
-template <class Algebra, class T>
-RF_INLINE void reverse_belief(const Context<T>& context, const Item<T>& item, const NodeTile& tile, Gradients<T>& grad,
-                              T* messages, Scratch<T>& scratch) {
-  const Plan& plan = *context.plan;
-  V<T>* u = scratch.out;
-  V<T> total{};
-  for (int x = 0; x < tile.states; ++x) {
-    u[x] = load<T>(grad.beliefs.get() + tile.address + Index(x) * tile.stride);
-    total += u[x];
+// From the gradient of a tile's beliefs, which is taken out, to theta, where the messages will find it. Only mean field
+// reads the beliefs, from `tape`.
+template <class Algebra, class T, int S>
+RF_INLINE void reverse_belief(const Context<T>& context, const NodeTile& tile, const T*& tape, Gradients<T>& grad,
+                              Scratch<T>& scratch) {
+  const int states = S ? S : tile.states, rows = Algebra::cavity_rows(states);
+  V<T> fixed[S ? S : 1];
+  V<T>* u = S ? fixed : scratch.out;
+  T* beliefs = grad.beliefs.get() + tile.address;
+  RF_UNROLL for (int x = 0; x < rows; ++x) {
+    u[x] = load<T>(beliefs + Index(x) * tile.stride);
+    store_some<T>(beliefs + Index(x) * tile.stride, V<T>{}, tile.count);
   }
-  const V<T> inverse = load<T>(context.node_inverse.data() + tile.first);
-  for (int x = 0; x < tile.states; ++x) {
-    const Index at = tile.address + Index(x) * tile.stride;
-    u[x] = (u[x] - Algebra::probability(load<T>(item.beliefs.get() + at)) * total) * inverse;
-    store_some<T>(grad.beliefs.get() + at, V<T>{}, tile.count);
-    store_some<T>(grad.node_theta.get() + at, load<T>(grad.node_theta.get() + at) + u[x], tile.count);
+  if (rows < states) u[1] = -u[0];
+  if constexpr (kIsExpectation<Algebra, T>) {
+    V<T> total{};
+    RF_UNROLL for (int x = 0; x < states; ++x) total += u[x];
+    RF_UNROLL for (int x = 0; x < states; ++x) u[x] -= load<T>(tape + x * kLanes<T>) * total;
+    tape += states * kLanes<T>;
+  } else if (context.node_power) {
+    const V<T> inverse = load<T>(context.node_inverse.data() + tile.first);
+    RF_UNROLL for (int x = 0; x < states; ++x) u[x] *= inverse;
   }
-  for (int d = 0; d < tile.degree; ++d) {
-    const Connection& connection = plan.connections[tile.connections + d];
-    for (int x = 0; x < tile.states; ++x) {
-      if (connection.contiguous) {
-        T* at = messages + connection.message + Index(x) * connection.stride;
-        store_some<T>(at, load<T>(at) + u[x], tile.count);
-      } else {
-        for (int l = 0; l < tile.count; ++l)
-          messages[plan.lane_messages[connection.message + l] +
-                   Index(x) * plan.lane_strides[connection.message + l]] += u[x][l];
-      }
-    }
+  T* theta = grad.node_theta.get() + tile.address;
+  RF_UNROLL for (int x = Algebra::template first_state<S>(states); x < states; ++x) {
+    T* at = theta + Index(x) * tile.stride;
+    store_some<T>(at, load<T>(at) + u[x], tile.count);
   }
 }
 

@@ -10,12 +10,14 @@ namespace riskfield {
 
 enum class Kind { kSumProduct, kMaxProduct, kMeanField };
 
+constexpr Index kEverySweep = -1;
+
 template <class T>
 struct RunInput {
   std::shared_ptr<const Plan> plan;
   Kind kind;
   double damping;
-  bool record;  // keep what sweeps overwrite, for `backward`
+  Index record;  // for `backward`: 0 keeps nothing, kEverySweep a tape, k > 0 a checkpoint every k sweeps
   Index batch, theta_size, node_size, message_size, mu_size;
   const T* theta;                // (batch, theta_size)
   const double* factor_counting;  // per factor, in the order of the caller's groups; null for mean field
@@ -35,6 +37,10 @@ class Run {
   virtual void state(T* out, int threads) = 0;
   // d(grad_mu . mu) / dtheta through the recorded sweeps, both in the caller's layouts.
   virtual void backward(const T* grad_mu, T* grad_theta, int threads) = 0;
+  // The same as if the one recorded sweep had run for ever: back through it up to `steps` times or until the gradients
+  // of its messages are less than the share `tol` of their sum. Says how far each item came.
+  virtual void backward_fixed_point(const T* grad_mu, T* grad_theta, Index steps, double tol, int threads,
+                                    double* residual, Index* ran) = 0;
 };
 
 // The engine compiled for one instruction set.

@@ -7,6 +7,10 @@
 #include <cstring>
 #include <limits>
 
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
 namespace riskfield::RISKFIELD_ISA {
 
 #if defined(__AVX512F__)
@@ -23,11 +27,13 @@ struct Simd;
 template <>
 struct Simd<double> {
   typedef double V __attribute__((vector_size(kVectorBytes)));
+  typedef double Unaligned __attribute__((vector_size(kVectorBytes), aligned(sizeof(double))));
   typedef std::int64_t I __attribute__((vector_size(kVectorBytes)));
 };
 template <>
 struct Simd<float> {
   typedef float V __attribute__((vector_size(kVectorBytes)));
+  typedef float Unaligned __attribute__((vector_size(kVectorBytes), aligned(sizeof(float))));
   typedef std::int32_t I __attribute__((vector_size(kVectorBytes)));
 };
 
@@ -39,28 +45,38 @@ template <class T>
 using I = typename Simd<T>::I;
 
 #define RF_INLINE inline __attribute__((always_inline))
+// After the parameters of a lambda.
+#define RF_LAMBDA __attribute__((always_inline))
 // Before loops over states: unrolled, the arrays of vectors they index stay in registers.
 #define RF_UNROLL _Pragma("GCC unroll 8")
 
+// Through a vector type, which aliases numbers of its own kind only: after a memcpy the compiler would read the addresses
+// of everything else again.
 template <class T>
 RF_INLINE V<T> load(const T* p) {
-  V<T> v;
-  std::memcpy(&v, p, sizeof(v));
-  return v;
+  return *reinterpret_cast<const typename Simd<T>::Unaligned*>(p);
 }
 
 template <class T>
 RF_INLINE void store(T* p, V<T> v) {
-  std::memcpy(p, &v, sizeof(v));
+  *reinterpret_cast<typename Simd<T>::Unaligned*>(p) = v;
 }
 
+// Store the first `count` lanes.
 template <class T>
 RF_INLINE void store_some(T* p, V<T> v, int count) {
   if (count == kLanes<T>) {
     store<T>(p, v);
-  } else {
-    for (int l = 0; l < count; ++l) p[l] = v[l];
+    return;
   }
+#if defined(__AVX512F__)
+  if constexpr (sizeof(T) == 8)
+    _mm512_mask_storeu_pd(p, static_cast<__mmask8>((1u << count) - 1), v);
+  else
+    _mm512_mask_storeu_ps(p, static_cast<__mmask16>((1u << count) - 1), v);
+#else
+  for (int l = 0; l < count; ++l) p[l] = v[l];
+#endif
 }
 
 template <class T>

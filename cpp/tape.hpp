@@ -1,200 +1,190 @@
-// What sweeps overwrite, written down on the way forward and put back on the way back.
+// The tape of a sweep, and the way back through it.
 #pragma once
 
 #include "reverse.hpp"
 
 namespace riskfield::RISKFIELD_ISA {
 
-// Reads or writes one sweep's entries in order; the same calls in the opposite order read them back.
+// How many numbers updates write down: the cavities of every message sent and, for mean field, the beliefs made.
 template <class T>
-class Tape {
+class TapeLayout {
  public:
-  Tape(const Context<T>& context, Item<T>& item) : context_(context), plan_(*context.plan), item_(item) {}
+  TapeLayout(const Context<T>& context, const Item<T>& item)
+      : plan_(*context.plan),
+        mean_field_(context.kind == Kind::kMeanField),
+        probabilities_(context.kind == Kind::kSumProduct && !item.log_domain) {}
 
-  void begin_sweep() {
-    item_.tape.emplace_back();
-    item_.tape.back().allocate(sweep_size());
-    at_ = item_.tape.back().get();
-  }
-  void open_end(std::size_t sweep) { at_ = item_.tape[sweep].get() + item_.tape[sweep].size(); }
-
-  void save_messages(const TileRange& range, const T* messages) {
+  Index range_size(const TileRange& range) const {
     const Group& group = plan_.groups[range.group];
-    for (Index t = range.begin; t < range.end; ++t)
-      with_lanes<T>(plan_, group, plan_.factor_tiles[t], [&](const auto& lanes) {
-        for (int x = first_state(range); x < group.dims[range.slot]; ++x, at_ += kLanes<T>)
-          store<T>(at_, lanes.message(messages, range.slot, x));
-      });
+    Index rows = 0;
+    for (int k = 0; k < group.arity; ++k)
+      if (k != range.slot) rows += probabilities_ && group.dims[k] == 2 ? 1 : group.dims[k];
+    return (range.end - range.begin) * rows * kLanes<T>;
   }
-  void restore_messages(const TileRange& range, T* messages) {
-    const Group& group = plan_.groups[range.group];
-    for (Index t = range.end - 1; t >= range.begin; --t)
-      with_lanes<T>(plan_, group, plan_.factor_tiles[t], [&](const auto& lanes) {
-        for (int x = group.dims[range.slot] - 1; x >= first_state(range); --x)
-          lanes.set_message(messages, range.slot, x, load<T>(at_ -= kLanes<T>));
-      });
+  Index nodes_size(Index begin, Index end) const {
+    Index rows = 0;
+    if (mean_field_)
+      for (Index t = begin; t < end; ++t) rows += plan_.node_tiles[t].states;
+    return rows * kLanes<T>;
   }
-  void save_beliefs(Index begin, Index end) {
-    for (Index t = begin; t < end; ++t) {
-      const NodeTile& tile = plan_.node_tiles[t];
-      for (int x = 0; x < tile.states; ++x, at_ += kLanes<T>)
-        store<T>(at_, load<T>(item_.beliefs.get() + tile.address + Index(x) * tile.stride));
-    }
-  }
-  void restore_beliefs(Index begin, Index end) {
-    for (Index t = end - 1; t >= begin; --t) {
-      const NodeTile& tile = plan_.node_tiles[t];
-      for (int x = tile.states - 1; x >= 0; --x)
-        store_some<T>(item_.beliefs.get() + tile.address + Index(x) * tile.stride, load<T>(at_ -= kLanes<T>), tile.count);
-    }
+  Index sweep_size() const {
+    Index total = 0;
+    for (const TileRange& range : plan_.ranges) total += range_size(range);
+    for (const Part& part : plan_.stages) total += nodes_size(part.nodes_begin, part.nodes_end);
+    return total;
   }
 
  private:
-  // Probabilities keep nothing for state 0 of a binary variable.
-  int first_state(const TileRange& range) const {
-    const bool probabilities = context_.kind == Kind::kSumProduct && !item_.log_domain;
-    return probabilities && plan_.groups[range.group].dims[range.slot] == 2 ? 1 : 0;
-  }
-  Index sweep_size() const {
-    Index vectors = 0;
-    if (context_.kind == Kind::kMeanField) {
-      for (const NodeTile& tile : plan_.node_tiles) vectors += tile.states;
-    } else {
-      for (const TileRange& range : plan_.ranges)
-        vectors += (range.end - range.begin) * (plan_.groups[range.group].dims[range.slot] - first_state(range));
-    }
-    return vectors * kLanes<T>;
-  }
-
-  const Context<T>& context_;
   const Plan& plan_;
-  Item<T>& item_;
-  T* at_ = nullptr;
+  const bool mean_field_, probabilities_;
 };
 
-// The gradient with respect to theta of grad_mu . mu, through all recorded sweeps. The item is left as it was found.
+// The gradient with respect to theta of grad_mu . mu: begin at the marginals, go back sweep by sweep, finish.
 template <class T>
 class Backward {
  public:
-  Backward(const Context<T>& context, Item<T>& item, Scratch<T>& scratch)
-      : context_(context), plan_(*context.plan), item_(item), scratch_(scratch) {}
+  Backward(const Context<T>& context, const Item<T>& item, Gradients<T>& grad, Scratch<T>& scratch)
+      : context_(context), plan_(*context.plan), item_(item), grad_(grad), scratch_(scratch), layout_(context, item) {}
 
-  void run(const T* grad_mu, Gradients<T>& grad, T* grad_theta) {
-    grad.clear();
-    grad.current = 0;
-    Buffer<T> final_state;
-    save_state(final_state);
-    from_marginals(grad_mu, grad);
-    Tape<T> tape(context_, item_);
-    for (std::size_t s = item_.tape.size(); s-- > 0;) {
-      tape.open_end(s);
-      reverse_sweep(tape, grad);
-    }
-    // The beliefs a run starts with are made of theta and the first messages; mean field's are given.
-    if (context_.kind != Kind::kMeanField) reverse_nodes(0, static_cast<Index>(plan_.node_tiles.size()), grad);
-    write(grad, grad_theta);
-    restore_state(final_state);
-  }
-
- private:
-  bool mean_field() const { return context_.kind == Kind::kMeanField; }
-  Buffer<T>& live() { return mean_field() ? item_.beliefs : item_.messages[item_.current]; }
-
-  void save_state(Buffer<T>& copy) {
-    copy.allocate(live().size());
-    std::copy(live().get(), live().get() + live().size(), copy.get());
-  }
-  void restore_state(const Buffer<T>& copy) {
-    std::copy(copy.get(), copy.get() + copy.size(), live().get());
-    if (!mean_field())
-      update_nodes(context_, item_, Index(0), static_cast<Index>(plan_.node_tiles.size()), live().get(), scratch_);
-  }
-
-  void from_marginals(const T* grad_mu, Gradients<T>& grad) {
-    for (Index p = 0; p < plan_.num_variables; ++p) {
-      const T* from = grad_mu + plan_.node_start[plan_.variable[p]];
-      for (int x = 0; x < plan_.states[p]; ++x) {
-        const Index at = plan_.node_address[p] + Index(x) * plan_.node_stride[p];
-        const T b = item_.beliefs.get()[at];
-        grad.beliefs.get()[at] += from[x] * (item_.log_domain ? std::exp(b) : b);
-      }
-    }
+  void begin(const T* grad_mu) {
+    grad_.clear();
+    for (Index p = 0; p < plan_.num_variables; ++p) from_node(p, grad_mu + plan_.node_start[plan_.variable[p]]);
     for (int g = 0; g < static_cast<int>(plan_.groups.size()); ++g)
       with_algebra(context_, item_, g, [&](auto algebra) {
         for (const FactorTile& tile : plan_.groups[g].all_tiles)
           with_lanes<T>(plan_, plan_.groups[g], tile, [&](const auto& lanes) {
-            reverse_marginals<decltype(algebra), T>(context_, item_, g, lanes, tile.count, grad_mu, grad, scratch_);
+            reverse_marginals<decltype(algebra), T>(context_, item_, g, lanes, tile.count, grad_mu, grad_, scratch_);
           });
       });
   }
 
-  void reverse_sweep(Tape<T>& tape, Gradients<T>& grad) {
+  // `at` is where the tape of the sweep ends.
+  template <Pass P>
+  void sweep(const T* at) {
     const bool at_once = plan_.sweep == Sweep::kAllAtOnce;
     for (Index s = plan_.num_stages() - 1; s >= 0; --s) {
       const Part* parts = &plan_.stages[s * plan_.parts];
       const int first = parts[0].ranges_begin, last = parts[plan_.parts - 1].ranges_end;
       const Index nodes_begin = parts[0].nodes_begin, nodes_end = parts[plan_.parts - 1].nodes_end;
-      reverse_nodes(nodes_begin, nodes_end, grad);
-      if (mean_field()) {
-        tape.restore_beliefs(nodes_begin, nodes_end);
-      } else {
-        for (int r = last - 1; r >= first; --r) tape.restore_messages(plan_.ranges[r], live().get());
-        update_nodes(context_, item_, nodes_begin, nodes_end, live().get(), scratch_);
+      if constexpr (P != Pass::kTables) {
+        at -= layout_.nodes_size(nodes_begin, nodes_end);
+        reverse_nodes(nodes_begin, nodes_end, at);
       }
-      T* from = grad.messages[grad.current].get();
-      T* to = grad.messages[at_once ? 1 - grad.current : grad.current].get();
-      for (int r = last - 1; r >= first; --r) reverse_range(plan_.ranges[r], from, to, grad);
-      if (at_once) grad.current = 1 - grad.current;
+      T* from = P == Pass::kTables ? grad_.sum.get() : grad_.messages[grad_.current].get();
+      T* to = grad_.messages[at_once ? 1 - grad_.current : grad_.current].get();
+      for (int r = last - 1; r >= first; --r) {
+        at -= layout_.range_size(plan_.ranges[r]);
+        reverse_range<P>(plan_.ranges[r], at, from, to);
+      }
+      if (at_once) grad_.current = 1 - grad_.current;
     }
-  }
-
-  void reverse_range(const TileRange& range, T* from, T* to, Gradients<T>& grad) {
-    const Group& group = plan_.groups[range.group];
-    with_algebra(context_, item_, range.group, [&](auto algebra) {
-      using Algebra = decltype(algebra);
-      with_states<!IsLogarithm<Algebra>::value>(square_states(group), [&](auto states) {
-        for (Index t = range.begin; t < range.end; ++t)
-          with_lanes<T>(plan_, group, plan_.factor_tiles[t], [&](const auto& lanes) {
-            reverse_message<Algebra, T, decltype(states)::value>(context_, item_, range.group, range.slot, lanes, from,
-                                                                 to, grad, scratch_);
-          });
-      });
-    });
-  }
-
-  void reverse_nodes(Index begin, Index end, Gradients<T>& grad) {
-    with_node_algebra(context_, item_, [&](auto algebra) {
-      for (Index t = begin; t < end; ++t)
-        reverse_belief<decltype(algebra), T>(context_, item_, plan_.node_tiles[t], grad,
-                                             grad.messages[grad.current].get(), scratch_);
-    });
   }
 
   // Into the caller's layout, where several factors may add to one table.
-  void write(const Gradients<T>& grad, T* out) const {
-    for (Index p = 0; p < plan_.num_variables; ++p)
-      for (int x = 0; x < plan_.states[p]; ++x)
-        out[plan_.node_start[plan_.variable[p]] + x] +=
-            grad.node_theta.get()[plan_.node_address[p] + Index(x) * plan_.node_stride[p]];
+  void finish(T* out) {
+    // The beliefs a run starts with are made of theta and the first messages; mean field's are given.
+    if (!mean_field()) reverse_nodes(0, static_cast<Index>(plan_.node_tiles.size()), nullptr);
+    for (Index p = 0; p < plan_.num_variables; ++p) {
+      const T* from = grad_.node_theta.get() + plan_.node_address[p];
+      T* to = out + plan_.node_start[plan_.variable[p]];
+      const bool ratio = one_row(plan_.states[p]);
+      for (int x = 0; x < plan_.states[p]; ++x) to[x] += ratio && x == 0 ? -from[plan_.node_stride[p]] : from[Index(x) * plan_.node_stride[p]];
+    }
     for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
       const Group& group = plan_.groups[g];
       for (Index f = 0; f < group.count; ++f)
-        if (group.shared[f] < 0) write_table(grad, g, f, group.table_stride[f], out);
+        if (group.shared[f] < 0) write_table(g, f, group.table_stride[f], out);
     }
-    for (const SharedTable& shared : plan_.shared_tables) write_table(grad, shared.group, shared.factor, 1, out);
+    for (const SharedTable& shared : plan_.shared_tables) write_table(shared.group, shared.factor, 1, out);
   }
-  void write_table(const Gradients<T>& grad, std::size_t g, Index f, Index stride, T* out) const {
+
+ private:
+  bool mean_field() const { return context_.kind == Kind::kMeanField; }
+  bool one_row(int states) const { return states == 2 && !mean_field() && !item_.log_domain; }
+
+  // From the gradient of a node marginal p to that of the log-belief: p(x) (g(x) - p . g); for mean field, whose log-
+  // beliefs are of the normalised p, p(x) g(x).
+  void from_node(Index p, const T* gradient) {
+    const int n = plan_.states[p];
+    const Index stride = plan_.node_stride[p];
+    const T* belief = item_.beliefs.get() + plan_.node_address[p];
+    T* to = grad_.beliefs.get() + plan_.node_address[p];
+    auto weight = [&](int x) { return item_.log_domain ? std::exp(belief[Index(x) * stride]) : belief[Index(x) * stride]; };
+    T total = 0, mean = 0;
+    for (int x = 0; x < n; ++x) {
+      total += weight(x);
+      mean += weight(x) * gradient[x];
+    }
+    mean = mean_field() ? T(0) : mean / total;
+    for (int x = 0; x < (one_row(n) ? 1 : n); ++x) to[Index(x) * stride] += weight(x) / total * (gradient[x] - mean);
+  }
+
+  template <Pass P>
+  void reverse_range(const TileRange& range, const T* tape, T* from, T* to) {
+    const Group& group = plan_.groups[range.group];
+    with_algebra(context_, item_, range.group, [&](auto algebra) {
+      using Algebra = decltype(algebra);
+      const Index ahead = tiles_ahead<T>(group);
+      with_states<!IsLogarithm<Algebra>::value>(square_states(group), [&](auto states) {
+        for (Index t = range.begin; t < range.end; ++t) {
+          const FactorTile& tile = plan_.factor_tiles[t];
+          if (t + ahead < range.end) {
+            prefetch_tables(group, plan_.factor_tiles[t + ahead], item_.tables.get());
+            if (P != Pass::kSum) prefetch_tables(group, plan_.factor_tiles[t + ahead], grad_.tables.get());
+          }
+          if (tile.contiguous)
+            reverse_message<Algebra, T, decltype(states)::value, P>(context_, item_, range.group, range.slot,
+                                                                    TileLanes<T, true>(plan_, group, tile), tape, from, to,
+                                                                    grad_, scratch_);
+          else
+            reverse_gathered<Algebra, P, decltype(states)::value == 2 ? 2 : 0>(range, tile, tape, from, to);
+        }
+      });
+    });
+  }
+  template <class Algebra, Pass P, int S>
+  __attribute__((noinline)) void reverse_gathered(const TileRange& range, const FactorTile& tile, const T*& tape, T* from,
+                                                  T* to) {
+    reverse_message<Algebra, T, S, P>(context_, item_, range.group, range.slot,
+                                      TileLanes<T, false>(plan_, plan_.groups[range.group], tile), tape, from, to, grad_,
+                                      scratch_);
+  }
+
+  void reverse_nodes(Index begin, Index end, const T* tape) {
+    with_node_algebra(context_, item_, [&](auto algebra) {
+      using Algebra = decltype(algebra);
+      for (Index t = begin; t < end; ++t) {
+        const NodeTile& tile = plan_.node_tiles[t];
+        with_states<!IsLogarithm<Algebra>::value>(tile.states, [&](auto states) {
+          reverse_belief<Algebra, T, decltype(states)::value>(context_, tile, tape, grad_, scratch_);
+        });
+      }
+    });
+  }
+
+  void write_table(std::size_t g, Index f, Index stride, T* out) const {
     const Group& group = plan_.groups[g];
     T* to = out + (user_table(plan_, group, f, static_cast<const T*>(out)) - out);
     const Index* map = group.entry_maps[group.permutation[f]].data();
-    for (Index e = 0; e < group.table_size; ++e)
-      to[map[e]] += grad.tables.get()[group.table[f] + e * stride] * context_.inverse[g][f];
+    const T* from = grad_.tables.get() + group.table[f];
+    const T inverse = context_.inverse[g][f];
+    if (keeps_sums(context_, item_, group)) {
+      const T corner = from[0], row = from[stride], column = from[2 * stride];
+      to[map[0]] += corner * inverse;
+      to[map[1]] += (row - corner) * inverse;
+      to[map[2]] += (column - corner) * inverse;
+      to[map[3]] += (corner - row - column) * inverse;
+      return;
+    }
+    for (Index e = 0; e < group.table_size; ++e) to[map[e]] += from[e * stride] * inverse;
   }
 
   const Context<T>& context_;
   const Plan& plan_;
-  Item<T>& item_;
+  const Item<T>& item_;
+  Gradients<T>& grad_;
   Scratch<T>& scratch_;
+  const TapeLayout<T> layout_;
 };
 
 }  // namespace riskfield::RISKFIELD_ISA

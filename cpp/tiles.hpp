@@ -147,6 +147,22 @@ RF_INLINE void cavity_of(const Lanes& lanes, const Group& group, int slot, const
       [&](int x) { return lanes.message(messages, slot, x); }, inverse);
 }
 
+// Cavities written down one after the other, and read again.
+template <class Algebra, class T, int S>
+RF_INLINE void write_cavity(const V<T>* cavity, int states, T*& tape) {
+  const int rows = Algebra::cavity_rows(S ? S : states);
+  RF_UNROLL for (int x = 0; x < rows; ++x) store<T>(tape + x * kLanes<T>, cavity[x]);
+  tape += rows * kLanes<T>;
+}
+
+template <class Algebra, class T, int S, class Lanes>
+RF_INLINE void read_cavity(const Lanes& lanes, const T* beliefs, int slot, int states, const T*& tape, V<T>* out) {
+  const int n = S ? S : states, rows = Algebra::cavity_rows(n);
+  RF_UNROLL for (int x = 0; x < rows; ++x) out[x] = load<T>(tape + x * kLanes<T>);
+  if (rows < n) out[1] = lanes.belief(beliefs, slot, 1);
+  tape += rows * kLanes<T>;
+}
+
 // out[(s, x)] = left[s] combined with right[x]
 template <class Algebra, class T>
 RF_INLINE void outer(const V<T>* left, Index num_left, const V<T>* right, int num_right, V<T>* out) {
@@ -155,17 +171,17 @@ RF_INLINE void outer(const V<T>* left, Index num_left, const V<T>* right, int nu
 }
 
 // The combined cavities of slots [first, last): their joint states in row-major order. Returns how many.
-template <class Algebra, class T, class Lanes>
-Index joint_cavity(const Lanes& lanes, const Group& group, int first, int last, const T* beliefs,
-                   const T* messages, V<T> inverse, Scratch<T>& scratch, V<T>*& result) {
+// cavity(slot, out) gives the cavity of one slot.
+template <class Algebra, class T, class Cavity>
+RF_INLINE Index joint_cavity(const Group& group, int first, int last, Cavity cavity, Scratch<T>& scratch, V<T>*& result) {
   V<T>* other = scratch.spare;
   result[0] = Algebra::one();
   Index count = 1;
   for (int slot = first; slot < last; ++slot) {
     if (slot == first) {
-      cavity_of<Algebra, T, 0>(lanes, group, slot, beliefs, messages, inverse, result);
+      cavity(slot, result);
     } else {
-      cavity_of<Algebra, T, 0>(lanes, group, slot, beliefs, messages, inverse, scratch.cavities);
+      cavity(slot, scratch.cavities);
       outer<Algebra, T>(result, count, scratch.cavities, group.dims[slot], other);
       std::swap(result, other);
     }
@@ -182,6 +198,13 @@ struct IsLogarithm<Logarithm<T, Max>> : std::true_type {
   static constexpr bool kMax = Max;
 };
 
+// How many tiles ahead tables are fetched.
+template <class T>
+Index tiles_ahead(const Group& group) {
+  constexpr Index kBytes = 4096;
+  return std::max<Index>(1, kBytes / (group.table_size * kVectorBytes));
+}
+
 // Ask for the tables of the tile that comes next: hardware prefetching stops at page ends, and large tables fill pages.
 template <class T>
 RF_INLINE void prefetch_tables(const Group& group, const FactorTile& tile, const T* tables) {
@@ -195,7 +218,7 @@ RF_INLINE void prefetch_tables(const Group& group, const FactorTile& tile, const
 // The settings of the factors of a tile.
 template <class Algebra, class T, class Lanes>
 RF_INLINE MessageSettings<T> settings_of(const Context<T>& context, int g, const Lanes& lanes) {
-  MessageSettings<T> settings{splat<T>(1), splat<T>(1), context.damping};
+  MessageSettings<T> settings{splat<T>(Algebra::kCounting), splat<T>(1 / Algebra::kCounting), context.damping};
   if constexpr (Algebra::kNeedsCounting) {
     settings.counting = lanes.per_factor(context.counting[g]);
     settings.inverse = lanes.per_factor(context.inverse[g]);
@@ -213,22 +236,19 @@ struct Incident {
 };
 
 // S > 0: a pairwise factor between variables of S states each; its one cavity is put into `fixed`.
-template <class Algebra, class T, int S, class Lanes>
-RF_INLINE Incident<T> incident(const Item<T>& item, const Group& group, int slot, const Lanes& lanes, const T* messages,
-                               V<T> inverse, V<T>* fixed, Scratch<T>& scratch) {
+template <class Algebra, class T, int S, class Lanes, class Cavity>
+RF_INLINE Incident<T> incident(const Item<T>& item, const Group& group, int slot, const Lanes& lanes, Cavity cavity,
+                               V<T>* fixed, Scratch<T>& scratch) {
   Incident<T> from;
   from.table = lanes.tables(item.tables.get(), scratch.table, from.stride);
-  const T* beliefs = item.beliefs.get();
   if constexpr (S > 0) {
-    cavity_of<Algebra, T, S>(lanes, group, 1 - slot, beliefs, messages, inverse, fixed);
+    cavity(1 - slot, fixed);
     from.before = from.after = fixed;
     from.num_before = slot == 1 ? S : 1;
     from.num_after = slot == 1 ? 1 : S;
   } else {
-    from.num_before =
-        joint_cavity<Algebra, T>(lanes, group, 0, slot, beliefs, messages, inverse, scratch, scratch.before);
-    from.num_after = joint_cavity<Algebra, T>(lanes, group, slot + 1, group.arity, beliefs, messages, inverse, scratch,
-                                              scratch.after);
+    from.num_before = joint_cavity<Algebra, T>(group, 0, slot, cavity, scratch, scratch.before);
+    from.num_after = joint_cavity<Algebra, T>(group, slot + 1, group.arity, cavity, scratch, scratch.after);
     from.before = scratch.before;
     from.after = scratch.after;
   }
@@ -254,17 +274,20 @@ RF_INLINE void update_message(const Context<T>& context, const Item<T>& item, in
   const int states = S ? S : group.dims[slot];
   V<T> fixed[S ? S : 1], message[S ? S : 1];
   V<T>* m = S ? message : scratch.out;
+  auto cavity = [&](int k, V<T>* to) RF_LAMBDA {
+    cavity_of<Algebra, T, S>(lanes, group, k, item.beliefs.get(), in, settings.inverse, to);
+    if (scratch.tape) write_cavity<Algebra, T, S>(to, group.dims[k], scratch.tape);
+  };
   if constexpr (S > 0) {  // as below, but spelt out: so the compiler keeps the cavity in registers
     Index stride;
     const T* table = lanes.tables(item.tables.get(), scratch.table, stride);
-    cavity_of<Algebra, T, S>(lanes, group, 1 - slot, item.beliefs.get(), in, settings.inverse, fixed);
+    cavity(1 - slot, fixed);
     if (slot == 1)
       contract<Algebra, T, S>(table, stride, fixed, S, S, nullptr, 1, m);
     else
       contract<Algebra, T, S>(table, stride, nullptr, 1, S, fixed, S, m);
   } else {
-    contract<Algebra, T, S>(incident<Algebra, T, S>(item, group, slot, lanes, in, settings.inverse, fixed, scratch), states,
-                            m);
+    contract<Algebra, T, S>(incident<Algebra, T, S>(item, group, slot, lanes, cavity, fixed, scratch), states, m);
   }
   Algebra::template finish_message<S>(m, states, settings, [&](int x) { return lanes.message(in, slot, x); });
   const int first = Algebra::template first_state<S>(states);
@@ -281,16 +304,15 @@ RF_INLINE void update_message(const Context<T>& context, const Item<T>& item, in
 template <class Algebra, class T>
 V<T> undamped_change(const V<T>* belief, const T* old, Index stride, int states, T damping, Scratch<T>& scratch) {
   using Log = Logarithm<T, false>;
-  V<T>* whole = scratch.cavities;
+  V<T>*whole = scratch.cavities, *before = scratch.before;
   for (int x = 0; x < states; ++x) {
-    const V<T> before = Algebra::logarithm(load<T>(old + x * stride)), after = Algebra::logarithm(belief[x]);
-    whole[x] = select<T>(after > kNegInf<T>, before + (after - before) / (1 - damping), after);
+    const V<T> after = Algebra::logarithm(belief[x]);
+    before[x] = Algebra::logarithm(load<T>(old + x * stride));
+    whole[x] = select<T>(after > kNegInf<T>, before[x] + (after - before[x]) / (1 - damping), after);
   }
-  const V<T> shift = Log::finite_or_zero(Log::log_total(whole, states));
-  V<T> change{};
-  for (int x = 0; x < states; ++x)
-    change = vmax<T>(change, vabs<T>(vexp<T>(whole[x] - shift) - Algebra::probability(load<T>(old + x * stride))));
-  return change;
+  Log::template finish_belief<0>(whole, states, false, splat<T>(1));
+  Log::template finish_belief<0>(before, states, false, splat<T>(1));
+  return Log::template change<0>(whole, states, [&](int x) { return before[x]; });
 }
 
 template <class Algebra, class T, int S, bool Contiguous>
@@ -320,19 +342,18 @@ RF_INLINE void update_belief(const Context<T>& context, Item<T>& item, const Nod
   V<T> possible =
       Algebra::template finish_belief<S>(b, states, context.node_power, load<T>(context.node_inverse.data() + tile.first));
   T* beliefs = item.beliefs.get() + tile.address;
-  V<T> change{};
-  if (context.damping > 0) {
-    change = undamped_change<Algebra, T>(b, beliefs, tile.stride, states, context.damping, scratch);
-  } else {
-    // The two probabilities of a binary variable change by the same amount.
-    RF_UNROLL for (int x = states == 2 ? 1 : 0; x < states; ++x)
-      change = vmax<T>(change, vabs<T>(Algebra::probability(b[x]) -
-                                       Algebra::probability(load<T>(beliefs + Index(x) * tile.stride))));
+  if (scratch.measure) {
+    V<T> change{};
+    if (context.damping > 0)
+      change = undamped_change<Algebra, T>(b, beliefs, tile.stride, states, context.damping, scratch);
+    else
+      change = Algebra::template change<S>(b, states, [&](int x) { return load<T>(beliefs + Index(x) * tile.stride); });
+    scratch.change = vmax<T>(scratch.change, first_lanes<T>(change, V<T>{}, tile.count));
   }
   RF_UNROLL for (int x = 0; x < states; ++x) store_some<T>(beliefs + Index(x) * tile.stride, b[x], tile.count);
-  change = first_lanes<T>(change, V<T>{}, tile.count);
+  if (std::is_same<Algebra, Expectation<T>>::value && scratch.tape)
+    for (int x = 0; x < states; ++x, scratch.tape += kLanes<T>) store<T>(scratch.tape, b[x]);
   possible = first_lanes<T>(possible, splat<T>(1), tile.count);
-  scratch.change = vmax<T>(scratch.change, change);
   scratch.least = select<T>(possible < scratch.least, possible, scratch.least);
 }
 

@@ -21,6 +21,8 @@ from riskfield.kernels.start import starting_marginals, starting_messages
 from riskfield.threads import get_num_threads
 
 RECORDS = True  # runs can keep their sweeps and go back through them
+# What a run keeps of its sweeps: nothing, all they were made from, or, for a number k > 0, where every k-th began.
+NOTHING, EVERYTHING = 0, -1
 
 _plans: WeakKeyDictionary[FactorGraph, dict[Hashable, object]] = WeakKeyDictionary()
 # Table entries read in a stage from which several threads gain more than they lose by waiting for each other.
@@ -59,6 +61,20 @@ class _NativeRun:
         self._run.backward(_array(grad_mu.to(self._dtype)), out.numpy(), get_num_threads())
         return out
 
+    def backward_fixed_point(self, grad_mu: Tensor, steps: int, tol: float) -> tuple[Tensor, Tensor, Tensor]:
+        """The same as if the last recorded sweep had run for ever.
+
+        It goes back through that sweep up to `steps` times, or until what one time adds to the gradients of the
+        messages is at most the share `tol` of their sum. Returns the gradient, and of each item that share and how
+        often it went back.
+        """
+        out = torch.empty(self._batch, self._graph.theta_size, dtype=self._dtype)
+        residual, ran = np.empty(self._batch), np.zeros(self._batch, np.int64)
+        self._run.backward_fixed_point(
+            _array(grad_mu.to(self._dtype)), out.numpy(), steps, tol, get_num_threads(), residual, ran
+        )
+        return out, torch.from_numpy(residual), torch.from_numpy(ran)
+
     def _start(
         self,
         plan: object,
@@ -66,7 +82,7 @@ class _NativeRun:
         theta: Tensor,
         state: Tensor | None,
         *,
-        record: bool,
+        record: int,
         damping: float = 0.0,
         factor_counting: Tensor | None = None,
         node_counting: Tensor | None = None,
@@ -92,7 +108,7 @@ class _NativeRun:
 class MessagePassingRun(_NativeRun):
     """Sum-product (or max-product) sweeps over a batch of thetas. See `inference.message_passing` for the update."""
 
-    def __init__(self, problem: MessagePassingProblem, theta: Tensor, messages: Tensor | None, *, record: bool = False):
+    def __init__(self, problem: MessagePassingProblem, theta: Tensor, messages: Tensor | None, *, record: int = NOTHING):
         super().__init__(problem.graph, theta)
         # The engine keeps the counting numbers in the order of the factor groups.
         order = np.concatenate([group.factors for group in problem.graph.factor_groups] or [np.empty(0, np.int64)])
@@ -124,7 +140,7 @@ class MeanFieldRun(_NativeRun):
         theta: Tensor,
         messages: Tensor | None,
         *,
-        record: bool = False,
+        record: int = NOTHING,
     ):
         super().__init__(graph, theta)
         plan = _plan(
