@@ -27,8 +27,18 @@ from riskfield.inference.gibbs import frequencies, sample
 from riskfield.inference.infer import AbstractAdjoint, Stop, infer
 from riskfield.inference.mean_field import MeanField
 from riskfield.inference.message_passing import MaxProduct, MessagePassing
+from riskfield.inference.settings import Inference, Role
 from riskfield.inference.solution import Solution
 from riskfield.io.uai import UAIModel, read_evidence, read_uai, write_mar, write_pr
+from riskfield.losses.loss import AbstractLoss, AbstractMarginalLoss, Custom, empirical_risk, num_counted
+from riskfield.losses.marginal import (
+    CliqueLogistic,
+    CliqueQuadratic,
+    CliqueSmoothedClassification,
+    SmoothedClassification,
+    UnivariateLogistic,
+    UnivariateQuadratic,
+)
 from riskfield.threads import get_num_threads, set_num_threads
 
 __version__ = "0.1.0"
@@ -39,12 +49,18 @@ __all__ = [
     "AbstractAdjoint",
     "AbstractAlgorithm",
     "AbstractEntropy",
+    "AbstractLoss",
+    "AbstractMarginalLoss",
     "AdjointError",
     "AdjointWarning",
     "Bethe",
+    "CliqueLogistic",
+    "CliqueQuadratic",
+    "CliqueSmoothedClassification",
     "ConvergenceWarning",
     "Counting",
     "CountingNumbers",
+    "Custom",
     "Direct",
     "Envelope",
     "Exact",
@@ -54,6 +70,7 @@ __all__ = [
     "FixedPoint",
     "GradientReport",
     "ImpossibleEvidenceError",
+    "Inference",
     "Levels",
     "MaxProduct",
     "MeanField",
@@ -63,12 +80,16 @@ __all__ = [
     "Parallel",
     "Perturb",
     "RiskfieldError",
+    "Role",
     "Sequential",
+    "SmoothedClassification",
     "Solution",
     "Stop",
     "TreewidthError",
     "UAIModel",
     "Union",
+    "UnivariateLogistic",
+    "UnivariateQuadratic",
     "Unroll",
     "__version__",
     "chain",
@@ -77,12 +98,14 @@ __all__ = [
     "colour_order",
     "colours",
     "compile_levels",
+    "empirical_risk",
     "frequencies",
     "from_edges",
     "get_num_threads",
     "grid",
     "hessian_vector_product",
     "infer",
+    "num_counted",
     "read_evidence",
     "read_uai",
     "sample",
