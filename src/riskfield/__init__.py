@@ -7,6 +7,17 @@ from riskfield.adjoints.kkt import KKT, Direct, Minres
 from riskfield.adjoints.perturb import Perturb
 from riskfield.adjoints.second_order import hessian_vector_product
 from riskfield.adjoints.unroll import Unroll
+from riskfield.decoders import (
+    MAP,
+    AbstractDecoder,
+    AbstractSoftDecoder,
+    EqualCount,
+    ExpectedValue,
+    MaxMarginal,
+    SoftArgmax,
+    SoftEqualCount,
+    decode,
+)
 from riskfield.entropy import TRW, AbstractEntropy, Bethe, Counting, CountingNumbers, spanning_tree_rho
 from riskfield.errors import (
     AdjointError,
@@ -30,6 +41,10 @@ from riskfield.inference.message_passing import MaxProduct, MessagePassing
 from riskfield.inference.settings import Inference, Role
 from riskfield.inference.solution import Solution
 from riskfield.io.uai import UAIModel, read_evidence, read_uai, write_mar, write_pr
+from riskfield.losses.contrastive_divergence import ContrastiveDivergence
+from riskfield.losses.decoded import L1, MSE, FMeasure
+from riskfield.losses.hybrid import Hybrid
+from riskfield.losses.likelihood import SurrogateEM, SurrogateLikelihood
 from riskfield.losses.loss import AbstractLoss, AbstractMarginalLoss, Custom, empirical_risk, num_counted
 from riskfield.losses.marginal import (
     CliqueLogistic,
@@ -39,52 +54,82 @@ from riskfield.losses.marginal import (
     UnivariateLogistic,
     UnivariateQuadratic,
 )
+from riskfield.losses.piecewise import Independent, Piecewise
+from riskfield.losses.pseudolikelihood import PatchPseudolikelihood, Pseudolikelihood
+from riskfield.losses.saddle_point import SaddlePoint
+from riskfield.metrics import error_rate, f_measure, regression_error
+from riskfield.models.conditional import Conditional, LinearModel, Tables
+from riskfield.models.generative import Generative
 from riskfield.threads import get_num_threads, set_num_threads
 
 __version__ = "0.1.0"
 
 __all__ = [
     "KKT",
+    "L1",
+    "MAP",
+    "MSE",
     "TRW",
     "AbstractAdjoint",
     "AbstractAlgorithm",
+    "AbstractDecoder",
     "AbstractEntropy",
     "AbstractLoss",
     "AbstractMarginalLoss",
+    "AbstractSoftDecoder",
     "AdjointError",
     "AdjointWarning",
     "Bethe",
     "CliqueLogistic",
     "CliqueQuadratic",
     "CliqueSmoothedClassification",
+    "Conditional",
+    "ContrastiveDivergence",
     "ConvergenceWarning",
     "Counting",
     "CountingNumbers",
     "Custom",
     "Direct",
     "Envelope",
+    "EqualCount",
     "Exact",
+    "ExpectedValue",
+    "FMeasure",
     "FactorGraph",
     "FactorGroup",
     "FileFormatError",
     "FixedPoint",
+    "Generative",
     "GradientReport",
+    "Hybrid",
     "ImpossibleEvidenceError",
+    "Independent",
     "Inference",
     "Levels",
+    "LinearModel",
+    "MaxMarginal",
     "MaxProduct",
     "MeanField",
     "MessagePassing",
     "Minres",
     "NodeGroup",
     "Parallel",
+    "PatchPseudolikelihood",
     "Perturb",
+    "Piecewise",
+    "Pseudolikelihood",
     "RiskfieldError",
     "Role",
+    "SaddlePoint",
     "Sequential",
     "SmoothedClassification",
+    "SoftArgmax",
+    "SoftEqualCount",
     "Solution",
     "Stop",
+    "SurrogateEM",
+    "SurrogateLikelihood",
+    "Tables",
     "TreewidthError",
     "UAIModel",
     "Union",
@@ -98,7 +143,10 @@ __all__ = [
     "colour_order",
     "colours",
     "compile_levels",
+    "decode",
     "empirical_risk",
+    "error_rate",
+    "f_measure",
     "frequencies",
     "from_edges",
     "get_num_threads",
@@ -108,6 +156,7 @@ __all__ = [
     "num_counted",
     "read_evidence",
     "read_uai",
+    "regression_error",
     "sample",
     "set_num_threads",
     "spanning_tree_rho",

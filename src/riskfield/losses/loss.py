@@ -158,6 +158,7 @@ class Custom(AbstractMarginalLoss):
     Labels are -1 where hidden, and the mask says which variables are counted. Wherever a loss is asked for, such a
     function may be given as it is.
 
+    >>> import torch
     >>> from riskfield import Custom, Exact, Inference, chain
     >>> graph = chain(2, num_states=2)
     >>> surprise = Custom(lambda solution, labels, mask: -graph.node(solution.mu, 0)[..., 1].log())
@@ -216,6 +217,7 @@ def empirical_risk(
         weights: of shape (*batch), how much each example counts.
         per_variable: divide by the (weighted) number of counted variables, `num_counted`.
 
+    >>> import torch
     >>> from riskfield import Exact, Inference, UnivariateLogistic, chain
     >>> graph = chain(3, num_states=2)
     >>> labels = torch.tensor([[0, 1, 1], [1, -1, -1]])
