@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from riskfield import __version__
-from riskfield.cli import infer
+from riskfield.cli import infer, reproduce
 from riskfield.errors import RiskfieldError
 
 # Typer keeps a copy of click in some versions and imports it in others; this name holds in both.
@@ -72,6 +72,7 @@ def _program(
 
 
 app.command()(infer.infer)
+app.add_typer(reproduce.app, name="reproduce")
 
 
 def _complain(message: str) -> int:
