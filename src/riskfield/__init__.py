@@ -7,6 +7,7 @@ from riskfield.adjoints.kkt import KKT, Direct, Minres
 from riskfield.adjoints.perturb import Perturb
 from riskfield.adjoints.second_order import hessian_vector_product
 from riskfield.adjoints.unroll import Unroll
+from riskfield.data.examples import Examples
 from riskfield.decoders import (
     MAP,
     AbstractDecoder,
@@ -22,7 +23,9 @@ from riskfield.entropy import TRW, AbstractEntropy, Bethe, Counting, CountingNum
 from riskfield.errors import (
     AdjointError,
     AdjointWarning,
+    CheckpointError,
     ConvergenceWarning,
+    DivergenceWarning,
     FileFormatError,
     ImpossibleEvidenceError,
     RiskfieldError,
@@ -41,6 +44,17 @@ from riskfield.inference.message_passing import MaxProduct, MessagePassing
 from riskfield.inference.settings import Inference, Role
 from riskfield.inference.solution import Solution
 from riskfield.io.uai import UAIModel, read_evidence, read_uai, write_mar, write_pr
+from riskfield.learning.checkpoint import Checkpoints
+from riskfield.learning.fit import fit
+from riskfield.learning.lbfgs import LBFGS
+from riskfield.learning.optimiser import AbstractOptimiser
+from riskfield.learning.ranks import Ranks, ranks
+from riskfield.learning.result import Fit, Reason, Record
+from riskfield.learning.smd import SMD
+from riskfield.learning.stages import Stage, fit_stages, incremental
+from riskfield.learning.stochastic import Torch
+from riskfield.learning.validation import Validation
+from riskfield.learning.warm_start import WarmStart
 from riskfield.losses.contrastive_divergence import ContrastiveDivergence
 from riskfield.losses.decoded import L1, MSE, FMeasure
 from riskfield.losses.hybrid import Hybrid
@@ -67,8 +81,10 @@ __version__ = "0.1.0"
 __all__ = [
     "KKT",
     "L1",
+    "LBFGS",
     "MAP",
     "MSE",
+    "SMD",
     "TRW",
     "AbstractAdjoint",
     "AbstractAlgorithm",
@@ -76,10 +92,13 @@ __all__ = [
     "AbstractEntropy",
     "AbstractLoss",
     "AbstractMarginalLoss",
+    "AbstractOptimiser",
     "AbstractSoftDecoder",
     "AdjointError",
     "AdjointWarning",
     "Bethe",
+    "CheckpointError",
+    "Checkpoints",
     "CliqueLogistic",
     "CliqueQuadratic",
     "CliqueSmoothedClassification",
@@ -90,14 +109,17 @@ __all__ = [
     "CountingNumbers",
     "Custom",
     "Direct",
+    "DivergenceWarning",
     "Envelope",
     "EqualCount",
     "Exact",
+    "Examples",
     "ExpectedValue",
     "FMeasure",
     "FactorGraph",
     "FactorGroup",
     "FileFormatError",
+    "Fit",
     "FixedPoint",
     "Generative",
     "GradientReport",
@@ -118,6 +140,9 @@ __all__ = [
     "Perturb",
     "Piecewise",
     "Pseudolikelihood",
+    "Ranks",
+    "Reason",
+    "Record",
     "RiskfieldError",
     "Role",
     "SaddlePoint",
@@ -126,16 +151,20 @@ __all__ = [
     "SoftArgmax",
     "SoftEqualCount",
     "Solution",
+    "Stage",
     "Stop",
     "SurrogateEM",
     "SurrogateLikelihood",
     "Tables",
+    "Torch",
     "TreewidthError",
     "UAIModel",
     "Union",
     "UnivariateLogistic",
     "UnivariateQuadratic",
     "Unroll",
+    "Validation",
+    "WarmStart",
     "__version__",
     "chain",
     "check_gradients",
@@ -147,13 +176,17 @@ __all__ = [
     "empirical_risk",
     "error_rate",
     "f_measure",
+    "fit",
+    "fit_stages",
     "frequencies",
     "from_edges",
     "get_num_threads",
     "grid",
     "hessian_vector_product",
+    "incremental",
     "infer",
     "num_counted",
+    "ranks",
     "read_evidence",
     "read_uai",
     "regression_error",

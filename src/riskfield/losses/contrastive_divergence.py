@@ -45,6 +45,11 @@ class ContrastiveDivergence(AbstractLoss):
         if not isinstance(self.steps, int) or isinstance(self.steps, bool) or self.steps < 1:
             raise ValueError(f"`steps` must be a positive integer. Got {self.steps!r}.")
 
+    @property
+    def comparable(self) -> bool:
+        """False: only its gradient means something."""
+        return False
+
     def evaluate(self, graph: FactorGraph, theta: Tensor, target: Target, inference: Inference | None) -> Tensor:
         """Sample from the labels and compare the scores."""
         generator = None if self.seed is None else torch.Generator(theta.device).manual_seed(self.seed)

@@ -39,6 +39,21 @@ class Hybrid(AbstractLoss):
         if isinstance(self.weight, str) or not 0 <= self.weight <= 1:
             raise ValueError(f"`weight` must lie in [0, 1]. Got {self.weight!r}.")
 
+    @property
+    def lower_bound(self) -> float:
+        """That of the two losses, mixed."""
+        return sum(weight * loss.lower_bound for weight, loss in self._parts)
+
+    @property
+    def comparable(self) -> bool:
+        """Whether both are."""
+        return all(loss.comparable for _, loss in self._parts)
+
+    @property
+    def _parts(self) -> list[tuple[float, AbstractLoss]]:
+        pairs = ((self.weight, self.a), (1 - self.weight, self.b))
+        return [(weight, as_loss(loss)) for weight, loss in pairs if weight > 0]
+
     def evaluate(self, graph: FactorGraph, theta: Tensor, target: Target, inference: Inference | None) -> Tensor:
         """Both losses, of one run of inference where both look at marginals."""
         a, b = as_loss(self.a), as_loss(self.b)

@@ -42,6 +42,11 @@ class SurrogateLikelihood(AbstractLoss):
     tensor(2.0794, dtype=torch.float64)
     """
 
+    @property
+    def lower_bound(self) -> float:
+        """0: A is the maximum of theta . mu + H(mu), and f(x) is among the mu."""
+        return 0.0
+
     def evaluate(self, graph: FactorGraph, theta: Tensor, target: Target, inference: Inference | None) -> Tensor:
         """One run, with the evidence clamped."""
         if not target.complete:
@@ -71,6 +76,11 @@ class SurrogateEM(AbstractLoss):
     """
 
     clamped: AbstractAlgorithm | None = None
+
+    @property
+    def lower_bound(self) -> float:
+        """0, as for `SurrogateLikelihood`."""
+        return 0.0
 
     def __post_init__(self) -> None:
         if self.clamped is not None and not isinstance(self.clamped, AbstractAlgorithm):

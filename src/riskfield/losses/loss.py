@@ -7,6 +7,7 @@ model sums over it, and neither its label nor a clique it belongs to is asked fo
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -80,6 +81,16 @@ def num_counted(
 
 class AbstractLoss(ABC):
     """A number per example, to be minimised."""
+
+    @property
+    def lower_bound(self) -> float:
+        """What it cannot fall below if inference does its work; training that gets there has gone astray."""
+        return -math.inf
+
+    @property
+    def comparable(self) -> bool:
+        """Whether the lower of two values, at different theta, is the better one."""
+        return True
 
     def __call__(
         self,
