@@ -36,6 +36,7 @@ _SHRINK = 6.0  # from one step to the next
 _SHIFTS = torch.tensor([2.0, 1.0, -1.0, -2.0], dtype=torch.float64)
 _WEIGHTS = torch.tensor([-1.0, 8.0, -8.0, 1.0], dtype=torch.float64) / 12
 _TIGHT = 1e-13  # tolerance of the runs that differences are taken of
+_MANY = 10_000  # sweeps they may take
 _NUMBERS_AT_ONCE = 2**22  # entries of theta in one batch of them
 
 
@@ -151,7 +152,7 @@ def check_gradients(
     theta = _checked(graph, theta, evidence)
     if max_entries < 1:
         raise ValueError(f"`max_entries` must be at least 1. Got {max_entries!r}.")
-    stop = Stop(sweeps=10000, tol=_TIGHT if theta.dtype == torch.float64 else 1e-6) if stop is None else stop
+    stop = Stop(sweeps=_MANY, tol=_TIGHT if theta.dtype == torch.float64 else 1e-6) if stop is None else stop
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # the report has the residual
         base = infer(graph, theta, algorithm, stop=stop, kernels=kernels)
@@ -199,7 +200,7 @@ class _Differences:
         messages = None
         if stop.tol is not None and (converged or stop.tol <= 10 * _TIGHT):
             # The start of a converged run does not matter, save that a non-concave entropy has several optima.
-            stop, messages = replace(stop, tol=min(stop.tol, _TIGHT)), base.messages
+            stop, messages = Stop(max(stop.sweeps, _MANY), min(stop.tol, _TIGHT)), base.messages
         elif stop.tol is not None:
             stop = Stop(sweeps=int(base.sweeps), tol=None)
         if stop not in self._known:
