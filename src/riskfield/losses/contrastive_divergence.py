@@ -69,8 +69,10 @@ class ContrastiveDivergence(AbstractLoss):
         generator: torch.Generator | None,
     ) -> Tensor:
         # One model of all examples: the examples are its chains, and theta is not repeated for each.
-        shared = theta.ndim == 1 and evidence is None
+        shared = theta.ndim == 1 and (evidence is None or evidence.ndim == 1)
         start = data.reshape(-1, graph.num_variables) if shared else data.unsqueeze(-2)
+        if evidence is not None and not shared:
+            evidence = evidence.expand(data.shape)
         drawn = sample(
             graph,
             theta,
