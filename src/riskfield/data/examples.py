@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,20 +44,22 @@ class Examples:
     def __post_init__(self) -> None:
         if not isinstance(self.graph, FactorGraph):
             raise TypeError(f"`graph` must be a FactorGraph. Got {type(self.graph).__name__}.")
-        self._set("labels", self.graph.check_states(self.labels, "labels", allow_unobserved=True))
+        object.__setattr__(self, "labels", self.graph.check_states(self.labels, "labels", allow_unobserved=True))
         shape = tuple(self.labels.shape)
         if len(shape) != 2:
             raise ValueError(f"`labels` must have shape (n, {self.graph.num_variables}). Got {shape}.")
         if self.evidence is not None:
-            self._set("evidence", self.graph.check_states(self.evidence, "evidence", allow_unobserved=True))
+            object.__setattr__(
+                self, "evidence", self.graph.check_states(self.evidence, "evidence", allow_unobserved=True)
+            )
             _check_shape("evidence", self.evidence, shape)
         if self.mask is not None:
-            self._set("mask", torch.as_tensor(self.mask))
+            object.__setattr__(self, "mask", torch.as_tensor(self.mask))
             _check_shape("mask", self.mask, shape)
             if self.mask.dtype != torch.bool:
                 raise TypeError(f"`mask` must be booleans. Got {self.mask.dtype}.")
         if self.weights is not None:
-            self._set("weights", torch.as_tensor(self.weights))
+            object.__setattr__(self, "weights", torch.as_tensor(self.weights))
             _check_shape("weights", self.weights, shape[:1])
             if not (torch.isfinite(self.weights).all() and (self.weights >= 0).all()):
                 raise ValueError("`weights` must be finite and not negative.")
@@ -76,8 +79,10 @@ class Examples:
         return self._mapped(lambda tensor: tensor.to(device))
 
     def _mapped(self, function: Callable[[Tensor], Tensor]) -> Examples:
-        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "graph"}
-        return Examples(self.graph, **{name: _map(value, function, name) for name, value in values.items()})
+        mapped = copy.copy(self)  # what was checked need not be checked again
+        for name in ("labels", "inputs", "evidence", "mask", "weights"):
+            object.__setattr__(mapped, name, _map(getattr(self, name), function, name))
+        return mapped
 
     def _check_input(self, tensor: Tensor) -> Tensor:
         if tensor.ndim == 0 or len(tensor) != len(self):
@@ -85,9 +90,6 @@ class Examples:
                 f"`inputs` must have one entry per example, {len(self)}, on the first axis. Got {tuple(tensor.shape)}."
             )
         return tensor
-
-    def _set(self, name: str, value: Tensor) -> None:
-        object.__setattr__(self, name, value)
 
 
 DataSet: TypeAlias = Examples | Sequence[Examples]
