@@ -81,6 +81,10 @@ class MAP(AbstractDecoder):
 
     algorithm: AbstractAlgorithm = field(default_factory=MaxProduct)
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.algorithm, AbstractAlgorithm):
+            raise TypeError(f"`algorithm` must be an algorithm such as `MaxProduct()`. Got {self.algorithm!r}.")
+
     def __call__(self, graph: FactorGraph, mu: Tensor, mask: Tensor | None = None) -> Tensor:
         """The largest entry of every max-marginal."""
         return modes(graph, mu)

@@ -23,7 +23,7 @@ def error_rate(predicted: Tensor, labels: Tensor, mask: Tensor | None = None) ->
     0.5
     """
     mask = _checked_mask(predicted, labels, mask)
-    return float((mask & (predicted != labels)).sum() / mask.sum())
+    return int((mask & (predicted != labels)).sum()) / int(mask.sum())
 
 
 def regression_error(
