@@ -35,7 +35,7 @@ def chain_model(features=4, *, seed=None):
 
 
 def denoising(number=20, *, side=12, seed=0):
-    """Blobs seen through the noise of Domke (2013, section 8.2), n = 1.25, with a constant and the pixel as features."""
+    """Blobs seen through the noise of Domke (2013, section 8.2), n = 1.25; features are a constant and the pixel."""
     generator = torch.Generator().manual_seed(seed)
     graph = rf.grid(side, side, 2)
     field = torch.randn(number, 1, side + 6, side + 6, generator=generator, dtype=torch.float64)

@@ -145,11 +145,11 @@ def test_a_risk_below_what_the_loss_can_be_is_divergence():
 
 
 def test_bad_models_and_data_are_refused():
-    with pytest.raises(ValueError, match="`model` must have a parameter that requires a gradient. Got none."):
+    with pytest.raises(ValueError, match=r"`model` must have a parameter that requires a gradient. Got none."):
         Objective(torch.nn.Module(), chain_examples(2), rf.UnivariateLogistic(), EXACT)
     mixed = chain_model()
     mixed.extra = torch.nn.Parameter(torch.zeros(1, dtype=torch.float32))
-    with pytest.raises(ValueError, match="one dtype on one device. Got torch.float32 on cpu, torch.float64 on cpu."):
+    with pytest.raises(ValueError, match=r"one dtype on one device. Got torch.float32 on cpu, torch.float64 on cpu."):
         Objective(mixed, chain_examples(2), rf.UnivariateLogistic(), EXACT)
     weightless = chain_examples(2)
     weightless = rf.Examples(weightless.graph, weightless.labels, weightless.inputs, weights=torch.zeros(2))

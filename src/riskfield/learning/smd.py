@@ -30,17 +30,18 @@ class SMD(AbstractOptimiser):
 
     Arguments:
         gain: eta at the start, for all parameters.
-        meta_gain: how fast gains adapt; 0 leaves them as they are.
+        meta_gain: how fast gains adapt; 0 leaves them as they are. It works on products of gradients, so the smaller
+            the gradients (those of a risk per variable are), the larger it may be.
         decay: how slowly the past fades, below 1.
         batch_size: how many examples to look at before each move.
         epochs: how many passes through the data to do at most.
 
     >>> SMD(gain=0.05)
-    SMD(gain=0.05, meta_gain=0.1, decay=0.99, batch_size=16, epochs=25)
+    SMD(gain=0.05, meta_gain=1.0, decay=0.99, batch_size=16, epochs=25)
     """
 
     gain: float = 0.1
-    meta_gain: float = 0.1
+    meta_gain: float = 1.0
     decay: float = 0.99
     batch_size: int = 16
     epochs: int = 25
