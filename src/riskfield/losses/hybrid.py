@@ -8,7 +8,7 @@ from torch import Tensor
 
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.inference.settings import Inference
-from riskfield.losses.loss import AbstractLoss, AbstractMarginalLoss, LossLike, Target, as_loss
+from riskfield.losses.loss import AbstractLoss, AbstractMarginalLoss, LossLike, Target, as_loss, marginals
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Hybrid(AbstractLoss):
         if self.weight == 0:
             return b.evaluate(graph, theta, target, inference)
         if isinstance(a, AbstractMarginalLoss) and isinstance(b, AbstractMarginalLoss):
-            solution = self.require(inference)(graph, theta, evidence=target.evidence)
+            solution = marginals(graph, theta, target, self.require(inference))
             of_a, of_b = (loss.of_solution(solution, target.known, target.mask) for loss in (a, b))
         else:
             of_a, of_b = (loss.evaluate(graph, theta, target, inference) for loss in (a, b))

@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from riskfield.adjoints.unroll import Unroll
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.inference.settings import Inference
 from riskfield.inference.solution import Solution
@@ -148,7 +149,7 @@ class AbstractMarginalLoss(AbstractLoss):
 
     def evaluate(self, graph: FactorGraph, theta: Tensor, target: Target, inference: Inference | None) -> Tensor:
         """Run inference once and look at what it returned."""
-        solution = self.require(inference)(graph, theta, evidence=target.evidence)
+        solution = marginals(graph, theta, target, self.require(inference))
         return self.of_solution(solution, target.known, target.mask)
 
     @abstractmethod
@@ -160,6 +161,13 @@ class AbstractMarginalLoss(AbstractLoss):
             labels: of shape (*batch, variable): counted and given states, -1 where hidden.
             mask: of the same shape: which variables are counted.
         """
+
+
+def marginals(graph: FactorGraph, theta: Tensor, target: Target, inference: Inference) -> Solution:
+    """Run `inference`; where it has no adjoint, through the sweeps that ran, as `infer` does but on native kernels."""
+    if inference.adjoint is None:
+        inference = replace(inference, adjoint=Unroll())
+    return inference(graph, theta, evidence=target.evidence)
 
 
 @dataclass(frozen=True)
