@@ -28,7 +28,7 @@ from riskfield.losses.loss import AbstractLoss, Target
 
 @dataclass(frozen=True)
 class Pseudolikelihood(AbstractLoss):
-    """-sum_i log p(x_i | x_-i), without inference. With a true model and enough data it finds the true parameters.
+    """`-sum_i log p(x_i | x_-i)`, without inference. With a true model and enough data it finds the true parameters.
 
     Variables given as evidence condition their neighbours. Hidden variables are left out, and so are the factors that
     touch them.
@@ -48,7 +48,7 @@ class Pseudolikelihood(AbstractLoss):
 
 @dataclass(frozen=True, eq=False)
 class PatchPseudolikelihood(AbstractLoss):
-    """-sum_P log p(x_P | x_-P) over patches of variables, by inference inside the patches.
+    """`-sum_P log p(x_P | x_-P)` over patches of variables, by inference inside the patches.
 
     Patches that share no factor are worked off together: all variables outside them are clamped to their labels, and
     one run of inference serves them all. `MessagePassing()` is exact for patches that are trees, such as the rows of a
