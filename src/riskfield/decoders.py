@@ -213,6 +213,7 @@ def decode(
         solution = decoder.inference(inference)(graph, theta.detach(), evidence=evidence)
         if evidence is None:
             return decoder(graph, solution.mu)
+        evidence = evidence.to(theta.device)
         given = evidence >= 0
         return torch.where(given, evidence, decoder(graph, solution.mu, ~given))
 
