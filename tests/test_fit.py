@@ -143,7 +143,7 @@ def test_smd_beats_descent_with_the_gains_it_began_with():
 
 def test_smd_needs_second_derivatives():
     inference = rf.Inference(rf.MessagePassing(), rf.Stop(tol=1e-8), rf.FixedPoint())
-    with pytest.raises(ValueError, match=r"first derivatives only. Use `Unroll`"):
+    with pytest.raises(rf.AdjointError, match=r"first derivatives only. Use `Unroll`"):
         fit(chain_model(), chain_examples(4), LOSS, inference, optimiser=SMD)
 
 

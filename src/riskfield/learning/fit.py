@@ -18,7 +18,7 @@ import torch
 from torch.nn import Module
 
 from riskfield.data.examples import DataSet
-from riskfield.errors import DivergenceWarning
+from riskfield.errors import DivergenceWarning, RiskfieldError
 from riskfield.inference.settings import Inference
 from riskfield.learning.checkpoint import Checkpoints
 from riskfield.learning.lbfgs import LBFGS
@@ -139,7 +139,9 @@ def fit(
             if checkpoints is not None:
                 session.save(checkpoints)
         except Diverged as error:
-            if objective.evaluations <= 1:
+            if objective.evaluations <= 1:  # nothing can be kept: it is for the caller to mend
+                if isinstance(error.__cause__, RiskfieldError):
+                    raise error.__cause__ from None
                 raise ValueError(f"`model` must start where the objective is finite: {error}.") from error
             session.end(Reason.DIVERGED, str(error))
         except KeyboardInterrupt:

@@ -110,19 +110,19 @@ class Objective:
         gamma = flat(self.parameters).detach()
         size, orders = len(gamma), 1 if along is None else 2
         sums = torch.zeros(2 + orders * size, dtype=torch.float64, device=gamma.device)
-        why = "it overflows"
+        failure: Exception | None = None
         try:
             for chunk in self._chunks(examples):
                 numerator = self._numerator(chunk)
                 sums[0] += numerator.detach()
                 sums[2:] += self._derivatives(numerator, along)
         except (RiskfieldError, Diverged) as error:  # the other ranks have to hear of it, too
-            sums[0], why = math.nan, str(error)
+            sums[0], failure = math.nan, error
         sums[1] = float(self._amounts.sum() if examples is None else self._amounts[examples].sum())
         self.ranks.sum_(sums)
         if not torch.isfinite(sums).all():
             what = "a derivative of the objective" if torch.isfinite(sums[0]) else "the objective"
-            raise Diverged(f"{what} is not finite: {why}")
+            raise Diverged(f"{what} is not finite: {failure or 'it overflows'}") from failure
         amount = float(sums[1])
         sums = sums / (amount or 1.0)
         gradient = sums[2 : 2 + size].to(gamma) + 2 * self.ridge * gamma
