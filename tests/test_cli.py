@@ -220,7 +220,7 @@ class TestRefusals:
         def never(*_):
             raise AssertionError("the model was read first")
 
-        monkeypatch.setattr("riskfield.cli.read_uai", never)
+        monkeypatch.setattr("riskfield.cli.infer.read_uai", never)
         for option in ("--out", "--pr"):
             assert "absent/x: No such file" in refused(capsys, "infer", "chain.uai", option, "absent/x")
             assert "folder: Is a directory" in refused(capsys, "infer", "chain.uai", option, "folder")
@@ -240,7 +240,7 @@ class TestRefusals:
         def fail(*_):
             raise RuntimeError("something\nodd")
 
-        monkeypatch.setattr("riskfield.cli.read_uai", fail)
+        monkeypatch.setattr("riskfield.cli.infer.read_uai", fail)
         code, out, err = run(capsys, "infer", "chain.uai")
         assert (code, out) == (1, "")
         assert err.startswith("riskfield: RuntimeError: something odd This is a bug")
@@ -252,7 +252,7 @@ class TestRefusals:
         def fail(*_):
             raise MemoryError
 
-        monkeypatch.setattr("riskfield.cli.read_uai", fail)
+        monkeypatch.setattr("riskfield.cli.infer.read_uai", fail)
         assert refused(capsys, "infer", "chain.uai") == "riskfield: Out of memory.\n"
 
 

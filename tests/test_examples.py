@@ -78,3 +78,24 @@ def test_denoise_refuses_bad_options(
     with pytest.raises(SystemExit):
         denoise["main"](arguments)
     assert message in capsys.readouterr().err
+
+
+def test_gradient_methods_agree_at_convergence_and_only_unroll_is_right_before(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    script = runpy.run_path(str(EXAMPLES / "gradient_methods.py"))
+    script["main"](side=5, num_states=2, entries=20)
+    printed = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    rows = [[cell.strip() for cell in row] for row in printed]
+    converged, truncated = ({row[0]: row[1:] for row in part} for part in (rows[2:10], rows[12:]))
+    assert list(truncated) == list(converged)[:-1]
+    assert converged.pop("Envelope()")[0] == "no gradient"
+    for name, (univariate, likelihood, milliseconds) in converged.items():
+        assert max(float(univariate), float(likelihood)) < (1e-4 if name == "Perturb(1)" else 1e-6)
+        assert float(milliseconds) > 0
+    honest, pretended, _ = truncated.pop("Unroll()")
+    assert float(honest) < 1e-8
+    assert pretended == "the same"
+    for honest, pretended, _ in truncated.values():
+        assert honest == "refused"
+        assert float(pretended) > 1e-4

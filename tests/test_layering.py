@@ -21,7 +21,8 @@ LAYERS = [
     ["models", "features"],
     ["data", "io"],
     ["learning"],
-    ["report", "experiments", "cli", "__main__"],
+    ["report", "experiments"],
+    ["cli", "__main__"],
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 

@@ -52,9 +52,20 @@ def test_the_public_surface():
         *("Solution", "Stop", "clamp", "frequencies", "hessian_vector_product", "infer", "sample"),
         *("AbstractAdjoint", "AdjointError", "AdjointWarning", "Envelope", "FixedPoint", "Perturb", "Unroll"),
         *("KKT", "Direct", "Minres", "GradientReport", "check_gradients"),
+        *("Inference", "Role", "AbstractLoss", "AbstractMarginalLoss", "Custom", "empirical_risk", "num_counted"),
+        *("UnivariateLogistic", "UnivariateQuadratic", "SmoothedClassification"),
+        *("CliqueLogistic", "CliqueQuadratic", "CliqueSmoothedClassification"),
+        *("SurrogateLikelihood", "SurrogateEM", "SaddlePoint", "ContrastiveDivergence", "Hybrid"),
+        *("Pseudolikelihood", "PatchPseudolikelihood", "Piecewise", "Independent", "L1", "MSE", "FMeasure"),
+        *("AbstractDecoder", "AbstractSoftDecoder", "MaxMarginal", "MAP", "EqualCount", "decode"),
+        *("ExpectedValue", "SoftArgmax", "SoftEqualCount", "error_rate", "f_measure", "regression_error"),
+        *("Conditional", "LinearModel", "Tables", "Generative"),
         *("UAIModel", "read_evidence", "read_uai", "write_mar", "write_pr"),
         *("get_num_threads", "set_num_threads"),
         *("ConvergenceWarning", "FileFormatError", "ImpossibleEvidenceError", "RiskfieldError", "TreewidthError"),
+        *("Examples", "Checkpoints", "CheckpointError", "DivergenceWarning", "Fit", "Reason", "Record", "fit"),
+        *("AbstractOptimiser", "LBFGS", "SMD", "Torch", "Stage", "fit_stages", "incremental", "Validation"),
+        *("Ranks", "ranks", "WarmStart"),
     }
     assert set(OBJECTS) == expected
 

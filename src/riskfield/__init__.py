@@ -7,11 +7,25 @@ from riskfield.adjoints.kkt import KKT, Direct, Minres
 from riskfield.adjoints.perturb import Perturb
 from riskfield.adjoints.second_order import hessian_vector_product
 from riskfield.adjoints.unroll import Unroll
+from riskfield.data.examples import Examples
+from riskfield.decoders import (
+    MAP,
+    AbstractDecoder,
+    AbstractSoftDecoder,
+    EqualCount,
+    ExpectedValue,
+    MaxMarginal,
+    SoftArgmax,
+    SoftEqualCount,
+    decode,
+)
 from riskfield.entropy import TRW, AbstractEntropy, Bethe, Counting, CountingNumbers, spanning_tree_rho
 from riskfield.errors import (
     AdjointError,
     AdjointWarning,
+    CheckpointError,
     ConvergenceWarning,
+    DivergenceWarning,
     FileFormatError,
     ImpossibleEvidenceError,
     RiskfieldError,
@@ -27,49 +41,130 @@ from riskfield.inference.gibbs import frequencies, sample
 from riskfield.inference.infer import AbstractAdjoint, Stop, infer
 from riskfield.inference.mean_field import MeanField
 from riskfield.inference.message_passing import MaxProduct, MessagePassing
+from riskfield.inference.settings import Inference, Role
 from riskfield.inference.solution import Solution
 from riskfield.io.uai import UAIModel, read_evidence, read_uai, write_mar, write_pr
+from riskfield.learning.checkpoint import Checkpoints
+from riskfield.learning.fit import fit
+from riskfield.learning.lbfgs import LBFGS
+from riskfield.learning.optimiser import AbstractOptimiser
+from riskfield.learning.ranks import Ranks, ranks
+from riskfield.learning.result import Fit, Reason, Record
+from riskfield.learning.smd import SMD
+from riskfield.learning.stages import Stage, fit_stages, incremental
+from riskfield.learning.stochastic import Torch
+from riskfield.learning.validation import Validation
+from riskfield.learning.warm_start import WarmStart
+from riskfield.losses.contrastive_divergence import ContrastiveDivergence
+from riskfield.losses.decoded import L1, MSE, FMeasure
+from riskfield.losses.hybrid import Hybrid
+from riskfield.losses.likelihood import SurrogateEM, SurrogateLikelihood
+from riskfield.losses.loss import AbstractLoss, AbstractMarginalLoss, Custom, empirical_risk, num_counted
+from riskfield.losses.marginal import (
+    CliqueLogistic,
+    CliqueQuadratic,
+    CliqueSmoothedClassification,
+    SmoothedClassification,
+    UnivariateLogistic,
+    UnivariateQuadratic,
+)
+from riskfield.losses.piecewise import Independent, Piecewise
+from riskfield.losses.pseudolikelihood import PatchPseudolikelihood, Pseudolikelihood
+from riskfield.losses.saddle_point import SaddlePoint
+from riskfield.metrics import error_rate, f_measure, regression_error
+from riskfield.models.conditional import Conditional, LinearModel, Tables
+from riskfield.models.generative import Generative
 from riskfield.threads import get_num_threads, set_num_threads
 
 __version__ = "0.1.0"
 
 __all__ = [
     "KKT",
+    "L1",
+    "LBFGS",
+    "MAP",
+    "MSE",
+    "SMD",
     "TRW",
     "AbstractAdjoint",
     "AbstractAlgorithm",
+    "AbstractDecoder",
     "AbstractEntropy",
+    "AbstractLoss",
+    "AbstractMarginalLoss",
+    "AbstractOptimiser",
+    "AbstractSoftDecoder",
     "AdjointError",
     "AdjointWarning",
     "Bethe",
+    "CheckpointError",
+    "Checkpoints",
+    "CliqueLogistic",
+    "CliqueQuadratic",
+    "CliqueSmoothedClassification",
+    "Conditional",
+    "ContrastiveDivergence",
     "ConvergenceWarning",
     "Counting",
     "CountingNumbers",
+    "Custom",
     "Direct",
+    "DivergenceWarning",
     "Envelope",
+    "EqualCount",
     "Exact",
+    "Examples",
+    "ExpectedValue",
+    "FMeasure",
     "FactorGraph",
     "FactorGroup",
     "FileFormatError",
+    "Fit",
     "FixedPoint",
+    "Generative",
     "GradientReport",
+    "Hybrid",
     "ImpossibleEvidenceError",
+    "Independent",
+    "Inference",
     "Levels",
+    "LinearModel",
+    "MaxMarginal",
     "MaxProduct",
     "MeanField",
     "MessagePassing",
     "Minres",
     "NodeGroup",
     "Parallel",
+    "PatchPseudolikelihood",
     "Perturb",
+    "Piecewise",
+    "Pseudolikelihood",
+    "Ranks",
+    "Reason",
+    "Record",
     "RiskfieldError",
+    "Role",
+    "SaddlePoint",
     "Sequential",
+    "SmoothedClassification",
+    "SoftArgmax",
+    "SoftEqualCount",
     "Solution",
+    "Stage",
     "Stop",
+    "SurrogateEM",
+    "SurrogateLikelihood",
+    "Tables",
+    "Torch",
     "TreewidthError",
     "UAIModel",
     "Union",
+    "UnivariateLogistic",
+    "UnivariateQuadratic",
     "Unroll",
+    "Validation",
+    "WarmStart",
     "__version__",
     "chain",
     "check_gradients",
@@ -77,14 +172,24 @@ __all__ = [
     "colour_order",
     "colours",
     "compile_levels",
+    "decode",
+    "empirical_risk",
+    "error_rate",
+    "f_measure",
+    "fit",
+    "fit_stages",
     "frequencies",
     "from_edges",
     "get_num_threads",
     "grid",
     "hessian_vector_product",
+    "incremental",
     "infer",
+    "num_counted",
+    "ranks",
     "read_evidence",
     "read_uai",
+    "regression_error",
     "sample",
     "set_num_threads",
     "spanning_tree_rho",

@@ -27,3 +27,11 @@ class AdjointError(RiskfieldError):
 
 class AdjointWarning(UserWarning):
     """A gradient is less accurate than was asked for; the message has its residual."""
+
+
+class CheckpointError(RiskfieldError, OSError):
+    """A checkpoint could not be written; the one before it is intact."""
+
+
+class DivergenceWarning(UserWarning):
+    """Training was stopped because the objective is not finite, or left all bounds; the best parameters were kept."""

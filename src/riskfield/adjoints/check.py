@@ -2,7 +2,9 @@
 
 The differences are of the objective an adjoint claims to differentiate: for `Unroll` the loss after the sweeps that
 ran, for all others the loss at convergence. They are four-sided, (8 L(h) - 8 L(-h) - L(2h) + L(-2h)) / 12h entry by
-entry of theta (the scheme of Domke 2013, section 6), in float64 whatever the dtype of theta.
+entry of theta (the scheme of Domke 2013, section 6), in float64 whatever the dtype of theta. Where the loss bends
+sharply the step that suits a smooth one is too large: three are tried for each entry, and the change from one to the
+next says which to take and how far the differences themselves are to be trusted.
 """
 
 from __future__ import annotations
@@ -30,9 +32,11 @@ from riskfield.inference.solution import Solution
 Loss = Callable[[Solution], Tensor]
 
 _STEP = torch.finfo(torch.float64).eps ** (1 / 5)  # balances truncation against rounding, as in `Perturb(4)`
+_SHRINK = 6.0  # from one step to the next
 _SHIFTS = torch.tensor([2.0, 1.0, -1.0, -2.0], dtype=torch.float64)
 _WEIGHTS = torch.tensor([-1.0, 8.0, -8.0, 1.0], dtype=torch.float64) / 12
 _TIGHT = 1e-13  # tolerance of the runs that differences are taken of
+_MANY = 10_000  # sweeps they may take
 _NUMBERS_AT_ONCE = 2**22  # entries of theta in one batch of them
 
 
@@ -62,6 +66,7 @@ class GradientReport:
     num_checked: int  # entries of theta that differences were taken of
     num_entries: int  # finite entries of theta
     residual: float  # the worst last change of a marginal, in those runs for differences that were to converge
+    uncertainty: float  # of the differences, in units of the largest quotient: smaller errors say nothing
 
     @property
     def worst(self) -> float:
@@ -95,8 +100,8 @@ class GradientReport:
                 lines.append(f"{name:{width}}  {row.abs_error:9.1e}  {row.rel_error:9.1e}  {row.seconds:7.3f}{note}")
         settled = f", of runs that settled to {self.residual:.1e}" if self.residual else ""
         lines.append(
-            f"errors against finite differences in {self.num_checked} of {self.num_entries} entries of theta{settled}; "
-            f"the adjoints differ by {self.disagreement:.1e}"
+            f"errors against finite differences in {self.num_checked} of {self.num_entries} entries of theta, good to "
+            f"{self.uncertainty:.1e}{settled}; the adjoints differ by {self.disagreement:.1e}"
         )
         return "\n".join(lines)
 
@@ -147,7 +152,7 @@ def check_gradients(
     theta = _checked(graph, theta, evidence)
     if max_entries < 1:
         raise ValueError(f"`max_entries` must be at least 1. Got {max_entries!r}.")
-    stop = Stop(sweeps=10000, tol=_TIGHT if theta.dtype == torch.float64 else 1e-6) if stop is None else stop
+    stop = Stop(sweeps=_MANY, tol=_TIGHT if theta.dtype == torch.float64 else 1e-6) if stop is None else stop
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # the report has the residual
         base = infer(graph, theta, algorithm, stop=stop, kernels=kernels)
@@ -170,7 +175,7 @@ def check_gradients(
             gap = float((gradient.double()[entries] - expected).abs().max()) if len(entries) else 0.0
             size = float(expected.abs().max()) if len(entries) else 0.0
             rows.append(GradientRow(adjoint, gradient, gap, gap / size if size else gap, seconds, note))
-    return GradientReport(tuple(rows), len(entries), len(finite), truth.residual)
+    return GradientReport(tuple(rows), len(entries), len(finite), truth.residual, truth.uncertainty)
 
 
 class _Differences:
@@ -187,7 +192,7 @@ class _Differences:
     ):
         self.graph, self.theta, self.algorithm, self.loss = graph, theta, algorithm, loss
         self.entries, self.kernels = entries, kernels
-        self.residual = 0.0
+        self.residual = self.uncertainty = 0.0
         self._known: dict[Stop, Tensor] = {}
 
     def of(self, base: Solution, stop: Stop, converged: bool) -> Tensor:
@@ -195,29 +200,44 @@ class _Differences:
         messages = None
         if stop.tol is not None and (converged or stop.tol <= 10 * _TIGHT):
             # The start of a converged run does not matter, save that a non-concave entropy has several optima.
-            stop, messages = replace(stop, tol=min(stop.tol, _TIGHT)), base.messages
+            stop, messages = Stop(max(stop.sweeps, _MANY), min(stop.tol, _TIGHT)), base.messages
         elif stop.tol is not None:
             stop = Stop(sweeps=int(base.sweeps), tol=None)
         if stop not in self._known:
-            self._known[stop] = self._compute(stop, messages)
+            self._known[stop] = self._compute(stop, messages, abs(float(self.loss(base))))
         return self._known[stop]
 
-    def _compute(self, stop: Stop, messages: Tensor | None) -> Tensor:
+    def _compute(self, stop: Stop, messages: Tensor | None, size_of_loss: float) -> Tensor:
         at_once = max(1, _NUMBERS_AT_ONCE // (4 * max(self.graph.mu_size, 1)))
-        out = []
-        for chunk in self.entries.split(at_once) if len(self.entries) else ():
-            steps = _STEP * (1 + self.theta[chunk].abs())
-            shifted = self.theta.repeat(len(chunk), 4, 1)
-            shifted[torch.arange(len(chunk), device=chunk.device), :, chunk] += steps[:, None] * _SHIFTS.to(shifted)
-            start = None if messages is None else messages.double().expand(len(chunk), 4, -1)
-            with torch.no_grad():
-                runs = infer(self.graph, shifted, self.algorithm, stop=stop, messages=start, kernels=self.kernels)
-                values = [[self.loss(_item(runs, (k, side))) for side in range(4)] for k in range(len(chunk))]
-            if stop.tol is not None:
-                self.residual = max(self.residual, float(runs.residual.max()))
-            quotients = torch.tensor(values, dtype=torch.float64) @ _WEIGHTS
-            out.append(quotients.to(steps) / steps)
-        return torch.cat(out) if out else self.theta[:0]
+        chunks = self.entries.split(at_once) if len(self.entries) else ()
+        with torch.no_grad():
+            scales = (1.0, 1 / _SHRINK, 1 / _SHRINK**2)
+            found = [torch.cat([self._quotients(c, s, stop, messages) for c in chunks]) for s in scales if chunks]
+        if not found:
+            return self.theta[:0]
+        coarse, middle, fine = found
+        # A step that is too large shows in a change to the next smaller one that is far above the change after that (in
+        # theory by the fourth power of the ratio of the steps) and above rounding, which small steps make worse.
+        changes = torch.stack([(coarse - middle).abs(), (middle - fine).abs()])
+        rounding = 10 * torch.finfo(torch.float64).eps * size_of_loss * _SHRINK / _STEP
+        bends = [changes[0] > torch.clamp(_SHRINK**power * changes[1], min=rounding) for power in (1, 3)]
+        best = torch.where(bends[1], fine, torch.where(bends[0], middle, coarse))
+        size = float(best.abs().max())
+        uncertainty = float(torch.where(bends[0], changes[1], changes[0]).max())
+        self.uncertainty = max(self.uncertainty, uncertainty / size if size else uncertainty)
+        return best
+
+    def _quotients(self, entries: Tensor, scale: float, stop: Stop, messages: Tensor | None) -> Tensor:
+        steps = scale * _STEP * (1 + self.theta[entries].abs())
+        shifted = self.theta.repeat(len(entries), 4, 1)
+        shifted[torch.arange(len(entries), device=entries.device), :, entries] += steps[:, None] * _SHIFTS.to(shifted)
+        start = None if messages is None else messages.double().expand(len(entries), 4, -1)
+        runs = infer(self.graph, shifted, self.algorithm, stop=stop, messages=start, kernels=self.kernels)
+        values = [[self.loss(_item(runs, (k, side))) for side in range(4)] for k in range(len(entries))]
+        if stop.tol is not None:
+            self.residual = max(self.residual, float(runs.residual.max()))
+        quotients: Tensor = (torch.tensor(values, dtype=torch.float64) @ _WEIGHTS).to(steps) / steps
+        return quotients
 
 
 def _checked(graph: FactorGraph, theta: Tensor, evidence: Tensor | Mapping[int, int] | None) -> Tensor:

@@ -43,8 +43,8 @@ def hessian_vector_product(
     Returns:
         A tensor like params, or a tuple of them.
 
-    Marginals can be differentiated forward as well: `torch.autograd.forward_ad` and, but for `Exact`,
-    `torch.func.jvp` go through `infer(..., adjoint=Unroll())`.
+    Marginals can be differentiated forward as well: `torch.autograd.forward_ad` and `torch.func.jvp` go through
+    `infer(..., adjoint=Unroll())`.
 
     >>> import torch
     >>> from riskfield import MessagePassing, Stop, TRW, Unroll, grid, hessian_vector_product, infer

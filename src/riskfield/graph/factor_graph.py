@@ -97,6 +97,13 @@ class FactorGroup:
         start = self.message_start + self.num_factors * sum(self.shape[:slot])
         return start, start + self.num_factors * self.shape[slot]
 
+    def joint_states(self, states: Tensor) -> Tensor:
+        """Where in its flattened table each factor is at `states` of shape (*batch, variable): (*batch, factor)."""
+        joint = states[..., index_tensor(self.variables[:, 0], states.device)]
+        for slot in range(1, self.arity):
+            joint = joint * self.shape[slot] + states[..., index_tensor(self.variables[:, slot], states.device)]
+        return joint
+
 
 class FactorGraph:
     """A frozen, validated factor graph.
@@ -297,10 +304,8 @@ class FactorGraph:
         node_index = index_tensor(self._node_start, theta.device) + states
         total = total + _gather_last(theta, node_index).sum(-1)
         for group in self._factor_groups:
-            flat = index_tensor(group.tables, theta.device)
-            for slot, size in enumerate(group.shape):
-                flat = flat * size + states[..., index_tensor(group.variables[:, slot], theta.device)]
-            total = total + _gather_last(theta, group.theta_start + flat).sum(-1)
+            table = group.theta_start + index_tensor(group.tables, theta.device) * group.table_size
+            total = total + _gather_last(theta, table + group.joint_states(states)).sum(-1)
         return total
 
     def check_theta(self, theta: Tensor) -> None:

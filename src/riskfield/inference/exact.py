@@ -152,7 +152,8 @@ class _Cut:
 
     def __init__(self, graph: FactorGraph, theta: Tensor):
         self.graph = graph
-        possible = (theta[:, : graph.node_size].detach() > NEG_INF).any(0).cpu().numpy()
+        # By a list, since the tensors of `torch.func.jvp` have no storage that NumPy could share.
+        possible = np.array((theta[:, : graph.node_size].detach() > NEG_INF).any(0).tolist(), bool)
         self.states: list[IntArray] = []  # by variable
         for start, count in zip(graph.node_start.tolist(), graph.num_states.tolist(), strict=True):
             kept = np.flatnonzero(possible[start : start + count])

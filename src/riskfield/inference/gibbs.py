@@ -108,10 +108,8 @@ def frequencies(graph: FactorGraph, states: Tensor, *, dtype: torch.dtype = torc
     states = states.reshape(batch.numel(), count, graph.num_variables)
     entries = [index_tensor(graph.node_start, states.device) + states]
     for group in graph.factor_groups:
-        flat = torch.arange(group.num_factors, device=states.device)
-        for slot, size in enumerate(group.shape):
-            flat = flat * size + states[..., index_tensor(group.variables[:, slot], states.device)]
-        entries.append(group.mu_start + flat)
+        block = torch.arange(group.mu_start, group.mu_stop, group.table_size, device=states.device)
+        entries.append(block + group.joint_states(states))
     total = torch.zeros(batch.numel(), graph.mu_size, dtype=dtype, device=states.device)
     for index in entries:
         flat_index = index.flatten(1)

@@ -8,20 +8,25 @@ from pathlib import Path
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Replace `path` by a file that holds `text`; if anything fails, the old file stays and nothing else is left.
+    """Replace `path` by a file that holds `text`, in UTF-8, as `write_bytes` does."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
+    """Replace `path` by a file that holds `content`; if anything fails, the old file stays and nothing else is left.
 
     A target that is no regular file, such as a pipe or terminal, is written to directly.
     """
     target = Path(os.path.realpath(path))
     if os.path.exists(path) and not os.path.isfile(path):
-        with open(path, "w", encoding="utf-8") as stream:
-            stream.write(text)
+        with open(path, "wb") as stream:
+            stream.write(content)
         return
     temporary = _beside(target)
     try:
         # Mode "x" rather than a temporary-file helper: the new file gets the permissions the user's umask grants.
-        with open(temporary, "x", encoding="utf-8") as stream:
-            stream.write(text)
+        with open(temporary, "xb") as stream:
+            stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(temporary, target)

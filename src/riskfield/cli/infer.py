@@ -1,17 +1,11 @@
-"""The command-line program: inference on files in UAI format.
-
-This is the edge where strings name algorithms. Bad input and bad usage end in one line on standard error and exit
-code 2.
-"""
+"""`riskfield infer`: inference on files in UAI format."""
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import sys
 import time
-import traceback
 import warnings
 from collections.abc import Mapping
 from enum import StrEnum
@@ -21,9 +15,8 @@ from typing import Annotated
 import torch
 import typer
 
-from riskfield import __version__
 from riskfield.entropy import TRW, Bethe, spanning_tree_rho
-from riskfield.errors import ConvergenceWarning, ImpossibleEvidenceError, RiskfieldError
+from riskfield.errors import ConvergenceWarning, ImpossibleEvidenceError
 from riskfield.graph.schedule import Parallel, Sequential
 from riskfield.inference.algorithm import AbstractAlgorithm
 from riskfield.inference.exact import Exact
@@ -36,8 +29,6 @@ from riskfield.io._atomic import check_writable
 from riskfield.io.uai import UAIModel, read_evidence, read_uai, write_mar, write_mpe, write_pr
 
 _SHOWN_STATES = 8  # probabilities in one row of the table
-# Typer keeps a copy of click in some versions and imports it in others; this name holds in both.
-_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 
 class AlgorithmName(StrEnum):
@@ -64,56 +55,6 @@ class DtypeName(StrEnum):
     FLOAT64 = "float64"
 
 
-app = typer.Typer(
-    name="riskfield",
-    add_completion=False,
-    rich_markup_mode=None,  # help and errors as plain text: they go into pipes and logs as well
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Run the program on `arguments` (by default those of the process) and return its exit code."""
-    try:
-        code = app(arguments, prog_name="riskfield", standalone_mode=False) or 0
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # The reader of a pipe, such as `head`, has left. Python flushes once more at exit; give it somewhere to go.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
-    except _UsageError as error:
-        return _complain(f"{_message_of(error)} Try 'riskfield infer --help'.")
-    except (RiskfieldError, OSError, ValueError, MemoryError) as error:
-        return _complain(_message_of(error))
-    except KeyboardInterrupt:
-        code = 130
-    except Exception as error:
-        if os.environ.get("RISKFIELD_TRACEBACK"):
-            traceback.print_exc()
-        hint = "This is a bug; RISKFIELD_TRACEBACK=1 in the environment shows where."
-        _complain(f"{type(error).__name__}: {_message_of(error)} {hint}")
-        return 1
-    if code == 130:
-        _complain("interrupted.")
-    return int(code)
-
-
-@app.callback(invoke_without_command=True)
-def _program(
-    context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
-) -> None:
-    """Approximate inference in factor graphs."""
-    if version:
-        typer.echo(f"riskfield {__version__}")
-        raise typer.Exit
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help(), err=True)
-        raise typer.Exit(2)
-
-
-@app.command()
 def infer(
     model: Annotated[Path, typer.Argument(metavar="MODEL.uai", help="The model, in UAI format.", show_default=False)],
     evidence: Annotated[Path | None, typer.Option(help="Observed states, a UAI evidence file.")] = None,
@@ -341,18 +282,3 @@ def _print_summary(
     ]
     for name, text in rows:
         typer.echo(f"{name:<10} {text}")
-
-
-def _complain(message: str) -> int:
-    """Say in one line what is wrong, and return the exit code for it."""
-    with contextlib.suppress(OSError):  # standard error may be closed as well
-        print(f"riskfield: {' '.join(message.split())}", file=sys.stderr)
-    return 2
-
-
-def _message_of(error: BaseException) -> str:
-    if isinstance(error, _UsageError):
-        return str(error.format_message())  # type: ignore[attr-defined]
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}." if error.filename is not None else f"{error.strerror}."
-    return str(error) or ("Out of memory." if isinstance(error, MemoryError) else type(error).__name__)

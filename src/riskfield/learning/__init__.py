@@ -1,0 +1,1 @@
+"""Fitting parameters: the loop over data, optimisers, checkpoints, several machines."""

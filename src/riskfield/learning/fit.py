@@ -1,0 +1,237 @@
+r"""`fit`: the loop that turns gradients into parameters.
+
+    examples -> model -> theta -> inference -> loss -> gradient -> optimiser -> parameters
+
+The first five arrows are `Objective`, the last two an optimiser's `step`. The loop around them decides when to stop,
+and sees to it that nothing is lost: not to Ctrl-C, not to a diverging objective, not to a machine that goes down.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.nn import Module
+
+from riskfield.data.examples import DataSet
+from riskfield.errors import DivergenceWarning, RiskfieldError
+from riskfield.inference.settings import Inference
+from riskfield.learning.checkpoint import Checkpoints
+from riskfield.learning.lbfgs import LBFGS
+from riskfield.learning.objective import Diverged, Objective
+from riskfield.learning.optimiser import AbstractOptimiser, check_counts
+from riskfield.learning.ranks import Ranks
+from riskfield.learning.result import Fit, Reason, Record
+from riskfield.learning.session import Session
+from riskfield.learning.validation import Validation, Watch
+from riskfield.losses.loss import LossLike, as_loss
+
+Callback = Callable[[Record, Module], bool | None]
+
+
+def fit(
+    model: Module,
+    data: DataSet,
+    loss: LossLike,
+    inference: Inference | None = None,
+    *,
+    optimiser: AbstractOptimiser | None = None,
+    ridge: float = 0.0,
+    per_variable: bool = True,
+    validation: Validation | DataSet | None = None,
+    chunk_size: int | None = None,
+    seed: int = 0,
+    checkpoint: Checkpoints | str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    callbacks: Sequence[Callback] = (),
+    progress: bool = True,
+    ranks: Ranks | None = None,
+) -> Fit:
+    r"""Find parameters of `model` that minimise the empirical risk.
+
+    Training starts from the parameters the model has, and leaves the best ones in it: those with the lowest risk on
+    `validation` where that is given, else with the lowest objective (the newest, for a loss whose values cannot be
+    compared). That holds however it ends: converged, early, diverged (with a `DivergenceWarning`), or by Ctrl-C.
+
+    Arguments:
+        model: a module with `theta = model(graph, inputs)`.
+        data: `Examples`, or several of them on different graphs.
+        loss: such as `UnivariateLogistic()`, or a function of (solution, labels, mask).
+        inference: how marginals are computed, here and later for predictions: `Inference(algorithm, stop, adjoint)`,
+            or `WarmStart(...)`. Losses without inference need none.
+        optimiser: `LBFGS(...)` (the default), `Torch(torch.optim.Adam, {...})`, `SMD(...)`.
+        ridge: adds ridge times the sum of the squares of all parameters to the risk.
+        per_variable: divide the risk by the number of variables that count, so that `ridge` means the same for pictures
+            of all sizes; else the losses of all examples are summed.
+        validation: examples to stop early by, or a `Validation(...)`.
+        chunk_size: how many examples are evaluated at once, to bound memory; by default all that share a graph.
+        seed: all randomness comes from it: the order of examples, and what the model or the loss draws. The state of
+            torch's own generator is left alone.
+        checkpoint: a folder to keep checkpoints in, or `Checkpoints(folder, every=...)`.
+        resume: go on from the newest checkpoint, if there is one. Parameters come out bit by bit as if nothing had
+            happened, given the same arguments.
+        callbacks: called as `callback(record, model)` after each iteration; True ends the training.
+        progress: show a progress bar.
+        ranks: the processes that share the work, from `ranks()`; `data` and `validation` are then this rank's share.
+
+    Returns:
+        A `Fit`: why it ended, and the history.
+
+    Raises:
+        CheckpointError: if a checkpoint could not be written, for want of space perhaps. The one before it is intact,
+            and the model has the best parameters so far.
+
+    >>> import torch
+    >>> from riskfield import Exact, Examples, Generative, Inference, UnivariateLogistic, chain
+    >>> graph = chain(3, num_states=2)
+    >>> examples = Examples(graph, labels=torch.tensor([[0, 0, 1], [0, 1, 1], [0, 0, 0], [1, 1, 1]]))
+    >>> model = Generative(graph)
+    >>> result = fit(model, examples, UnivariateLogistic(), Inference(Exact()), ridge=1e-3, progress=False)
+    >>> result.reason
+    <Reason.CONVERGED: 'converged'>
+    """
+    optimiser = LBFGS() if optimiser is None else optimiser
+    ranks = Ranks() if ranks is None else ranks
+    checkpoints = Checkpoints(checkpoint) if isinstance(checkpoint, str | os.PathLike) else checkpoint
+    _check(optimiser, ridge, chunk_size, seed, checkpoints, resume)
+    loss = as_loss(loss)
+    for tensor in model.state_dict().values():
+        ranks.broadcast_(tensor)
+    shared: dict[str, Any] = {"per_variable": per_variable, "chunk_size": chunk_size, "ranks": ranks}
+    objective = Objective(model, data, loss, inference, ridge=ridge, **shared)
+    watch = None
+    if validation is not None:
+        validation = validation if isinstance(validation, Validation) else Validation(validation)
+        watch = Watch(validation, model, loss, inference, **shared)
+    run = optimiser.start(objective, seed)
+    session = Session(
+        objective,
+        run,
+        patience=None if watch is None else watch.settings.patience,
+        identity={
+            "optimiser": type(optimiser).__name__,
+            "loss": type(loss).__name__,
+            "ridge": float(ridge),
+            "per_variable": per_variable,
+            "seed": seed,
+            "examples": objective.num_examples,
+        },
+    )
+    if checkpoints is not None and resume:
+        session.resume(checkpoints)
+    with _own_randomness(objective), _Bar(optimiser, session, shown=progress and ranks.rank == 0) as bar:
+        try:
+            while session.goes_on(optimiser.max_iterations):
+                step = run.step(session.iteration + 1)  # examples -> theta -> loss -> gradient -> parameters
+                record = session.add(step, None if watch is None else watch.look(session.iteration + 1))
+                bar.show(record)
+                if _any_true([callback(record, model) for callback in callbacks], ranks):
+                    session.end(Reason.CALLBACK, "a callback asked for it")
+                if checkpoints is not None and record.iteration % checkpoints.every == 0:
+                    session.save(checkpoints)
+                    objective.forget()
+                    if watch is not None:
+                        watch.objective.forget()
+            if checkpoints is not None:
+                session.save(checkpoints)
+        except Diverged as error:
+            if objective.evaluations <= 1:  # nothing can be kept: it is for the caller to mend
+                if isinstance(error.__cause__, RiskfieldError):
+                    raise error.__cause__ from None
+                raise ValueError(f"`model` must start where the objective is finite: {error}.") from error
+            session.end(Reason.DIVERGED, str(error))
+        except KeyboardInterrupt:
+            session.end(Reason.INTERRUPTED, "by the keyboard")
+        finally:
+            session.restore_best()
+    result = session.result()
+    if result.reason is Reason.DIVERGED:
+        kept = "its first" if result.best is None else f"those of iteration {result.best.iteration}"
+        warnings.warn(
+            f"Training diverged: {result.explanation}. The model has the best parameters, {kept}. More sweeps of "
+            "inference, a larger ridge, a smaller learning rate or a loss on marginals may help.",
+            DivergenceWarning,
+            stacklevel=2,
+        )
+    return result
+
+
+def _check(
+    optimiser: AbstractOptimiser,
+    ridge: float,
+    chunk_size: int | None,
+    seed: int,
+    checkpoints: Checkpoints | None,
+    resume: bool,
+) -> None:
+    if not isinstance(optimiser, AbstractOptimiser):
+        raise TypeError(
+            f"`optimiser` must be an object such as `LBFGS()` or `Torch(torch.optim.Adam)`. Got {optimiser!r}."
+        )
+    if isinstance(ridge, bool | str) or not 0 <= ridge < float("inf"):
+        raise ValueError(f"`ridge` must be a non-negative number. Got {ridge!r}.")
+    if chunk_size is not None:
+        check_counts(chunk_size=chunk_size)
+    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:
+        raise ValueError(f"`seed` must be an integer from 0. Got {seed!r}.")
+    if checkpoints is None:
+        if resume:
+            raise ValueError("`resume` needs `checkpoint`, the folder that holds the checkpoints.")
+    elif not isinstance(checkpoints, Checkpoints):
+        raise TypeError(f"`checkpoint` must be a folder or `Checkpoints(...)`. Got {checkpoints!r}.")
+    elif not resume and checkpoints.newest() is not None:
+        raise FileExistsError(
+            f"`checkpoint` {os.fspath(checkpoints.folder)!r} holds a run already. Say `resume=True` to go on with it, "
+            "or name another folder."
+        )
+
+
+@contextmanager
+def _own_randomness(objective: Objective) -> Iterator[None]:
+    """Leave torch's generators as they were."""
+    devices = {p.device.index for p in objective.parameters if p.device.type == "cuda"}
+    with torch.random.fork_rng(devices=sorted(devices)):
+        yield
+
+
+def _any_true(answers: Sequence[bool | None], ranks: Ranks) -> bool:
+    """Whether an answer is True on any rank, so that all of them stop together."""
+    if not answers:
+        return False
+    count = torch.tensor([float(any(answer is True for answer in answers))], device=ranks.device)
+    return bool(ranks.sum_(count) > 0)
+
+
+class _Bar:
+    """A progress bar; it loads tqdm only where it is shown."""
+
+    def __init__(self, optimiser: AbstractOptimiser, session: Session, shown: bool):
+        self._bar: Any = None
+        if shown:
+            from tqdm import tqdm
+
+            self._bar = tqdm(
+                total=optimiser.max_iterations, initial=session.iteration, unit="it", leave=False, delay=0.5
+            )
+
+    def __enter__(self) -> _Bar:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def show(self, record: Record) -> None:
+        """Objective, gradient, evaluations per second."""
+        if self._bar is None:
+            return
+        shown = {"loss": f"{record.objective:.5g}", "gradient": f"{record.gradient_norm:.2g}"}
+        if record.validation is not None:
+            shown["validation"] = f"{record.validation:.5g}"
+        shown["eval/s"] = f"{record.evaluations / record.seconds:.3g}"
+        self._bar.set_postfix(shown, refresh=False)
+        self._bar.update(1)

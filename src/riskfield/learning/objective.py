@@ -1,0 +1,251 @@
+r"""What training minimises, as a function of the model's parameters gamma.
+
+    J(gamma) = sum_n w_n loss(theta(y_n; gamma), x_n) / sum_n w_n m_n  +  ridge |gamma|^2,
+
+with m_n the number of variables of example n that the loss counts, so that `ridge` is relative to the risk per
+variable; or the first sum as it is, undivided. Sums run over the examples of all ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import Module, Parameter
+
+from riskfield.data.examples import DataSet, Examples, blocks
+from riskfield.errors import RiskfieldError
+from riskfield.inference.settings import Inference
+from riskfield.learning.ranks import Ranks
+from riskfield.learning.warm_start import Memory, Remembering, WarmStart
+from riskfield.losses.loss import AbstractLoss, empirical_risk, num_counted
+
+
+class Diverged(Exception):
+    """The objective is not finite, or lower than its loss can be; the message says which and why."""
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """The objective at one point, over all examples or a batch of them."""
+
+    value: float  # risk + ridge |gamma|^2
+    risk: float
+    gradient: Tensor  # (parameter,)
+    product: Tensor | None = None  # (parameter,)  the Hessian times a vector, where one was given
+    amount: float = 1.0  # the denominator: how much of the data was looked at
+
+    @property
+    def gradient_norm(self) -> float:
+        """The largest entry of the gradient."""
+        return float(self.gradient.abs().max())
+
+
+@dataclass(frozen=True, eq=False)
+class _Chunk:
+    """Some rows of one block of examples, to be evaluated at once."""
+
+    block: int
+    rows: Tensor
+    num_rows: int  # of the whole block
+    examples: Examples
+
+
+class Objective:
+    """The regularised risk of a model on a data set, with its derivatives.
+
+    Arguments:
+        model: theta = model(graph, inputs).
+        data: this rank's examples.
+        loss: a number per example.
+        inference: how the loss computes marginals.
+        ridge: the factor of the squares of all parameters.
+        per_variable: divide the risk by the number of variables that count.
+        chunk_size: how many examples are evaluated at once, to bound memory; None for all that share a graph.
+        ranks: the processes that share the work.
+    """
+
+    def __init__(
+        self,
+        model: Module,
+        data: DataSet,
+        loss: AbstractLoss,
+        inference: Inference | None,
+        *,
+        ridge: float = 0.0,
+        per_variable: bool = True,
+        chunk_size: int | None = None,
+        ranks: Ranks | None = None,
+    ):
+        self.model, self.loss, self.inference, self.ridge = model, loss, inference, ridge
+        self.data, self.chunk_size = blocks(data), chunk_size
+        self.ranks = Ranks() if ranks is None else ranks
+        self.parameters = trainable(model)
+        self.evaluations = 0
+        self._memory: Memory = {}
+        counted = torch.cat([_counted(block) for block in self.data])  # variables, by weight
+        weights = torch.cat([_weights(block) for block in self.data])
+        totals = torch.stack([counted.sum(), weights.sum(), torch.tensor(len(weights), dtype=torch.float64)])
+        variables, weight, number = self.ranks.sum_(totals.to(self.ranks.device)).tolist()
+        if not variables > 0:
+            raise ValueError("`data` must hold an example of positive weight with a variable that counts.")
+        # What each example adds to the denominator. Undivided, all make 1, and a batch estimates the whole sum.
+        self._amounts = counted if per_variable else weights / weight
+        self.num_examples = int(number)
+        # Inference to a tolerance may end a little below what the loss can be.
+        self._floor = loss.lower_bound - 1e-3 * (1.0 if per_variable else variables)
+
+    def __call__(self, examples: Tensor | None = None, along: Tensor | None = None) -> Evaluation:
+        """Evaluate on all examples, or on those of this rank that `examples` numbers.
+
+        `along` asks for the product of the Hessian with it.
+
+        Raises:
+            Diverged: if the value or a derivative is not finite, or the risk is lower than the loss can be.
+        """
+        self.evaluations += 1
+        gamma = flat(self.parameters).detach()
+        size, orders = len(gamma), 1 if along is None else 2
+        sums = torch.zeros(2 + orders * size, dtype=torch.float64, device=gamma.device)
+        failure: Exception | None = None
+        try:
+            for chunk in self._chunks(examples):
+                numerator = self._numerator(chunk)
+                sums[0] += numerator.detach()
+                sums[2:] += self._derivatives(numerator, along)
+        except (RiskfieldError, Diverged) as error:  # the other ranks have to hear of it, too
+            sums[0], failure = math.nan, error
+        sums[1] = float(self._amounts.sum() if examples is None else self._amounts[examples].sum())
+        self.ranks.sum_(sums)
+        if not torch.isfinite(sums).all():
+            what = "a derivative of the objective" if torch.isfinite(sums[0]) else "the objective"
+            raise Diverged(f"{what} is not finite: {failure or 'it overflows'}") from failure
+        amount = float(sums[1])
+        sums = sums / (amount or 1.0)
+        gradient = sums[2 : 2 + size].to(gamma) + 2 * self.ridge * gamma
+        product = None if along is None else sums[2 + size :].to(gamma) + 2 * self.ridge * along
+        risk = float(sums[0])
+        if risk < self._floor:
+            raise Diverged(
+                f"the risk is {risk:.3g}, and no {type(self.loss).__name__} can be negative: inference ends before its "
+                "log-partition value means anything"
+            )
+        return Evaluation(risk + self.ridge * float(gamma.square().sum()), risk, gradient, product, amount)
+
+    @torch.no_grad()
+    def risk(self) -> float:
+        """The risk alone, without a gradient; NaN where it is not finite."""
+        sums = torch.zeros(2, dtype=torch.float64, device=self.ranks.device)
+        try:
+            for chunk in self._chunks(None):
+                sums[0] += float(self._numerator(chunk))
+        except (RiskfieldError, Diverged):
+            sums[0] = math.nan
+        sums[1] = float(self._amounts.sum())
+        numerator, amount = self.ranks.sum_(sums).tolist()
+        return float(numerator / amount)
+
+    def batches(self, size: int, seed: int) -> Iterator[Tensor]:
+        """The numbers of this rank's examples in random order, in the same number of parts on every rank.
+
+        Over all ranks a part has about `size` examples; on one rank it may be empty.
+        """
+        order = torch.randperm(len(self._amounts), generator=torch.Generator().manual_seed(seed))
+        yield from order.tensor_split(math.ceil(self.num_examples / size))
+
+    def forget(self) -> None:
+        """Let the messages of warm starts go."""
+        self._memory.clear()
+
+    def _numerator(self, chunk: _Chunk) -> Tensor:
+        """The straight line from examples to their weighted loss."""
+        part = chunk.examples
+        theta = self.model(part.graph, part.inputs)
+        if not (theta < math.inf).all():
+            raise Diverged("the model gives a theta with NaN or +inf")
+        return empirical_risk(
+            self.loss,
+            part.graph,
+            theta,
+            part.labels,
+            self._inference_on(chunk),
+            evidence=part.evidence,
+            mask=part.mask,
+            weights=part.weights,
+        )
+
+    def _inference_on(self, chunk: _Chunk) -> Inference | None:
+        if not isinstance(self.inference, WarmStart):
+            return self.inference
+        how = (self.inference.algorithm, self.inference.stop, self.inference.adjoint)
+        return Remembering(*how, self._memory, chunk.block, chunk.rows, chunk.num_rows)
+
+    def _derivatives(self, numerator: Tensor, along: Tensor | None) -> Tensor:
+        """The gradient, followed by the Hessian times `along` where that is given."""
+        size = sum(p.numel() for p in self.parameters)
+        if not numerator.requires_grad:  # a loss that does not depend on the parameters, such as that of no variables
+            return numerator.new_zeros(size if along is None else 2 * size)
+        gradient = flat(
+            torch.autograd.grad(numerator, self.parameters, create_graph=along is not None, materialize_grads=True)
+        )
+        if along is None:
+            return gradient
+        slope, product = gradient.dot(along), torch.zeros_like(along)
+        if slope.requires_grad:
+            product = flat(torch.autograd.grad(slope, self.parameters, materialize_grads=True))
+        return torch.cat([gradient.detach(), product])
+
+    def _chunks(self, examples: Tensor | None) -> Iterator[_Chunk]:
+        start = 0
+        for number, block in enumerate(self.data):
+            rows = torch.arange(len(block))
+            if examples is not None:
+                rows = examples[(examples >= start) & (examples < start + len(block))] - start
+            start += len(block)
+            for some in rows.split(self.chunk_size or max(len(rows), 1)):
+                if len(some):
+                    whole = examples is None and len(some) == len(block)
+                    yield _Chunk(number, some, len(block), block if whole else block.select(some))
+
+
+def trainable(model: Module) -> list[Parameter]:
+    """The parameters that are to be fitted."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if not parameters:
+        raise ValueError("`model` must have a parameter that requires a gradient. Got none.")
+    kinds = {f"{p.dtype} on {p.device}" for p in parameters}
+    if len(kinds) > 1:
+        raise ValueError(f"`model` must have parameters of one dtype on one device. Got {', '.join(sorted(kinds))}.")
+    return parameters
+
+
+def flat(tensors: Sequence[Tensor]) -> Tensor:
+    """All entries of some tensors, one after the other."""
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])
+
+
+def unflatten(values: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """Parts of `values`, which is laid out as by `flat`, in the shapes of `like`."""
+    parts = values.split([tensor.numel() for tensor in like])
+    return [part.view_as(tensor) for part, tensor in zip(parts, like, strict=True)]
+
+
+@torch.no_grad()
+def assign(parameters: Sequence[Parameter], values: Tensor) -> None:
+    """Copy `values`, laid out as by `flat`, into the parameters."""
+    for parameter, part in zip(parameters, unflatten(values, parameters), strict=True):
+        parameter.copy_(part)
+
+
+def _weights(block: Examples) -> Tensor:
+    ones = torch.ones(len(block), dtype=torch.float64)
+    return ones if block.weights is None else block.weights.to(ones)
+
+
+def _counted(block: Examples) -> Tensor:
+    number = num_counted(block.graph, block.labels, evidence=block.evidence, mask=block.mask)
+    weights = _weights(block)
+    return number.to(weights) * weights

@@ -1,0 +1,174 @@
+"""The state of one fit: all that a checkpoint holds."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from torch import Tensor
+from torch.nn import Module
+
+from riskfield.io.state import read_files, unpack_state
+from riskfield.learning.checkpoint import Checkpoints
+from riskfield.learning.objective import Diverged, Objective
+from riskfield.learning.optimiser import OptimiserRun, Step
+from riskfield.learning.result import Fit, Reason, Record
+
+# An objective that exceeds its first value by so many times that value (or 1) will not come back.
+_GROWTH = 100.0
+# After these there is nothing to resume.
+_FINAL = (Reason.CONVERGED, Reason.STALLED, Reason.VALIDATION, Reason.DIVERGED)
+
+
+class Session:
+    """Iterations done, the best parameters so far, and why to stop.
+
+    Arguments:
+        objective: what is being minimised, by its model.
+        run: how.
+        patience: stop after so many looks at the validation set without an improvement; None without one.
+        identity: settings that must be the same when it is resumed.
+    """
+
+    def __init__(
+        self,
+        objective: Objective,
+        run: OptimiserRun,
+        *,
+        patience: int | None,
+        identity: Mapping[str, Any],
+    ):
+        self.model, self.objective, self.run = objective.model, objective, run
+        self.patience, self.identity = patience, dict(identity)
+        self.history: list[Record] = []
+        self.reason: Reason | None = None
+        self.explanation = ""
+        self._best: tuple[float, Record | None, dict[str, Tensor]] = (math.inf, None, _copy(self.model))
+        self._looks_since_best = 0
+        self._began = time.perf_counter()
+
+    @property
+    def iteration(self) -> int:
+        """How many iterations are done."""
+        return len(self.history)
+
+    def goes_on(self, max_iterations: int) -> bool:
+        """Whether there is a reason for another iteration."""
+        if self.reason is None and self.iteration >= max_iterations:
+            self.end(Reason.ITERATIONS, f"{max_iterations} iterations were allowed")
+        return self.reason is None
+
+    def end(self, reason: Reason, explanation: str) -> None:
+        """Do no more iterations."""
+        self.reason, self.explanation = reason, explanation
+
+    def add(self, step: Step, validation: float | None) -> Record:
+        """Take note of an iteration."""
+        at, first = step.at, self.history[0].objective if self.history else step.at.value
+        if at.value > first + _GROWTH * max(1.0, abs(first)):
+            raise Diverged(f"the objective has grown from {first:.3g} to {at.value:.3g}")
+        record = Record(
+            self.iteration + 1,
+            at.value,
+            at.risk,
+            at.gradient_norm,
+            self.objective.evaluations,
+            time.perf_counter() - self._began,
+            validation,
+            step.restarted,
+        )
+        self.history.append(record)
+        self._compare(record)
+        if step.converged is not None:
+            self.end(Reason.CONVERGED, step.converged)
+        elif step.stalled:
+            self.end(
+                Reason.STALLED, "the objective does not decrease along its gradient: is inference accurate enough?"
+            )
+        elif self.patience is not None and self._looks_since_best >= self.patience:
+            self.end(Reason.VALIDATION, f"{self.patience} looks at the validation set found no improvement")
+        return record
+
+    def restore_best(self) -> None:
+        """Give the model the best parameters."""
+        self.model.load_state_dict(self._best[2])
+
+    def result(self) -> Fit:
+        """What there is to report."""
+        assert self.reason is not None
+        return Fit(self.reason, self.explanation, tuple(self.history), self._best[1])
+
+    def _compare(self, record: Record) -> None:
+        value = record.objective if self.patience is None else record.validation
+        if value is None:
+            return
+        if self.patience is None and not self.objective.loss.comparable:
+            value = -record.iteration  # the newest
+        self._looks_since_best += 1
+        if value < self._best[0]:
+            self._best, self._looks_since_best = (value, record, _copy(self.model)), 0
+
+    # -- checkpoints --------------------------------------------------------------------------------------------------
+
+    def save(self, checkpoints: Checkpoints) -> None:
+        """Write a checkpoint, on rank 0."""
+        value, best, parameters = self._best
+        state = {
+            "identity": self.identity,
+            "model": self.model.state_dict(),
+            "optimiser": self.run.state(),
+            "history": [asdict(record) for record in self.history],
+            "best": {"value": value, "iteration": best and best.iteration, "model": parameters},
+            "looks_since_best": self._looks_since_best,
+            "reason": self.reason and self.reason.value,
+            "explanation": self.explanation,
+        }
+        if self.objective.ranks.rank == 0:
+            checkpoints.save(self.iteration, state)
+
+    def resume(self, checkpoints: Checkpoints) -> None:
+        """Go on from the newest checkpoint, as rank 0 finds it, if there is one."""
+        ranks, newest = self.objective.ranks, checkpoints.newest()
+        files = {} if newest is None or ranks.rank > 0 else read_files(newest)
+        names = ranks.broadcast_bytes("/".join(files).encode()).decode()
+        if names:
+            content = {name: ranks.broadcast_bytes(files.get(name, b"")) for name in names.split("/")}
+            self._load(unpack_state(content, str(newest)))
+
+    def _load(self, state: dict[str, Any]) -> None:
+        for name, value in self.identity.items():
+            was = state["identity"].get(name)
+            if was != value:
+                raise ValueError(f"`{name}` was {was!r} in the run to be resumed. Got {value!r}.")
+        _check_same(self.model, state["model"])
+        self.model.load_state_dict(state["model"])
+        self.run.load(state["optimiser"])
+        self.history = [Record(**record) for record in state["history"]]
+        best, last = state["best"], self.history[-1] if self.history else None
+        record = None if best["iteration"] is None else self.history[best["iteration"] - 1]
+        self._best = (best["value"], record, best["model"])
+        self._looks_since_best = state["looks_since_best"]
+        if last is not None:
+            self.objective.evaluations = last.evaluations
+            self._began -= last.seconds
+        reason = None if state["reason"] is None else Reason(state["reason"])
+        if reason in _FINAL:
+            self.end(reason, state["explanation"])
+
+
+def _copy(model: Module) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+def _check_same(model: Module, saved: Mapping[str, Tensor]) -> None:
+    here = {name: (tuple(t.shape), t.dtype) for name, t in model.state_dict().items()}
+    there = {name: (tuple(t.shape), t.dtype) for name, t in saved.items()}
+    if here != there:
+        name = next(name for name in {**here, **there} if here.get(name) != there.get(name))
+        raise ValueError(
+            f"`model` must be the one of the run to be resumed. Its {name!r} is {here.get(name)}, and there "
+            f"{there.get(name)}."
+        )

@@ -1,0 +1,129 @@
+"""Training in stages: each starts from the parameters that the one before it found."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import Module
+
+from riskfield.data.examples import DataSet, Examples, blocks, take
+from riskfield.inference.settings import Inference
+from riskfield.learning.checkpoint import Checkpoints
+from riskfield.learning.fit import fit
+from riskfield.learning.lbfgs import LBFGS
+from riskfield.learning.optimiser import AbstractOptimiser, check_counts
+from riskfield.learning.ranks import Ranks
+from riskfield.learning.result import Fit, Reason
+from riskfield.losses.loss import LossLike
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage: what to minimise, how, and on how many examples.
+
+    Arguments:
+        loss, inference, optimiser, ridge: as for `fit`.
+        examples: how many to use; by default all. The examples of a smaller stage are among those of a larger one.
+    """
+
+    loss: LossLike
+    inference: Inference | None = None
+    optimiser: AbstractOptimiser | None = None
+    ridge: float = 0.0
+    examples: int | None = None
+
+
+def incremental(stage: Stage, num_examples: int, *, start: int = 32) -> list[Stage]:
+    """`stage` in several steps: `start` examples first, then twice as many in half as many iterations, up to all.
+
+    Most of the way is gone on few examples (Domke 2013, section 8.4).
+
+    >>> from riskfield import LBFGS, Pseudolikelihood, Stage
+    >>> steps = incremental(Stage(Pseudolikelihood(), optimiser=LBFGS(iterations=1000)), num_examples=100)
+    >>> [(step.examples, step.optimiser.iterations) for step in steps]
+    [(32, 1000), (64, 500), (None, 250)]
+    """
+    optimiser = LBFGS() if stage.optimiser is None else stage.optimiser
+    if not isinstance(optimiser, LBFGS):
+        raise TypeError(f"`stage` must use `LBFGS`, which looks at all examples in each iteration. Got {optimiser!r}.")
+    check_counts(num_examples=num_examples, start=start)
+    stages, number, iterations = [], start, optimiser.iterations
+    while number < num_examples:
+        stages.append(replace(stage, examples=number, optimiser=replace(optimiser, iterations=iterations)))
+        number, iterations = 2 * number, max(iterations // 2, 1)
+    return [*stages, replace(stage, optimiser=replace(optimiser, iterations=iterations))]
+
+
+def fit_stages(
+    model: Module,
+    data: DataSet,
+    stages: Sequence[Stage],
+    *,
+    seed: int = 0,
+    checkpoint: Checkpoints | str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    ranks: Ranks | None = None,
+    **settings: Any,
+) -> list[Fit]:
+    """Fit `model` stage by stage: from another criterion first, on few examples first, or both.
+
+    A criterion that is easy to fit, such as `Independent()`, finds a good place to start for one that is not. A stage
+    that was interrupted, diverged or ended by a callback is the last one.
+
+    Arguments:
+        model, data, seed, ranks: as for `fit`.
+        stages: what to do in which order.
+        checkpoint: a folder, in which every stage has its own, or `Checkpoints(folder, every=...)`.
+        resume: go on where the checkpoints end.
+        settings: more arguments for `fit`.
+
+    Returns:
+        One `Fit` per stage that was begun.
+
+    >>> import torch
+    >>> from riskfield import Exact, Examples, Generative, Independent, Inference, LBFGS, UnivariateLogistic, chain
+    >>> graph = chain(3, num_states=2)
+    >>> examples = Examples(graph, labels=torch.tensor([[0, 0, 1], [0, 1, 1], [0, 0, 0], [1, 1, 1]]))
+    >>> stages = [Stage(Independent()), Stage(UnivariateLogistic(), Inference(Exact()), ridge=1e-3)]
+    >>> len(fit_stages(Generative(graph), examples, stages, progress=False))
+    2
+    """
+    ranks = Ranks() if ranks is None else ranks
+    checkpoints = Checkpoints(checkpoint) if isinstance(checkpoint, str | os.PathLike) else checkpoint
+    results: list[Fit] = []
+    for number, stage in enumerate(stages):
+        own = None
+        if checkpoints is not None:
+            own = replace(checkpoints, folder=Path(checkpoints.folder) / f"stage-{number:02d}")
+        result = fit(
+            model,
+            data if stage.examples is None else _subset(data, stage.examples, seed, ranks),
+            stage.loss,
+            stage.inference,
+            optimiser=stage.optimiser,
+            ridge=stage.ridge,
+            seed=seed,
+            checkpoint=own,
+            resume=resume,
+            ranks=ranks,
+            **settings,
+        )
+        results.append(result)
+        if result.reason in (Reason.INTERRUPTED, Reason.DIVERGED, Reason.CALLBACK):
+            break
+    return results
+
+
+def _subset(data: DataSet, number: int, seed: int, ranks: Ranks) -> tuple[Examples, ...]:
+    """The first `number` of all ranks' examples in a random order: those this rank has, if shared out by `shard`."""
+    check_counts(examples=number)
+    here = sum(len(block) for block in blocks(data))
+    total = int(ranks.sum_(torch.tensor([here], device=ranks.device)))
+    chosen = torch.randperm(total, generator=torch.Generator().manual_seed(seed))[:number]
+    mine = chosen[chosen % ranks.size == ranks.rank] // ranks.size
+    return take(data, mine[mine < here])

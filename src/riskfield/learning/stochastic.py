@@ -1,0 +1,100 @@
+"""Optimisers that look at a batch of examples at a time. One iteration is one pass through all examples."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from riskfield.learning.objective import Evaluation, Objective, flat, unflatten
+from riskfield.learning.optimiser import AbstractOptimiser, Step, check_counts, seed_of
+
+
+class EpochRun(ABC):
+    """A run whose iterations are passes through the data; each batch moves the parameters once."""
+
+    def __init__(self, objective: Objective, seed: int, batch_size: int):
+        self.objective, self.seed, self.batch_size = objective, seed, batch_size
+
+    def step(self, iteration: int) -> Step:
+        """Go through the batches in an order of this iteration's own."""
+        seed = seed_of(self.seed, iteration)
+        torch.manual_seed(seed)
+        value = risk = amount = 0.0
+        gradient = torch.zeros_like(flat(self.objective.parameters))
+        for batch in self.objective.batches(self.batch_size, seed):
+            at = self.update(batch)
+            value, risk = value + at.amount * at.value, risk + at.amount * at.risk
+            gradient, amount = gradient + at.amount * at.gradient, amount + at.amount
+        return Step(Evaluation(value / amount, risk / amount, gradient / amount))
+
+    @abstractmethod
+    def update(self, batch: Tensor) -> Evaluation:
+        """Move the parameters once; the objective on the batch, before the move."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Any]:
+        """All that the next iterations depend on, besides the parameters."""
+
+    @abstractmethod
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from a `state`."""
+
+
+@dataclass(frozen=True)
+class Torch(AbstractOptimiser):
+    """Any optimiser of `torch.optim`, on batches: the choice for networks and for data too large to look at whole.
+
+    Arguments:
+        optimiser: its class.
+        settings: its arguments, such as the learning rate.
+        batch_size: how many examples to look at before each move.
+        epochs: how many passes through the data to do at most.
+
+    >>> Torch(torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}, batch_size=8).epochs
+    10
+    """
+
+    optimiser: type[torch.optim.Optimizer] = torch.optim.Adam
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    batch_size: int = 32
+    epochs: int = 10
+
+    def __post_init__(self) -> None:
+        check_counts(batch_size=self.batch_size, epochs=self.epochs)
+        if not (isinstance(self.optimiser, type) and issubclass(self.optimiser, torch.optim.Optimizer)):
+            raise TypeError(f"`optimiser` must be a class such as `torch.optim.Adam`. Got {self.optimiser!r}.")
+        if issubclass(self.optimiser, torch.optim.LBFGS):
+            raise ValueError("`optimiser` must work on batches; use riskfield's own `LBFGS()` on the whole data.")
+
+    @property
+    def max_iterations(self) -> int:
+        """One per epoch."""
+        return self.epochs
+
+    def start(self, objective: Objective, seed: int) -> _Run:
+        """Begin with torch's own initial state."""
+        return _Run(self, objective, seed)
+
+
+class _Run(EpochRun):
+    def __init__(self, settings: Torch, objective: Objective, seed: int):
+        super().__init__(objective, seed, settings.batch_size)
+        self.torch = settings.optimiser(objective.parameters, **settings.settings)
+
+    def update(self, batch: Tensor) -> Evaluation:
+        at, parameters = self.objective(batch), self.objective.parameters
+        for parameter, gradient in zip(parameters, unflatten(at.gradient, parameters), strict=True):
+            parameter.grad = gradient
+        self.torch.step()
+        return at
+
+    def state(self) -> dict[str, Any]:
+        return {"torch": self.torch.state_dict()["state"]}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.torch.load_state_dict({**self.torch.state_dict(), "state": state["torch"]})

@@ -1,0 +1,79 @@
+"""Sums over variables and factors that losses without inference share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from riskfield.graph._scopes import index_tensor
+from riskfield.graph.factor_graph import FactorGraph, FactorGroup
+from riskfield.kernels.logspace import NEG_INF, logsumexp
+
+
+def conditional_logits(graph: FactorGraph, theta: Tensor, states: Tensor, groups: Sequence[FactorGroup]) -> Tensor:
+    """The log-probability, up to a constant, of every state of every variable given all other variables.
+
+    Only factors in `groups` take part, and of these only such as join the variable to known ones.
+
+    Arguments:
+        graph: the structure.
+        theta: of shape (*batch, theta) or (theta,).
+        states: of shape (*batch, variable), -1 where hidden.
+        groups: factor groups of the graph.
+
+    Returns:
+        A tensor of shape (*batch, graph.node_size), in the layout of the node part of theta.
+    """
+    batch, device = states.shape[:-1], theta.device
+    theta = theta.expand(*batch, graph.theta_size)
+    logits = theta[..., : graph.node_size]
+    hidden = states < 0
+    states = states.clamp(min=0)
+    for group in groups:
+        strides = [int(np.prod(group.shape[slot + 1 :])) for slot in range(group.arity)]
+        table = group.theta_start + index_tensor(group.tables, device) * group.table_size
+        joint = table + group.joint_states(states)
+        for slot, (size, stride) in enumerate(zip(group.shape, strides, strict=True)):
+            own = index_tensor(group.variables[:, slot], device)
+            steps = torch.arange(size, device=device)
+            # The entries of the table along this slot, the other variables held where they are.
+            entries = (joint - stride * states[..., own]).unsqueeze(-1) + stride * steps
+            terms = theta.gather(-1, entries.flatten(-2)).unflatten(-1, (group.num_factors, size))
+            if hidden.any():
+                others = index_tensor(np.delete(group.variables, slot, axis=1), device)
+                terms = torch.where(hidden[..., others].any(-1, keepdim=True), 0, terms)
+            target = index_tensor(graph.node_start[group.variables[:, slot]], device).unsqueeze(-1) + steps
+            logits = logits.index_add(-1, target.flatten(), terms.flatten(-2))
+    return logits
+
+
+def univariate_surprise(graph: FactorGraph, logits: Tensor, labels: Tensor) -> Tensor:
+    """-sum_i log softmax(logits_i)(x_i) over all variables with a label, of shape (*batch).
+
+    Arguments:
+        graph: the structure.
+        logits: of shape (*batch, graph.node_size).
+        labels: of shape (*batch, variable), -1 where not counted.
+    """
+    total = logits.new_zeros(labels.shape[:-1])
+    for group in graph.node_groups:
+        block = logits[..., group.start : group.stop].unflatten(-1, (len(group.variables), group.num_states))
+        own = labels[..., index_tensor(group.variables, labels.device)]
+        block = block.expand(*own.shape, group.num_states)
+        score = block.gather(-1, own.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+        total = total + surprise(score, log_total(block), own >= 0)
+    return total
+
+
+def log_total(scores: Tensor) -> Tensor:
+    """log sum exp over the last axis; -inf, with a gradient of 0, where nothing is possible."""
+    return logsumexp(scores, (scores.ndim - 1,))
+
+
+def surprise(score: Tensor, log_total: Tensor, counted: Tensor) -> Tensor:
+    """The sum of log_total - score over the counted entries of the last axis; inf where a label is impossible."""
+    value = torch.where(score == NEG_INF, float("inf"), log_total - score)
+    return torch.where(counted, value, 0).sum(-1)

@@ -1,0 +1,86 @@
+r"""Contrastive divergence: a few steps of Gibbs sampling, begun at the data, in place of the marginals.
+
+    gradient  f(x~) - f(x^),        x~ the states that k sweeps of Gibbs sampling reach from x^            (Hinton 2002)
+
+The value theta . f(x~) - theta . f(x^), with x~ held fixed, has that gradient. It is no objective: values at different
+theta are not to be compared, so use an optimiser that follows gradients without a line search.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from riskfield.graph.factor_graph import FactorGraph
+from riskfield.inference.gibbs import sample
+from riskfield.inference.settings import Inference
+from riskfield.losses.loss import AbstractLoss, Target
+
+
+@dataclass(frozen=True)
+class ContrastiveDivergence(AbstractLoss):
+    """theta . f(x~) - theta . f(x^), x~ drawn by `steps` sweeps of Gibbs sampling from the labels x^.
+
+    Hidden variables are drawn first, given the labels, by as many sweeps. Needs no inference.
+
+    Arguments:
+        steps: how many sweeps; more of them come closer to the likelihood's gradient.
+        seed: an integer for the same random numbers at every call; by default torch's global generator.
+
+    >>> import torch
+    >>> from riskfield import ContrastiveDivergence, chain
+    >>> graph = chain(3, num_states=2)
+    >>> theta = graph.zeros().requires_grad_()
+    >>> ContrastiveDivergence(steps=1, seed=0)(graph, theta, torch.zeros(500, 3, dtype=torch.int64)).mean().backward()
+    >>> graph.node(theta.grad, 0).round(decimals=1)  # half of the samples have left state 0
+    tensor([-0.5000, 0.5000], dtype=torch.float64)
+    """
+
+    steps: int = 1
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.steps, int) or isinstance(self.steps, bool) or self.steps < 1:
+            raise ValueError(f"`steps` must be a positive integer. Got {self.steps!r}.")
+
+    @property
+    def comparable(self) -> bool:
+        """False: only its gradient means something."""
+        return False
+
+    def evaluate(self, graph: FactorGraph, theta: Tensor, target: Target, inference: Inference | None) -> Tensor:
+        """Sample from the labels and compare the scores."""
+        generator = None if self.seed is None else torch.Generator(theta.device).manual_seed(self.seed)
+        data = target.known
+        if not target.complete:
+            drawn = sample(graph, theta.detach(), 1, burn_in=self.steps - 1, seed=generator, evidence=target.known)
+            data = drawn.reshape(data.shape)
+        reached = self._sample_from(graph, theta.detach(), data, target.evidence, generator)
+        return graph.score(theta, reached) - graph.score(theta, data)
+
+    def _sample_from(
+        self,
+        graph: FactorGraph,
+        theta: Tensor,
+        data: Tensor,
+        evidence: Tensor | None,
+        generator: torch.Generator | None,
+    ) -> Tensor:
+        # One model of all examples: the examples are its chains, and theta is not repeated for each.
+        shared = theta.ndim == 1 and (evidence is None or evidence.ndim == 1)
+        start = data.reshape(-1, graph.num_variables) if shared else data.unsqueeze(-2)
+        if evidence is not None and not shared:
+            evidence = evidence.expand(data.shape)
+        drawn = sample(
+            graph,
+            theta,
+            1,
+            chains=len(start) if shared else 1,
+            burn_in=self.steps - 1,
+            seed=generator,
+            evidence=evidence,
+            start=start,
+        )
+        return drawn.reshape(data.shape)

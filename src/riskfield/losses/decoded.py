@@ -1,0 +1,119 @@
+r"""Losses on decoded marginals: empirical risk minimisation through inference and decoder.
+
+With d_i(x) the weights that a soft decoder gives the states of variable i, and x_i its label,
+
+    L1          sum_i 1/2 sum_x |d_i(x) - [x = x_i]|  =  sum_i (1 - d_i(x_i))
+    MSE         sum_i 1/2 sum_x (d_i(x) - [x = x_i])^2
+    F-measure   k (1 - F),        F = 2 sum_i y_i x_i / (sum_i y_i + sum_i x_i),  y_i = d_i(1), k variables
+
+(Stoyanov, Ropson & Eisner 2011, section 5.1). For binary variables the first two are |y_i - x_i| and (y_i - x_i)^2. The
+paper divides by k, as `empirical_risk(..., per_variable=True)` does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from riskfield.decoders import AbstractSoftDecoder, ExpectedValue, SoftArgmax, SoftEqualCount, require_binary
+from riskfield.inference.solution import Solution
+from riskfield.losses.loss import AbstractMarginalLoss
+from riskfield.losses.marginal import at_labels, over_variables
+
+
+@dataclass(frozen=True)
+class L1(AbstractMarginalLoss):
+    """sum_i (1 - d_i(x_i)): about how many variables the decoder gets wrong.
+
+    Arguments:
+        decoder: a soft decoder.
+
+    >>> import torch
+    >>> from riskfield import L1, Exact, Inference, SoftArgmax, chain
+    >>> graph = chain(3, num_states=2)
+    >>> L1(SoftArgmax(0.1))(graph, graph.zeros(), torch.tensor([0, 1, 1]), Inference(Exact()))
+    tensor(1.5000, dtype=torch.float64)
+    """
+
+    decoder: AbstractSoftDecoder = field(default_factory=SoftArgmax)
+
+    def __post_init__(self) -> None:
+        _check_decoder(self.decoder)
+
+    def of_solution(self, solution: Solution, labels: Tensor, mask: Tensor) -> Tensor:
+        """1 - d_i(x_i) of every variable."""
+        decoded = self.decoder(solution.graph, solution.mu, mask)
+        return over_variables(solution.graph, decoded, labels, mask, _missed)
+
+
+@dataclass(frozen=True)
+class MSE(AbstractMarginalLoss):
+    """sum_i 1/2 sum_x (d_i(x) - [x = x_i])^2: the squared error of fractional predictions.
+
+    Arguments:
+        decoder: a soft decoder.
+    """
+
+    decoder: AbstractSoftDecoder = field(default_factory=ExpectedValue)
+
+    def __post_init__(self) -> None:
+        _check_decoder(self.decoder)
+
+    def of_solution(self, solution: Solution, labels: Tensor, mask: Tensor) -> Tensor:
+        """1/2 sum_x (d_i(x) - [x = x_i])^2 of every variable."""
+        decoded = self.decoder(solution.graph, solution.mu, mask)
+        return over_variables(solution.graph, decoded, labels, mask, squared_error)
+
+
+@dataclass(frozen=True)
+class FMeasure(AbstractMarginalLoss):
+    """k (1 - F), F the harmonic mean of precision and recall of state 1 among the k counted variables of an example.
+
+    Binary variables only. The factor k makes it a sum over variables like other losses, so that hybrids weigh it as
+    the paper's do.
+
+    Arguments:
+        decoder: a soft decoder.
+    """
+
+    decoder: AbstractSoftDecoder = field(default_factory=SoftEqualCount)
+
+    def __post_init__(self) -> None:
+        _check_decoder(self.decoder)
+
+    def of_solution(self, solution: Solution, labels: Tensor, mask: Tensor) -> Tensor:
+        """k (1 - F) of the whole example."""
+        require_binary(solution.graph, "FMeasure")
+        predicted = self.decoder(solution.graph, solution.mu, mask)[0][..., 1]
+        return mask.sum(-1) * (1 - soft_f_measure(predicted, labels, mask))
+
+
+def soft_f_measure(predicted: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
+    """F of each example, of shape (*batch): 1 where there is nothing to find and nothing is claimed.
+
+    Arguments:
+        predicted: weights of state 1, of shape (*batch, variable).
+        labels: of shape (*batch, variable).
+        mask: which variables are counted.
+    """
+    predicted = torch.where(mask, predicted, 0)
+    truth = torch.where(mask, labels, 0)
+    claimed = predicted.sum(-1) + truth.sum(-1)
+    some = claimed > 0
+    return torch.where(some, 2 * (predicted * truth).sum(-1) / torch.where(some, claimed, 1), 1)
+
+
+def squared_error(weights: Tensor, labels: Tensor, counted: Tensor) -> Tensor:
+    """1/2 sum_x (d(x) - [x = label])^2; 0 where not counted."""
+    return torch.where(counted, (weights.square().sum(-1) + 1) / 2 - at_labels(weights, labels), 0)
+
+
+def _missed(weights: Tensor, labels: Tensor, counted: Tensor) -> Tensor:
+    return torch.where(counted, 1 - at_labels(weights, labels), 0)
+
+
+def _check_decoder(decoder: object) -> None:
+    if not isinstance(decoder, AbstractSoftDecoder):
+        raise TypeError(f"`decoder` must be a soft decoder such as `SoftArgmax(0.1)`. Got {decoder!r}.")

@@ -1,0 +1,276 @@
+"""What every loss is: a number per example, from theta and labels; and the risk that training minimises.
+
+Labels say of every variable one of three things. It is *counted*: its label is known and the loss asks how well the
+model predicts it. It is *given*, as evidence: the model is conditioned on it. Or it is *hidden* (-1, or masked): the
+model sums over it, and neither its label nor a clique it belongs to is asked for.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from riskfield.adjoints.unroll import Unroll
+from riskfield.graph.factor_graph import FactorGraph
+from riskfield.inference.settings import Inference
+from riskfield.inference.solution import Solution
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """What a loss compares the model with, checked: labels with -1 wherever a variable is not counted."""
+
+    labels: Tensor  # (*batch, variable)  -1 where hidden or given
+    evidence: Tensor | None  # (*batch, variable)  -1 where not given
+
+    @property
+    def mask(self) -> Tensor:
+        """Which variables are counted, of shape (*batch, variable)."""
+        return self.labels >= 0
+
+    @cached_property
+    def known(self) -> Tensor:
+        """The states of all counted and given variables; -1 where hidden."""
+        return self.labels if self.evidence is None else torch.maximum(self.labels, self.evidence)
+
+    @cached_property
+    def complete(self) -> bool:
+        """Whether nothing is hidden."""
+        return not bool((self.known < 0).any())
+
+
+def make_target(graph: FactorGraph, labels: Tensor, evidence: Tensor | None, mask: Tensor | None) -> Target:
+    """Check labels, evidence and mask against the graph and each other."""
+    labels = graph.check_states(labels, "labels", allow_unobserved=True)
+    if evidence is not None:
+        evidence = graph.check_states(evidence, "evidence", allow_unobserved=True).to(labels.device)
+        _check_broadcast("evidence", evidence, labels)
+        given = evidence >= 0
+        if mask is None:
+            labels = torch.where(given, -1, labels)
+    if mask is not None:
+        if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+            raise TypeError(f"`mask` must be a bool tensor. Got {mask.dtype if isinstance(mask, Tensor) else mask!r}.")
+        mask = mask.to(labels.device)
+        _check_broadcast("mask", mask, labels)
+        if evidence is not None and (mask & given).any():
+            raise ValueError("`mask` must not count variables whose state `evidence` gives.")
+        if (mask & (labels < 0)).any():
+            raise ValueError("`mask` must not count variables whose label is -1.")
+        labels = torch.where(mask, labels, -1)
+    return Target(labels, evidence)
+
+
+def num_counted(
+    graph: FactorGraph, labels: Tensor, *, evidence: Tensor | None = None, mask: Tensor | None = None
+) -> Tensor:
+    """How many variables of each example a loss counts, of shape (*batch): what "per variable" divides by.
+
+    >>> import torch
+    >>> from riskfield import chain
+    >>> num_counted(chain(3, num_states=2), torch.tensor([[0, 1, 1], [1, -1, -1]]))
+    tensor([3, 1])
+    """
+    return make_target(graph, labels, evidence, mask).mask.sum(-1)
+
+
+class AbstractLoss(ABC):
+    """A number per example, to be minimised."""
+
+    @property
+    def lower_bound(self) -> float:
+        """What it cannot fall below if inference does its work; training that gets there has gone astray."""
+        return -math.inf
+
+    @property
+    def comparable(self) -> bool:
+        """Whether the lower of two values, at different theta, is the better one."""
+        return True
+
+    def __call__(
+        self,
+        graph: FactorGraph,
+        theta: Tensor,
+        labels: Tensor,
+        inference: Inference | None = None,
+        *,
+        evidence: Tensor | None = None,
+        mask: Tensor | None = None,
+    ) -> Tensor:
+        """The loss of each example.
+
+        Arguments:
+            graph: the structure.
+            theta: log-potentials of shape (*batch, theta), or (theta,) for one model of all examples.
+            labels: the true states, an integer tensor of shape (*batch, variable); -1 where they are hidden.
+            inference: how marginals are computed; losses without inference need none.
+            evidence: states that are given rather than predicted, of a shape that broadcasts to that of labels; -1
+                elsewhere.
+            mask: bool, of a shape that broadcasts to that of labels: which variables are counted. By default all whose
+                label is known and not given as evidence. What is neither counted nor given is hidden.
+
+        Returns:
+            A tensor of shape (*batch).
+        """
+        if not isinstance(graph, FactorGraph):
+            raise TypeError(f"`graph` must be a FactorGraph. Got {type(graph).__name__}.")
+        if inference is not None and not isinstance(inference, Inference):
+            raise TypeError(f"`inference` must be an object such as `Inference(MessagePassing())`. Got {inference!r}.")
+        graph.check_theta(theta)
+        target = make_target(graph, torch.as_tensor(labels).to(theta.device), evidence, mask)
+        if theta.ndim > 1 and theta.shape[:-1] != target.labels.shape[:-1]:
+            raise ValueError(
+                f"`labels` must have the batch shape {tuple(theta.shape[:-1])} of theta. "
+                f"Got shape {tuple(target.labels.shape)}."
+            )
+        return self.evaluate(graph, theta, target, inference)
+
+    @abstractmethod
+    def evaluate(self, graph: FactorGraph, theta: Tensor, target: Target, inference: Inference | None) -> Tensor:
+        """The loss of each example, of shape (*batch), from arguments that have been checked."""
+
+    def require(self, inference: Inference | None) -> Inference:
+        """`inference`, which this loss cannot do without."""
+        if inference is None:
+            raise ValueError(
+                f"`{type(self).__name__}` needs `inference`, such as `Inference(MessagePassing(TRW(0.5)))`. Got None."
+            )
+        return inference
+
+
+class AbstractMarginalLoss(AbstractLoss):
+    """A loss that looks at the marginals inference returns."""
+
+    def evaluate(self, graph: FactorGraph, theta: Tensor, target: Target, inference: Inference | None) -> Tensor:
+        """Run inference once and look at what it returned."""
+        solution = marginals(graph, theta, target, self.require(inference))
+        return self.of_solution(solution, target.known, target.mask)
+
+    @abstractmethod
+    def of_solution(self, solution: Solution, labels: Tensor, mask: Tensor) -> Tensor:
+        """The loss of each example, of shape (*batch).
+
+        Arguments:
+            solution: its mu has shape (*batch, mu), or (mu,) for one model of all examples.
+            labels: of shape (*batch, variable): counted and given states, -1 where hidden.
+            mask: of the same shape: which variables are counted.
+        """
+
+
+def marginals(graph: FactorGraph, theta: Tensor, target: Target, inference: Inference) -> Solution:
+    """Run `inference`; where it has no adjoint, through the sweeps that ran, as `infer` does but on native kernels."""
+    if inference.adjoint is None:
+        inference = replace(inference, adjoint=Unroll())
+    return inference(graph, theta, evidence=target.evidence)
+
+
+@dataclass(frozen=True)
+class Custom(AbstractMarginalLoss):
+    """Any function of the solution: `function(solution, labels, mask)` returns a number per example.
+
+    Labels are -1 where hidden, and the mask says which variables are counted. Wherever a loss is asked for, such a
+    function may be given as it is.
+
+    >>> import torch
+    >>> from riskfield import Custom, Exact, Inference, chain
+    >>> graph = chain(2, num_states=2)
+    >>> surprise = Custom(lambda solution, labels, mask: -graph.node(solution.mu, 0)[..., 1].log())
+    >>> surprise(graph, graph.zeros(), torch.tensor([1, 1]), Inference(Exact()))
+    tensor(0.6931, dtype=torch.float64)
+    """
+
+    function: Callable[[Solution, Tensor, Tensor], Tensor]
+
+    def of_solution(self, solution: Solution, labels: Tensor, mask: Tensor) -> Tensor:
+        """Call the function."""
+        value, batch = self.function(solution, labels, mask), labels.shape[:-1]
+        if not isinstance(value, Tensor) or value.shape != batch:
+            got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise ValueError(f"`function` must return one number per example, of shape {tuple(batch)}. Got {got}.")
+        return value
+
+
+LossLike = AbstractLoss | Callable[[Solution, Tensor, Tensor], Tensor]
+
+
+def as_loss(loss: LossLike) -> AbstractLoss:
+    """`loss`, or a function wrapped as one."""
+    if isinstance(loss, AbstractLoss):
+        return loss
+    if isinstance(loss, type) or not callable(loss):
+        raise TypeError(
+            "`loss` must be a loss such as `UnivariateLogistic()`, or a function of (solution, labels, mask). "
+            f"Got {loss!r}."
+        )
+    return Custom(loss)
+
+
+def empirical_risk(
+    loss: LossLike,
+    graph: FactorGraph,
+    theta: Tensor,
+    labels: Tensor,
+    inference: Inference | None = None,
+    *,
+    evidence: Tensor | None = None,
+    mask: Tensor | None = None,
+    weights: Tensor | None = None,
+    per_variable: bool = False,
+) -> Tensor:
+    """The number that training minimises: the weighted sum of the losses of all examples.
+
+    Arguments:
+        loss: a loss such as `UnivariateLogistic()`, or a function of (solution, labels, mask).
+        graph: the structure.
+        theta: of shape (*batch, theta), or (theta,) for one model of all examples.
+        labels: of shape (*batch, variable), -1 where hidden.
+        inference: how marginals are computed.
+        evidence: states that are given, of shape (*batch, variable), -1 elsewhere.
+        mask: bool, of shape (*batch, variable), which variables are counted.
+        weights: of shape (*batch), how much each example counts.
+        per_variable: divide by the (weighted) number of counted variables, `num_counted`.
+
+    >>> import torch
+    >>> from riskfield import Exact, Inference, UnivariateLogistic, chain
+    >>> graph = chain(3, num_states=2)
+    >>> labels = torch.tensor([[0, 1, 1], [1, -1, -1]])
+    >>> empirical_risk(UnivariateLogistic(), graph, graph.zeros(), labels, Inference(Exact()), per_variable=True)
+    tensor(0.6931, dtype=torch.float64)
+    """
+    values = as_loss(loss)(graph, theta, labels, inference, evidence=evidence, mask=mask)
+    if weights is not None:
+        weights = _checked_weights(weights, values)
+    total = values.sum() if weights is None else (weights * values).sum()
+    if not per_variable:
+        return total
+    counted = num_counted(graph, labels, evidence=evidence, mask=mask).to(values)
+    number = counted.sum() if weights is None else (weights * counted).sum()
+    if not number > 0:
+        raise ValueError("`per_variable` needs an example with a counted variable. Got none.")
+    return total / number
+
+
+def _checked_weights(weights: Tensor, values: Tensor) -> Tensor:
+    weights = torch.as_tensor(weights).to(values)
+    if weights.shape != values.shape:
+        raise ValueError(f"`weights` must have shape {tuple(values.shape)}. Got {tuple(weights.shape)}.")
+    if not ((weights >= 0) & torch.isfinite(weights)).all():
+        raise ValueError("`weights` must be finite and not negative.")
+    return weights
+
+
+def _check_broadcast(name: str, tensor: Tensor, labels: Tensor) -> None:
+    try:
+        fits = torch.broadcast_shapes(tensor.shape, labels.shape) == labels.shape
+    except RuntimeError:
+        fits = False
+    if not fits:
+        raise ValueError(
+            f"`{name}` must broadcast to the shape {tuple(labels.shape)} of labels. Got {tuple(tensor.shape)}."
+        )

@@ -1,0 +1,183 @@
+r"""Losses on marginals: how well the marginals that were really computed predict the labels.
+
+With mu a univariate marginal and x its label, or a clique marginal and the joint label of the clique,
+
+    logistic                  -log mu(x)                                        (Domke 2013, sections 4.2.1 and 4.2.3)
+    quadratic                 -2 mu(x) + sum_x' mu(x')^2                        (Domke 2008, section 3.2)
+    smoothed classification   S(max_{x' != x} mu(x') - mu(x)),  S(t) = 1 / (1 + exp(-alpha t))
+                                                                                (Domke 2013, section 4.2.2)
+
+summed over counted variables, or over cliques. A clique is counted if at least one of its variables is and none is
+hidden. The clique is a factor of the graph; variables without factors have no part in clique losses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from riskfield.graph._scopes import index_tensor
+from riskfield.graph.factor_graph import FactorGraph
+from riskfield.inference.solution import Solution
+from riskfield.losses.loss import AbstractMarginalLoss
+
+# Compares marginals of shape (*batch, block, state) with labels of shape (*batch, block); 0 where not counted.
+Compare = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class UnivariateLogistic(AbstractMarginalLoss):
+    """-sum_i log mu(x_i): the divergence of the predicted from the true univariate marginals (up to a constant).
+
+    The first choice where marginals are what will be used. It is infinite if a label has probability 0.
+
+    >>> import torch
+    >>> from riskfield import Exact, Inference, UnivariateLogistic, chain
+    >>> graph = chain(3, num_states=2)
+    >>> UnivariateLogistic()(graph, graph.zeros(), torch.tensor([[0, 1, 1], [0, -1, 1]]), Inference(Exact()))
+    tensor([2.0794, 1.3863], dtype=torch.float64)
+    """
+
+    def of_solution(self, solution: Solution, labels: Tensor, mask: Tensor) -> Tensor:
+        """-log mu(x_i) of every variable."""
+        return over_variables(solution.graph, solution.node_marginals, labels, mask, _logistic)
+
+
+@dataclass(frozen=True)
+class CliqueLogistic(AbstractMarginalLoss):
+    """-sum_c log mu(x_c): the same for cliques. With exact inference and a true model it finds the true parameters.
+
+    >>> import torch
+    >>> from riskfield import CliqueLogistic, Exact, Inference, chain
+    >>> graph = chain(3, num_states=2)
+    >>> CliqueLogistic()(graph, graph.zeros(), torch.tensor([[0, 1, 1], [0, -1, 1]]), Inference(Exact()))
+    tensor([2.7726, 0.0000], dtype=torch.float64)
+    """
+
+    def of_solution(self, solution: Solution, labels: Tensor, mask: Tensor) -> Tensor:
+        """-log mu(x_c) of every clique."""
+        return _over_cliques(solution, labels, mask, _logistic)
+
+
+@dataclass(frozen=True)
+class UnivariateQuadratic(AbstractMarginalLoss):
+    """sum_i (-2 mu(x_i) + sum_x' mu(x')^2): the squared distance to the true marginals (the Brier score less 1).
+
+    Bounded, so less upset by outliers than the logistic loss, and more often stuck.
+
+    >>> import torch
+    >>> from riskfield import Exact, Inference, UnivariateQuadratic, chain
+    >>> graph = chain(3, num_states=2)
+    >>> UnivariateQuadratic()(graph, graph.zeros(), torch.tensor([0, 1, 1]), Inference(Exact()))
+    tensor(-1.5000, dtype=torch.float64)
+    """
+
+    def of_solution(self, solution: Solution, labels: Tensor, mask: Tensor) -> Tensor:
+        """-2 mu(x_i) + sum_x' mu(x')^2 of every variable."""
+        return over_variables(solution.graph, solution.node_marginals, labels, mask, _quadratic)
+
+
+@dataclass(frozen=True)
+class CliqueQuadratic(AbstractMarginalLoss):
+    """sum_c (-2 mu(x_c) + sum_x' mu(x')^2): the same for cliques."""
+
+    def of_solution(self, solution: Solution, labels: Tensor, mask: Tensor) -> Tensor:
+        """-2 mu(x_c) + sum_x' mu(x')^2 of every clique."""
+        return _over_cliques(solution, labels, mask, _quadratic)
+
+
+@dataclass(frozen=True)
+class SmoothedClassification(AbstractMarginalLoss):
+    """sum_i S(max_{x' != x_i} mu(x') - mu(x_i)), S a sigmoid: about how many variables the largest marginal gets wrong.
+
+    Initialise it from another criterion, since it has many local minima.
+
+    Arguments:
+        alpha: the steepness of the sigmoid: the larger, the closer to the number of errors and the harder to minimise.
+
+    >>> import torch
+    >>> from riskfield import Exact, Inference, SmoothedClassification, chain
+    >>> graph = chain(3, num_states=2)
+    >>> SmoothedClassification(50)(graph, graph.zeros(), torch.tensor([0, 1, 1]), Inference(Exact()))
+    tensor(1.5000, dtype=torch.float64)
+    """
+
+    alpha: float = 15.0
+
+    def __post_init__(self) -> None:
+        _check_alpha(self.alpha)
+
+    def of_solution(self, solution: Solution, labels: Tensor, mask: Tensor) -> Tensor:
+        """S(max_{x' != x_i} mu(x') - mu(x_i)) of every variable."""
+        return over_variables(solution.graph, solution.node_marginals, labels, mask, _smoothed(self.alpha))
+
+
+@dataclass(frozen=True)
+class CliqueSmoothedClassification(AbstractMarginalLoss):
+    """sum_c S(max_{x' != x_c} mu(x') - mu(x_c)): the same for cliques and their joint states.
+
+    Arguments:
+        alpha: the steepness of the sigmoid.
+    """
+
+    alpha: float = 15.0
+
+    def __post_init__(self) -> None:
+        _check_alpha(self.alpha)
+
+    def of_solution(self, solution: Solution, labels: Tensor, mask: Tensor) -> Tensor:
+        """S(max_{x' != x_c} mu(x') - mu(x_c)) of every clique."""
+        return _over_cliques(solution, labels, mask, _smoothed(self.alpha))
+
+
+def over_variables(
+    graph: FactorGraph, nodes: Sequence[Tensor], labels: Tensor, mask: Tensor, compare: Compare
+) -> Tensor:
+    """The sum of `compare` over counted variables, of shape (*batch); `nodes` as in `solution.node_marginals`."""
+    total = nodes[0].new_zeros(labels.shape[:-1])
+    for group, view in zip(graph.node_groups, nodes, strict=True):
+        variables = index_tensor(group.variables, labels.device)
+        total = total + compare(view, labels[..., variables], mask[..., variables]).sum(-1)
+    return total
+
+
+def _over_cliques(solution: Solution, labels: Tensor, mask: Tensor, compare: Compare) -> Tensor:
+    """The sum of `compare` over counted cliques, of shape (*batch)."""
+    total = solution.mu.new_zeros(labels.shape[:-1])
+    for group, view in zip(solution.graph.factor_groups, solution.factor_marginals, strict=True):
+        variables = index_tensor(group.variables, labels.device)
+        counted = (labels[..., variables] >= 0).all(-1) & mask[..., variables].any(-1)
+        total = total + compare(view.flatten(-group.arity), group.joint_states(labels), counted).sum(-1)
+    return total
+
+
+def at_labels(blocks: Tensor, labels: Tensor) -> Tensor:
+    """The entries at the labels; any entry where a label is -1."""
+    blocks = blocks.expand(*labels.shape, blocks.shape[-1])
+    return blocks.gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+
+
+def _logistic(blocks: Tensor, labels: Tensor, counted: Tensor) -> Tensor:
+    # The logarithm is not taken, and so has no infinite slope, where the probability does not count.
+    return -torch.where(counted, at_labels(blocks, labels), 1).log()
+
+
+def _quadratic(blocks: Tensor, labels: Tensor, counted: Tensor) -> Tensor:
+    return torch.where(counted, blocks.square().sum(-1) - 2 * at_labels(blocks, labels), 0)
+
+
+def _smoothed(alpha: float) -> Compare:
+    def compare(blocks: Tensor, labels: Tensor, counted: Tensor) -> Tensor:
+        is_label = torch.arange(blocks.shape[-1], device=blocks.device) == labels.unsqueeze(-1)
+        rival = blocks.masked_fill(is_label, float("-inf")).amax(-1)
+        return torch.where(counted, torch.sigmoid(alpha * (rival - at_labels(blocks, labels))), 0)
+
+    return compare
+
+
+def _check_alpha(alpha: float) -> None:
+    if isinstance(alpha, str) or not 0 < alpha < float("inf"):
+        raise ValueError(f"`alpha` must be above 0 and finite. Got {alpha!r}.")

@@ -1,0 +1,100 @@
+r"""Pseudolikelihoods: the probability of some variables given all others, for all variables in turn.
+
+    pseudolikelihood         -sum_i log p(x_i | x_-i)                              (Besag 1975)
+    patch pseudolikelihood   -sum_P log p(x_P | x_-P)                              (Zhu & Liu 2002)
+
+(Domke 2013, section 4.1.4). The first needs no inference: p(x_i | x_-i) is a softmax of theta_i plus the slices of the
+factors around i. The second comes the closer to the likelihood the larger the patches are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from riskfield.graph._scopes import IntArray, frozen, index_tensor, integers
+from riskfield.graph.builders import from_edges
+from riskfield.graph.factor_graph import FactorGraph
+from riskfield.graph.schedule import colours
+from riskfield.inference.settings import Inference
+from riskfield.losses._local import conditional_logits, univariate_surprise
+from riskfield.losses.likelihood import clamped_value, value_inference
+from riskfield.losses.loss import AbstractLoss, Target
+
+
+@dataclass(frozen=True)
+class Pseudolikelihood(AbstractLoss):
+    """`-sum_i log p(x_i | x_-i)`, without inference. With a true model and enough data it finds the true parameters.
+
+    Variables given as evidence condition their neighbours. Hidden variables are left out, and so are the factors that
+    touch them.
+
+    >>> import torch
+    >>> from riskfield import Pseudolikelihood, chain
+    >>> graph = chain(3, num_states=2)
+    >>> Pseudolikelihood()(graph, graph.zeros(), torch.tensor([0, 1, 1]))
+    tensor(2.0794, dtype=torch.float64)
+    """
+
+    def evaluate(self, graph: FactorGraph, theta: Tensor, target: Target, inference: Inference | None) -> Tensor:
+        """One softmax per variable."""
+        logits = conditional_logits(graph, theta, target.known, graph.factor_groups)
+        return univariate_surprise(graph, logits, target.labels)
+
+
+@dataclass(frozen=True, eq=False)
+class PatchPseudolikelihood(AbstractLoss):
+    """`-sum_P log p(x_P | x_-P)` over patches of variables, by inference inside the patches.
+
+    Patches that share no factor are worked off together: all variables outside them are clamped to their labels, and
+    one run of inference serves them all. `MessagePassing()` is exact for patches that are trees, such as the rows of a
+    grid. (`Exact()` is not helped by the clamping, which differs from copy to copy: it must fit the whole graph.)
+
+    Hidden variables are summed over wherever they lie. They may tie patches together; those that are worked off
+    together are then predicted jointly.
+
+    Arguments:
+        patches: the patch of every variable, integers of shape (variable,).
+
+    >>> import torch
+    >>> from riskfield import Inference, MessagePassing, PatchPseudolikelihood, grid
+    >>> graph = grid(3, 4, num_states=2)
+    >>> rows = torch.arange(3).repeat_interleave(4)
+    >>> loss = PatchPseudolikelihood(rows)
+    >>> loss(graph, graph.zeros(), torch.zeros(12, dtype=torch.int64), Inference(MessagePassing()))  # 12 log 2
+    tensor(8.3178, dtype=torch.float64)
+    """
+
+    patches: npt.ArrayLike
+
+    def __post_init__(self) -> None:
+        patches = integers(self.patches, "patches")
+        if patches.ndim != 1:
+            raise ValueError(f"`patches` must hold one integer per variable. Got shape {patches.shape}.")
+        object.__setattr__(self, "patches", frozen(np.unique(patches, return_inverse=True)[1].reshape(-1)))
+
+    def evaluate(self, graph: FactorGraph, theta: Tensor, target: Target, inference: Inference | None) -> Tensor:
+        """One run on as many clamped copies of the model as the patches have colours."""
+        inference = self.require(inference)
+        colour = index_tensor(self._colour(graph), theta.device)  # (variable,)
+        count = int(colour.max()) + 1 if len(colour) else 0
+        freed = colour == torch.arange(count, device=theta.device).unsqueeze(-1)  # (colour, variable)
+        freed = freed.reshape(count, *[1] * (target.labels.ndim - 1), graph.num_variables)
+        outside = torch.where(freed & target.mask, -1, target.known)  # (colour, *batch, variable)
+        free = value_inference(inference)(graph, theta, evidence=outside)
+        return free.log_partition.sum(0) - count * clamped_value(graph, theta, target, inference)
+
+    def _colour(self, graph: FactorGraph) -> IntArray:
+        """A colour for every variable: patches that share a factor differ."""
+        patches = np.asarray(self.patches)
+        if patches.shape != (graph.num_variables,):
+            raise ValueError(
+                f"`patches` must hold one integer per variable ({graph.num_variables}). Got shape {patches.shape}."
+            )
+        pairs = np.unique(patches[graph.neighbour_pairs()], axis=0)
+        neighbours = from_edges(1, pairs[pairs[:, 0] != pairs[:, 1]], num_variables=int(patches.max(initial=-1)) + 1)
+        return frozen(colours(neighbours)[patches])

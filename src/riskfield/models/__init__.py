@@ -1,0 +1,1 @@
+"""Models: theta from inputs and learned parameters, as torch modules."""

@@ -1,0 +1,186 @@
+r"""Conditional models: potentials computed from inputs, by matrices or by any network.
+
+    theta_i = F u(y, i),        theta_c = G v(y, c)                                            (Domke 2013, section 8.1)
+
+u and v are features of a variable and of a factor. F and G may be any module that turns its input into one row of
+potentials per variable or per factor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from riskfield.graph.factor_graph import FactorGraph
+
+Networks = nn.Module | Mapping[str, nn.Module]
+Inputs = Tensor | Mapping[str, Tensor] | None
+
+
+class Tables(nn.Module):
+    """Learned potentials that no input changes: `count` tables of `shape`, at first 0.
+
+    As the factor network of a `Conditional` model: `Tables(graph.num_factors, 2, 2)` is a table per factor,
+    `Tables(1, 2, 2)` one for all factors of a tied graph.
+
+    >>> import torch
+    >>> from riskfield import Tables
+    >>> Tables(1, 2, 2)().shape
+    torch.Size([1, 2, 2])
+    """
+
+    def __init__(self, count: int, *shape: int, dtype: torch.dtype = torch.float64):
+        super().__init__()
+        self.values = nn.Parameter(torch.zeros(count, *shape, dtype=dtype))
+
+    def forward(self, inputs: Tensor | None = None) -> Tensor:
+        """The tables, whatever the inputs."""
+        return self.values
+
+
+class Conditional(nn.Module):
+    """Theta from inputs: a network for the variables and one for the factors.
+
+    Arguments:
+        nodes: a module that returns node potentials of shape (*batch, variable, state).
+        factors: a module that returns factor potentials of shape (*batch, factor, *shape), or with the joint states of
+            a factor in one axis. On a graph with tied tables it returns one table for each of these.
+
+    Either may be a dictionary {name: module} of several, for types of variables or factors with parameters of their
+    own, such as the horizontal and the vertical edges of a grid. Their rows are joined in the order of the dictionary,
+    which must be that of the variables or factors of the graph (on graphs with several groups: group after group).
+
+    The inputs are a dictionary of tensors: the module under a name gets the tensor under that name, or under "nodes"
+    and "factors" where there is one module. A plain tensor goes to every module; `Tables` need no input.
+
+    >>> import torch
+    >>> from riskfield import Conditional, Tables, grid
+    >>> graph = grid(3, 4, num_states=2, tied=True)  # a table for horizontal, one for vertical edges
+    >>> model = Conditional(torch.nn.Linear(5, 2, dtype=torch.float64), Tables(2, 2, 2))
+    >>> model(graph, {"nodes": torch.randn(10, 12, 5, dtype=torch.float64)}).shape
+    torch.Size([10, 32])
+    """
+
+    def __init__(self, nodes: Networks, factors: Networks):
+        super().__init__()
+        self.nodes = _named(nodes, "nodes")
+        self.factors = _named(factors, "factors")
+        twice = sorted(set(self.nodes) & set(self.factors))
+        if twice:
+            raise ValueError(f"`nodes` and `factors` must have different names. Got {twice} in both.")
+
+    def forward(self, graph: FactorGraph, inputs: Inputs) -> Tensor:
+        """Theta of shape (*batch, theta)."""
+        node_shapes = [(len(group.variables), group.num_states) for group in graph.node_groups]
+        factor_shapes = [(group.num_tables, *group.shape) for group in graph.factor_groups]
+        nodes = _join("nodes", _outputs(self.nodes, inputs), node_shapes)
+        factors = _join("factors", _outputs(self.factors, inputs), factor_shapes)
+        return graph.assemble(nodes, factors)
+
+
+class LinearModel(Conditional):
+    """theta_i = F u(y, i) and theta_c = G v(y, c), with matrices F and G that begin at 0.
+
+    All variables have the same number of states, and all factors the same number of variables. The inputs are
+    {"nodes": u, "factors": v}, of shapes (*batch, variable, feature) and (*batch, factor, feature); put a feature of 1
+    among them for a constant term. F and G are `model.nodes["nodes"].weight` and `model.factors["factors"].weight`.
+
+    Arguments:
+        num_states: of every variable.
+        node_features: the length of u.
+        factor_features: the length of v, or a dictionary {type: length} for a G of its own for every type of factor;
+            the inputs then have a tensor v for each type, and the factors of the graph are listed type by type.
+        arity: how many variables a factor joins.
+
+    >>> import torch
+    >>> from riskfield import LinearModel, grid
+    >>> model = LinearModel(2, node_features=3, factor_features={"horizontal": 1, "vertical": 1})
+    >>> graph = grid(4, 4, num_states=2)
+    >>> inputs = {"nodes": torch.ones(16, 3), "horizontal": torch.ones(12, 1), "vertical": torch.ones(12, 1)}
+    >>> model(graph, {name: value.double() for name, value in inputs.items()}).shape
+    torch.Size([128])
+    """
+
+    def __init__(
+        self,
+        num_states: int,
+        node_features: int,
+        factor_features: int | Mapping[str, int],
+        *,
+        arity: int = 2,
+        dtype: torch.dtype = torch.float64,
+    ):
+        types = factor_features if isinstance(factor_features, Mapping) else {"factors": factor_features}
+        super().__init__(
+            _zero_linear(node_features, num_states, dtype),
+            {name: _zero_linear(length, num_states**arity, dtype) for name, length in types.items()},
+        )
+
+
+def _zero_linear(inputs: int, outputs: int, dtype: torch.dtype) -> nn.Linear:
+    linear = nn.Linear(inputs, outputs, bias=False, dtype=dtype)
+    nn.init.zeros_(linear.weight)
+    return linear
+
+
+def _named(networks: Networks, name: str) -> nn.ModuleDict:
+    if isinstance(networks, nn.Module):
+        networks = {name: networks}
+    if not isinstance(networks, Mapping) or not all(isinstance(network, nn.Module) for network in networks.values()):
+        raise TypeError(f"`{name}` must be a torch module, or a dictionary of some. Got {networks!r}.")
+    return nn.ModuleDict(networks)
+
+
+def _outputs(networks: nn.ModuleDict, inputs: Inputs) -> Iterable[tuple[str, Tensor]]:
+    for name, network in networks.items():
+        if isinstance(network, Tables):
+            yield name, network()
+            continue
+        given = inputs.get(name) if isinstance(inputs, Mapping) else inputs
+        if given is None:
+            names = f"the keys {sorted(inputs)}" if isinstance(inputs, Mapping) else repr(inputs)
+            raise ValueError(f'`inputs` must be a dictionary with a tensor "{name}", or one tensor. Got {names}.')
+        yield name, network(given)
+
+
+def _join(kind: str, outputs: Iterable[tuple[str, Tensor]], shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+    """The outputs of the networks, joined along their rows and cut into groups of `shapes` (row, *block)."""
+    if not shapes:  # a chain of one variable has no factors, whatever the model has for them
+        return []
+    groups: list[list[Tensor]] = [[] for _ in shapes]
+    current, filled = 0, 0
+    for name, output in outputs:
+        while current < len(shapes) and filled == shapes[current][0]:
+            current, filled = current + 1, 0
+        if current == len(shapes):
+            raise ValueError(f'`{kind}`: the network "{name}" returned rows, but all {kind} have potentials already.')
+        rows, *block = shapes[current]
+        output = _blocks(f'`{kind}`: the network "{name}"', output, rows - filled, block)
+        groups[current].append(output)
+        filled += output.shape[-1 - len(block)]
+    if current < len(shapes) - 1 or filled < shapes[-1][0]:
+        raise ValueError(
+            f"`{kind}`: the networks returned too few rows. The graph's groups have shapes {list(shapes)}."
+        )
+    return [_concatenate(parts, len(shape)) for parts, shape in zip(groups, shapes, strict=True)]
+
+
+def _blocks(who: str, output: Tensor, most: int, block: list[int]) -> Tensor:
+    """`output` with the axes (*batch, row, *block), checked."""
+    size = math.prod(block)
+    if output.shape[-len(block) :] != torch.Size(block) and output.shape[-1:] == torch.Size([size]):
+        output = output.unflatten(-1, block)
+    if output.ndim <= len(block) or output.shape[-len(block) :] != torch.Size(block):
+        wanted = f"(*batch, row, {', '.join(map(str, block))})"
+        raise ValueError(f"{who} must return a tensor of shape {wanted}. Got {tuple(output.shape)}.")
+    if output.shape[-1 - len(block)] > most:
+        raise ValueError(f"{who} must return at most {most} rows. Got shape {tuple(output.shape)}.")
+    return output
+
+
+def _concatenate(parts: list[Tensor], dims: int) -> Tensor:
+    batch = torch.broadcast_shapes(*(part.shape[:-dims] for part in parts))
+    return torch.cat([part.expand(*batch, *part.shape[-dims:]) for part in parts], dim=-dims)
