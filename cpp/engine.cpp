@@ -74,11 +74,13 @@ class EngineRun final : public Run<T> {
   void backward_fixed_point(const T* grad_mu, T* grad_theta, Index steps, double tol, int threads, double* residual,
                             Index* ran) override {
     go_back(grad_mu, grad_theta, threads, [&](Index b, int, Backward<T>& back, Gradients<T>& grad) {
+      ran[b] = 0;
+      residual[b] = std::numeric_limits<double>::infinity();
+      if (items_[b].tape.size() == 0) return;
       const T* tape = items_[b].tape.end(items_[b].tape.size() - 1);
       if (!grad.sum.get()) grad.sum.allocate(plan_.message_size);
       grad.sum.fill(0);
-      residual[b] = std::numeric_limits<double>::infinity();
-      for (ran[b] = 0; ran[b] < steps && residual[b] > tol; ++ran[b]) {
+      for (; ran[b] < steps && residual[b] > tol; ++ran[b]) {
         grad.square = V<T>{};
         back.template sweep<Pass::kSum>(tape);
         double square = 0, total = 0;
@@ -213,7 +215,11 @@ class EngineRun final : public Run<T> {
     const T* in = item.messages[item.current].get();
     T* out = item.messages[at_once ? 1 - item.current : item.current].get();
     scratch.tape = nullptr;
-    if (record > 0) scratch.tape = item.tape.add(TapeLayout<T>(context_, item).sweep_size(), record);
+    if (record > 0) {
+      const Index size = TapeLayout<T>(context_, item).sweep_size();
+      if (sizes_.record == kLastSweep) item.tape.reuse(size);
+      scratch.tape = item.tape.add(size, record);
+    }
     for (Index s = 0; s < plan_.num_stages(); ++s) {
       const Part* parts = &plan_.stages[s * plan_.parts];
       for (int r = parts[first].ranges_begin; r < parts[last - 1].ranges_end; ++r) {
@@ -275,7 +281,8 @@ class EngineRun final : public Run<T> {
         item.checkpoints.back().copy(mean_field() ? item.beliefs : item.messages[item.current]);
       }
       begin_sweep(*scratch_[thread], tol, ran == sweeps - 1);
-      sweep(item, *scratch_[thread], 0, plan_.parts, nullptr, sizes_.record == kEverySweep ? sweeps - ran : 0);
+      const Index to_record = sizes_.record == kEverySweep ? sweeps - ran : sizes_.record == kLastSweep ? 1 : 0;
+      sweep(item, *scratch_[thread], 0, plan_.parts, nullptr, to_record);
       end_sweep(item, tol, 1, thread);
     }
     return ran;

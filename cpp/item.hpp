@@ -63,6 +63,13 @@ class Tape {
   }
   Index size() const { return static_cast<Index>(ends_.size()); }
   const T* end(Index sweep) const { return ends_[sweep]; }
+  // Forget the last sweep; the next one takes its space.
+  void reuse(Index size) {
+    if (ends_.empty()) return;
+    next_ -= size;
+    ends_.pop_back();
+    ++room_;
+  }
   void clear() {
     slabs_.clear();
     ends_.clear();

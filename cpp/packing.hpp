@@ -38,17 +38,9 @@ class Packer {
     }
     for (const SharedTable& shared : plan_.shared_tables) pack_shared(shared);
     if (context_.kind != Kind::kMeanField) choose_domain();
-    if (probabilities()) {
-      constexpr Index kBlock = 4096;
-      T* tables = item_.tables.get();
-      in_shares(threads, (plan_.table_size + kBlock - 1) / kBlock, [&](Index block) {
-        const Index end = std::min(plan_.table_size, (block + 1) * kBlock);
-        for (Index k = block * kBlock; k < end; k += kLanes<T>)
-          store_some<T>(tables + k, vexp<T>(load<T>(tables + k)), static_cast<int>(std::min<Index>(kLanes<T>, end - k)));
-      });
-    }
+    if (probabilities()) exponentiate(threads, item_.tables);
     pack_nodes();
-    pack_messages();
+    pack_messages(threads);
   }
 
  private:
@@ -57,6 +49,16 @@ class Packer {
     parallel(threads, [&](int thread) {
       const Share part = share(0, count, thread, threads);
       for (Index k = part.begin; k < part.end; ++k) body(k);
+    });
+  }
+
+  static void exponentiate(int threads, Buffer<T>& logarithms) {
+    constexpr Index kBlock = 4096;
+    T* values = logarithms.get();
+    in_shares(threads, (logarithms.size() + kBlock - 1) / kBlock, [&](Index block) {
+      const Index end = std::min(logarithms.size(), (block + 1) * kBlock);
+      for (Index k = block * kBlock; k < end; k += kLanes<T>)
+        store_some<T>(values + k, vexp<T>(load<T>(values + k)), static_cast<int>(std::min<Index>(kLanes<T>, end - k)));
     });
   }
 
@@ -76,9 +78,9 @@ class Packer {
       const Group& group = plan_.groups[g];
       for (Index f = 0; f < group.count; ++f) {
         double& width = widths_[g][f];
-        for (int slot = 0; slot < group.arity && state_; ++slot)
-          width = std::max(width, context_.counting[g][f] *
-                                      range_of(state_ + user_message(plan_, group, f, slot), group.dims[slot]).width());
+        for (int slot = 0; slot < group.arity; ++slot)
+          if (const T* given = given_message(group, f, slot))
+            width = std::max(width, context_.counting[g][f] * range_of(given, group.dims[slot]).width());
         for (int slot = 0; slot < group.arity; ++slot) spread[group.position[f * group.arity + slot]] += width;
       }
     }
@@ -142,28 +144,42 @@ class Packer {
       item_.tables.get()[shared.address + e] = packed_entry(from[map[e]], top, context_.inverse[shared.group][shared.factor]);
   }
 
-  void pack_messages() {
+  // The message a run starts from, null for a uniform one. Messages with zeros are forgotten: what was impossible in an
+  // earlier run may have become possible, and a zero would never recover; the first sweeps derive it afresh.
+  const T* given_message(const Group& group, Index f, int slot) const {
+    if (!state_) return nullptr;
+    const T* given = state_ + user_message(plan_, group, f, slot);
+    for (int x = 0; x < group.dims[slot]; ++x)
+      if (given[x] == kNegInf<T>) return nullptr;
+    return given;
+  }
+
+  void pack_messages(int threads) {
+    const bool given = state_ && context_.kind != Kind::kMeanField;
     const int buffers = plan_.sweep == Sweep::kAllAtOnce ? 2 : 1;
     for (int buffer = 0; buffer < buffers; ++buffer) {
       item_.messages[buffer].allocate(plan_.message_size);
-      T* to = item_.messages[buffer].get();
-      std::fill(to, to + plan_.message_size, probabilities() ? T(1) : T(0));
+      item_.messages[buffer].fill(probabilities() && !(given && buffer == 0) ? T(1) : T(0));
     }
-    if (!state_ || context_.kind == Kind::kMeanField) return;
-    T* messages = item_.messages[0].get();
+    if (!given) return;
     for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
       const Group& group = plan_.groups[g];
-      for (Index f = 0; f < group.count; ++f)
-        for (int slot = 0; slot < group.arity; ++slot) {
-          const int n = group.dims[slot];
-          const T c = context_.counting[g][f];
-          const T* given = state_ + user_message(plan_, group, f, slot);
-          const T scale = n == 2 ? given[0] : range_of(given, n).top();
-          T* to = messages + group.message[f * group.arity + slot];
-          for (int x = 0; x < n; ++x)
-            to[Index(x) * group.message_stride[f]] = probabilities() ? std::exp(c * (given[x] - scale)) : c * given[x];
-        }
+      in_shares(threads, group.count, [&](Index f) {
+        for (int slot = 0; slot < group.arity; ++slot) pack_message(g, f, slot);
+      });
     }
+    if (probabilities()) exponentiate(threads, item_.messages[0]);
+  }
+
+  // Its logarithm.
+  void pack_message(std::size_t g, Index f, int slot) {
+    const Group& group = plan_.groups[g];
+    const T* given = given_message(group, f, slot);
+    if (!given) return;
+    const int n = group.dims[slot];
+    const T c = context_.counting[g][f], scale = n == 2 ? given[0] : range_of(given, n).top();
+    T* to = item_.messages[0].get() + group.message[f * group.arity + slot];
+    for (int x = 0; x < n; ++x) to[Index(x) * group.message_stride[f]] = c * (given[x] - scale);
   }
 
   const Context<T>& context_;

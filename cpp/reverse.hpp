@@ -170,7 +170,7 @@ RF_INLINE void reverse_contraction(const Incident<T>& made, int slot, const Lane
       const V<T> entry = load<T>(made.table + e * made.stride);
       if constexpr (kIsExpectation<Algebra, T>) {
         const V<T> weight = cavity[y] * r[x];
-        lanes.add_table(grad.tables.get(), e, weight);
+        if constexpr (P != Pass::kSum) lanes.add_table(grad.tables.get(), e, weight);
         sum[y] += Algebra::expected(entry, weight);
       } else {
         const V<T> rate = entry * r[x];

@@ -10,14 +10,15 @@ namespace riskfield {
 
 enum class Kind { kSumProduct, kMaxProduct, kMeanField };
 
-constexpr Index kEverySweep = -1;
+constexpr Index kEverySweep = -1, kLastSweep = -2;
 
 template <class T>
 struct RunInput {
   std::shared_ptr<const Plan> plan;
   Kind kind;
   double damping;
-  Index record;  // for `backward`: 0 keeps nothing, kEverySweep a tape, k > 0 a checkpoint every k sweeps
+  Index record;  // for `backward`: 0 keeps nothing, kEverySweep a tape, k > 0 a checkpoint every k sweeps; kLastSweep the
+                 // tape of the last sweep, for `backward_fixed_point`
   Index batch, theta_size, node_size, message_size, mu_size;
   const T* theta;                // (batch, theta_size)
   const double* factor_counting;  // per factor, in the order of the caller's groups; null for mean field

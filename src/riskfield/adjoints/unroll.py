@@ -2,11 +2,12 @@ r"""`Unroll`: the exact gradient of the sweeps that ran.
 
 Reverse-mode differentiation of the recorded sweeps: truncated fitting, back mean field and back TRW of Domke (2013,
 section 7), for any algorithm, schedule and arity. It needs no convergence: the loss is a function of what inference
-really computed. Memory grows with the number of sweeps.
+really computed. Memory grows with the number of sweeps, or with checkpoints as its square root.
 """
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,6 +20,7 @@ from riskfield.errors import ConvergenceWarning
 from riskfield.inference.algorithm import RecordingRun
 from riskfield.inference.infer import AbstractAdjoint, Request
 from riskfield.inference.solution import Solution
+from riskfield.kernels import EVERY_SWEEP
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,12 @@ class Unroll(AbstractAdjoint):
 
     Use it for runs of a fixed number of sweeps, and whenever convergence is in doubt. The log-partition value is
     differentiated through the sweeps too: theta . mu_N + H(mu_N) after N sweeps (the truncated log-partition).
+
+    Arguments:
+        checkpoint: by default every sweep keeps what it was made from, about as much as all messages. A number k keeps
+            the messages before every k-th sweep instead, and runs the k sweeps from there again on the way back: memory
+            for N/k + k sweeps in place of N, for the time of one more run. True takes the square root of the most
+            sweeps that `stop` allows. The torch kernels (other devices, second derivatives) keep everything.
 
     >>> import torch
     >>> from riskfield import MessagePassing, Stop, TRW, Unroll, grid, infer
@@ -39,22 +47,28 @@ class Unroll(AbstractAdjoint):
     tensor([ 0.5000, -0.5000], dtype=torch.float64)
     """
 
+    checkpoint: int | bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.checkpoint, int) or self.checkpoint < 0:
+            raise ValueError(f"`checkpoint` must be a positive number of sweeps, True or False. Got {self.checkpoint!r}.")
+
     def apply(self, request: Request) -> Solution:
         """Run natively with a tape where only first derivatives of theta are asked for, else on the torch kernels."""
         if not (request.theta.requires_grad and torch.is_grad_enabled()):
             return request.run()
-        recording = None if request.kernels == "torch" or _is_transformed(request.theta) else _start_recording(request)
+        recording = None if request.kernels == "torch" or _is_transformed(request.theta) else self._start(request)
         if recording is None:
             return replace(request, kernels="torch").run()
-        with torch.no_grad():
-            solution = replace(request, theta=request.theta.detach()).run(recording)
+        solution = request.solve(recording)
         mu = _Recorded.apply(request.theta, solution.mu, request, recording)
         return replace(solution, theta=request.theta, mu=mu, _value=request.algorithm.log_partition)
 
-
-def _start_recording(request: Request) -> RecordingRun | None:
-    detached = replace(request, theta=request.theta.detach())
-    return request.algorithm.start_recording(request.graph, detached.flat_theta(), detached.flat_messages())
+    def _start(self, request: Request) -> RecordingRun | None:
+        every = int(self.checkpoint) or EVERY_SWEEP
+        if self.checkpoint is True:
+            every = max(1, math.isqrt(request.stop.sweeps))
+        return request.start_recording(every)
 
 
 def _is_transformed(theta: Tensor) -> bool:

@@ -8,6 +8,7 @@ from typing import ClassVar, Protocol
 from torch import Tensor
 
 from riskfield.graph.factor_graph import FactorGraph
+from riskfield.kernels import EVERY_SWEEP
 
 
 class Run(Protocol):
@@ -36,10 +37,19 @@ class Run(Protocol):
 
 
 class RecordingRun(Run, Protocol):
-    """A run that keeps what its sweeps overwrite."""
+    """A run that keeps what its sweeps were made from."""
 
     def backward(self, grad_mu: Tensor) -> Tensor:
         """d(grad_mu . mu) / dtheta through all sweeps, of shape (batch, theta)."""
+        ...
+
+    def backward_fixed_point(self, grad_mu: Tensor, steps: int, tol: float) -> tuple[Tensor, Tensor, Tensor]:
+        """The same as if the last sweep, kept whole, had run for ever.
+
+        It goes back through that sweep up to `steps` times, or until what one time adds to the gradients of the
+        messages is at most the share `tol` of their sum. Returns the gradient and, of each item, that share and how
+        often it went back.
+        """
         ...
 
 
@@ -53,8 +63,15 @@ class AbstractAlgorithm(ABC):
     def start(self, graph: FactorGraph, theta: Tensor, messages: Tensor | None, kernels: str | None) -> Run:
         """Set up a run for theta of shape (batch, theta), warm-started from `messages` where given."""
 
-    def start_recording(self, graph: FactorGraph, theta: Tensor, messages: Tensor | None) -> RecordingRun | None:
-        """Set up a native run that records its sweeps and can go back through them; None where there is none."""
+    def start_recording(
+        self, graph: FactorGraph, theta: Tensor, messages: Tensor | None, every: int = EVERY_SWEEP
+    ) -> RecordingRun | None:
+        """Set up a native run that can go back through its sweeps; None where there is none.
+
+        It keeps what every sweep was made from; with `every` = LAST_SWEEP only what the last one was made from, for
+        `backward_fixed_point`; with `every` > 0 the messages at the beginning of every so many sweeps, and runs the
+        stretches between again.
+        """
         return None
 
     @abstractmethod

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from riskfield.errors import ConvergenceWarning, ImpossibleEvidenceError
 from riskfield.graph.factor_graph import FactorGraph
-from riskfield.inference.algorithm import AbstractAlgorithm, Run
+from riskfield.inference.algorithm import AbstractAlgorithm, RecordingRun, Run
 from riskfield.inference.evidence import clamp
 from riskfield.inference.message_passing import MessagePassing
 from riskfield.inference.solution import Solution
@@ -91,11 +91,16 @@ class Request:
         """The messages to start from with one batch axis, checked."""
         return _flat_messages(self.messages, self.theta.shape[:-1])
 
-    def solve(self, **changes: Any) -> Solution:
-        """Run inference without gradients, with some fields (theta, messages, stop, ...) replaced."""
+    def solve(self, started: Run | None = None, **changes: Any) -> Solution:
+        """Run inference, or finish a run, without gradients and with some fields (theta, stop, ...) replaced."""
         with torch.no_grad():
             changed = replace(self, **changes)
-            return replace(changed, theta=changed.theta.detach()).run()
+            return replace(changed, theta=changed.theta.detach()).run(started)
+
+    def start_recording(self, every: int) -> RecordingRun | None:
+        """Start a native run that can be gone through backwards. See `AbstractAlgorithm.start_recording`."""
+        theta = self.flat_theta().detach()
+        return self.algorithm.start_recording(self.graph, theta, self.flat_messages(), every)
 
 
 class AbstractAdjoint(ABC):

@@ -55,12 +55,14 @@ class MeanField(AbstractAlgorithm):
         run: Run = kernel_choice.select(theta, kernels, messages).MeanFieldRun(graph, self.order, theta, messages)
         return run
 
-    def start_recording(self, graph: FactorGraph, theta: Tensor, messages: Tensor | None) -> RecordingRun | None:
+    def start_recording(
+        self, graph: FactorGraph, theta: Tensor, messages: Tensor | None, every: int = kernel_choice.EVERY_SWEEP
+    ) -> RecordingRun | None:
         """The same, recorded; only the native kernels do that."""
         chosen = kernel_choice.select(theta, None, messages)
         run: RecordingRun | None = None
         if chosen.RECORDS:
-            run = chosen.MeanFieldRun(graph, self.order, theta, messages, record=True)
+            run = chosen.MeanFieldRun(graph, self.order, theta, messages, record=every)
         return run
 
     def log_partition(self, graph: FactorGraph, theta: Tensor, mu: Tensor) -> Tensor:

@@ -57,12 +57,14 @@ class MessagePassing(AbstractAlgorithm):
         run: Run = chosen.MessagePassingRun(problem, theta, messages)
         return run
 
-    def start_recording(self, graph: FactorGraph, theta: Tensor, messages: Tensor | None) -> RecordingRun | None:
+    def start_recording(
+        self, graph: FactorGraph, theta: Tensor, messages: Tensor | None, every: int = kernel_choice.EVERY_SWEEP
+    ) -> RecordingRun | None:
         """The same, recorded; only the native kernels do that."""
         chosen, problem = _problem(self, graph, theta, messages, None, maximise=False)
         run: RecordingRun | None = None
         if chosen.RECORDS:
-            run = chosen.MessagePassingRun(problem, theta, messages, record=True)
+            run = chosen.MessagePassingRun(problem, theta, messages, record=every)
         return run
 
     def log_partition(self, graph: FactorGraph, theta: Tensor, mu: Tensor) -> Tensor:

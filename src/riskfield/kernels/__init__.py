@@ -14,7 +14,11 @@ from torch.autograd import forward_ad
 
 from riskfield.kernels.problem import MessagePassingProblem
 
-__all__ = ["MessagePassingProblem", "is_differentiated", "native_available", "select"]
+__all__ = ["EVERY_SWEEP", "LAST_SWEEP", "MessagePassingProblem", "is_differentiated", "native_available", "select"]
+
+# What a run that records keeps: all that every sweep, or the last one, was made from. A number k > 0 stands for a
+# checkpoint every k sweeps.
+EVERY_SWEEP, LAST_SWEEP = -1, -2
 
 
 def native_available() -> bool:

@@ -17,12 +17,10 @@ from riskfield import _native
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.graph.schedule import Levels, Parallel
 from riskfield.kernels.problem import MessagePassingProblem, mean_field_levels, schedule_levels
-from riskfield.kernels.start import starting_marginals, starting_messages
+from riskfield.kernels.start import messages_like, starting_marginals
 from riskfield.threads import get_num_threads
 
 RECORDS = True  # runs can keep their sweeps and go back through them
-# What a run keeps of its sweeps: nothing, all they were made from, or, for a number k > 0, where every k-th began.
-NOTHING, EVERYTHING = 0, -1
 
 _plans: WeakKeyDictionary[FactorGraph, dict[Hashable, object]] = WeakKeyDictionary()
 # Table entries read in a stage from which several threads gain more than they lose by waiting for each other.
@@ -62,12 +60,7 @@ class _NativeRun:
         return out
 
     def backward_fixed_point(self, grad_mu: Tensor, steps: int, tol: float) -> tuple[Tensor, Tensor, Tensor]:
-        """The same as if the last recorded sweep had run for ever.
-
-        It goes back through that sweep up to `steps` times, or until what one time adds to the gradients of the
-        messages is at most the share `tol` of their sum. Returns the gradient, and of each item that share and how
-        often it went back.
-        """
+        """The same as if the last recorded sweep had run for ever. See `inference.algorithm.RecordingRun`."""
         out = torch.empty(self._batch, self._graph.theta_size, dtype=self._dtype)
         residual, ran = np.empty(self._batch), np.zeros(self._batch, np.int64)
         self._run.backward_fixed_point(
@@ -108,12 +101,12 @@ class _NativeRun:
 class MessagePassingRun(_NativeRun):
     """Sum-product (or max-product) sweeps over a batch of thetas. See `inference.message_passing` for the update."""
 
-    def __init__(self, problem: MessagePassingProblem, theta: Tensor, messages: Tensor | None, *, record: int = NOTHING):
+    def __init__(self, problem: MessagePassingProblem, theta: Tensor, messages: Tensor | None, *, record: int = 0):
         super().__init__(problem.graph, theta)
         # The engine keeps the counting numbers in the order of the factor groups.
         order = np.concatenate([group.factors for group in problem.graph.factor_groups] or [np.empty(0, np.int64)])
         factor_counting = problem.counting.factor.detach()[torch.from_numpy(order)]
-        state = None if messages is None else starting_messages(problem.graph, theta, messages)
+        state = None if messages is None else messages_like(problem.graph, theta, messages)
         self._start(
             _message_passing_plan(problem, factor_counting, theta),
             "max-product" if problem.maximise else "sum-product",
@@ -140,7 +133,7 @@ class MeanFieldRun(_NativeRun):
         theta: Tensor,
         messages: Tensor | None,
         *,
-        record: int = NOTHING,
+        record: int = 0,
     ):
         super().__init__(graph, theta)
         plan = _plan(

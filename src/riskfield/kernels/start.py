@@ -17,8 +17,7 @@ def starting_messages(graph: FactorGraph, theta: Tensor, messages: Tensor | None
     """
     start = theta.new_zeros(len(theta), graph.message_size)
     if messages is not None:
-        _check_size(messages, graph.message_size)
-        start = messages.to(theta).clone()
+        start = messages_like(graph, theta, messages).clone()
     for group in graph.factor_groups:
         for slot, size in enumerate(group.shape):
             first, last = group.message_range(slot)
@@ -26,6 +25,12 @@ def starting_messages(graph: FactorGraph, theta: Tensor, messages: Tensor | None
             forget = (block == NEG_INF).any(-1, keepdim=True)
             block.copy_(normalised(torch.where(forget, 0.0, block)))
     return start
+
+
+def messages_like(graph: FactorGraph, theta: Tensor, messages: Tensor) -> Tensor:
+    """`messages` in the dtype and on the device of theta, if they are of the right size."""
+    _check_size(messages, graph.message_size)
+    return messages.to(theta)
 
 
 def starting_marginals(graph: FactorGraph, theta: Tensor, marginals: Tensor | None) -> Tensor:
