@@ -9,9 +9,13 @@
 #pragma once
 
 #include "plan.hpp"
-#include "simd.hpp"
+#include "simd_dual.hpp"
 
 namespace riskfield::RISKFIELD_ISA {
+
+// The largest number of states for which loops over them are unrolled; dual numbers would fill the registers.
+template <class T>
+constexpr int kMostUnrolled = std::is_same<T, Dual>::value ? 2 : 5;
 
 // How m^c is formed for a group of factors.
 enum class Power { kOne, kHalf, kAny };
@@ -40,7 +44,7 @@ struct MessageSettings {
 template <class T, Power P>
 struct Probability {
   static constexpr bool kNeedsCounting = P == Power::kAny;
-  static constexpr T kCounting = P == Power::kHalf ? T(0.5) : T(1);  // where it is not needed
+  static constexpr int kFixedStates = kMostUnrolled<T>;
   static RF_INLINE V<T> one() { return splat<T>(1); }
 
   // m from m^c.
@@ -150,7 +154,7 @@ struct Probability {
 template <class T, bool Max>
 struct Logarithm {
   static constexpr bool kNeedsCounting = true;
-  static constexpr T kCounting = 1;
+  static constexpr int kFixedStates = 0;
   static RF_INLINE V<T> one() { return V<T>{}; }
   template <int S, class Belief, class Stored>
   static RF_INLINE void cavity(V<T>* out, int states, Belief belief, Stored stored, V<T> inverse) {
@@ -215,7 +219,7 @@ struct Logarithm {
 template <class T>
 struct Expectation {
   static constexpr bool kNeedsCounting = false;
-  static constexpr T kCounting = 1;
+  static constexpr int kFixedStates = kMostUnrolled<T>;
   static RF_INLINE V<T> one() { return splat<T>(1); }
   template <int S, class Belief, class Stored>
   static RF_INLINE void cavity(V<T>* out, int states, Belief belief, Stored, V<T>) {
@@ -227,7 +231,8 @@ struct Expectation {
   }
   // 0 * -inf is 0: a joint state that has no probability costs nothing.
   static RF_INLINE V<T> expected(V<T> table, V<T> weight) {
-    return select<T>(weight == T(0), V<T>{}, table * weight);
+    const V<T> product = table * weight;
+    return select<T>(table > kNegInf<T>, product, select<T>(weight == T(0), V<T>{}, product));
   }
   template <int S, class Old>
   static RF_INLINE void finish_message(V<T>*, int, const MessageSettings<T>&, Old) {}

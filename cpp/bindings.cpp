@@ -7,6 +7,9 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <complex>
+#include <type_traits>
+
 #include "run.hpp"
 
 namespace nb = nanobind;
@@ -53,12 +56,25 @@ std::shared_ptr<Plan> make_plan(const std::string& isa, bool single, int parts, 
                                 node_start.data(), rank.data(), level.data(), user);
 }
 
+// Dual numbers come as complex ones: the slope is the imaginary part.
+template <class T>
+using Number = std::conditional_t<std::is_same_v<T, riskfield::Dual>, std::complex<double>, T>;
+
+template <class T>
+T* engine_numbers(Number<T>* numbers) {
+  return reinterpret_cast<T*>(numbers);
+}
+template <class T>
+const T* engine_numbers(const Number<T>* numbers) {
+  return reinterpret_cast<const T*>(numbers);
+}
+
 template <class T>
 class PythonRun {
  public:
   PythonRun(const std::string& isa, std::shared_ptr<Plan> plan, const std::string& kind, double damping,
-            Index record, Matrix<const T> theta, std::optional<Vector<const double>> factor_counting,
-            std::optional<Vector<const double>> node_counting, std::optional<Matrix<const T>> state, Index node_size,
+            Index record, Matrix<const Number<T>> theta, std::optional<Vector<const double>> factor_counting,
+            std::optional<Vector<const double>> node_counting, std::optional<Matrix<const Number<T>>> state, Index node_size,
             Index message_size, Index mu_size, int threads)
       : batch_(static_cast<Index>(theta.shape(0))) {
     riskfield::RunInput<T> input;
@@ -73,38 +89,45 @@ class PythonRun {
     input.node_size = node_size;
     input.message_size = message_size;
     input.mu_size = mu_size;
-    input.theta = theta.data();
+    input.theta = engine_numbers<T>(theta.data());
     input.factor_counting = factor_counting ? factor_counting->data() : nullptr;
     input.node_counting = node_counting ? node_counting->data() : nullptr;
-    input.state = state ? state->data() : nullptr;
+    input.state = state ? engine_numbers<T>(state->data()) : nullptr;
     const auto& engine = riskfield::engine(isa);
     const nb::gil_scoped_release release;
-    if constexpr (sizeof(T) == 8)
+    if constexpr (std::is_same_v<T, double>)
       run_ = engine.run_double(input, threads);
-    else
+    else if constexpr (std::is_same_v<T, float>)
       run_ = engine.run_float(input, threads);
+    else
+      run_ = engine.run_dual(input, threads);
   }
 
   void advance(Index sweeps, double tol, int threads, Vector<double> residual, Vector<Index> ran) {
     const nb::gil_scoped_release release;
     run_->advance(sweeps, tol, threads, residual.data(), ran.data());
   }
-  void marginals(Matrix<T> out, int threads) {
+  void marginals(Matrix<Number<T>> out, int threads) {
     const nb::gil_scoped_release release;
-    run_->marginals(out.data(), threads);
+    run_->marginals(engine_numbers<T>(out.data()), threads);
   }
-  void backward(Matrix<const T> grad_mu, Matrix<T> grad_theta, int threads) {
+  void backward(Matrix<const Number<T>> grad_mu, Matrix<Number<T>> grad_theta, int threads) {
     const nb::gil_scoped_release release;
-    run_->backward(grad_mu.data(), grad_theta.data(), threads);
+    run_->backward(engine_numbers<T>(grad_mu.data()), engine_numbers<T>(grad_theta.data()), threads);
   }
-  void backward_fixed_point(Matrix<const T> grad_mu, Matrix<T> grad_theta, Index steps, double tol, int threads,
+  void backward_counting(Matrix<const Number<T>> grad_mu, Matrix<Number<T>> grad_theta, Vector<double> grad_counting) {
+    const nb::gil_scoped_release release;
+    run_->backward_counting(engine_numbers<T>(grad_mu.data()), engine_numbers<T>(grad_theta.data()), grad_counting.data());
+  }
+  void backward_fixed_point(Matrix<const Number<T>> grad_mu, Matrix<Number<T>> grad_theta, Index steps, double tol, int threads,
                             Vector<double> residual, Vector<Index> ran) {
     const nb::gil_scoped_release release;
-    run_->backward_fixed_point(grad_mu.data(), grad_theta.data(), steps, tol, threads, residual.data(), ran.data());
+    run_->backward_fixed_point(engine_numbers<T>(grad_mu.data()), engine_numbers<T>(grad_theta.data()), steps, tol, threads,
+                               residual.data(), ran.data());
   }
-  void state(Matrix<T> out, int threads) {
+  void state(Matrix<Number<T>> out, int threads) {
     const nb::gil_scoped_release release;
-    run_->state(out.data(), threads);
+    run_->state(engine_numbers<T>(out.data()), threads);
   }
 
  private:
@@ -116,9 +139,9 @@ template <class T>
 void bind_run(nb::module_& module, const char* name) {
   using nb::arg;
   nb::class_<PythonRun<T>>(module, name)
-      .def(nb::init<const std::string&, std::shared_ptr<Plan>, const std::string&, double, Index, Matrix<const T>,
+      .def(nb::init<const std::string&, std::shared_ptr<Plan>, const std::string&, double, Index, Matrix<const Number<T>>,
                     std::optional<Vector<const double>>, std::optional<Vector<const double>>,
-                    std::optional<Matrix<const T>>, Index, Index, Index, int>(),
+                    std::optional<Matrix<const Number<T>>>, Index, Index, Index, int>(),
            arg("isa"), arg("plan"), arg("kind"), arg("damping"), arg("record"), arg("theta"), arg("factor_counting").none(),
            arg("node_counting").none(), arg("state").none(), arg("node_size"), arg("message_size"), arg("mu_size"),
            arg("threads"))
@@ -126,6 +149,7 @@ void bind_run(nb::module_& module, const char* name) {
       .def("marginals", &PythonRun<T>::marginals)
       .def("state", &PythonRun<T>::state)
       .def("backward", &PythonRun<T>::backward)
+      .def("backward_counting", &PythonRun<T>::backward_counting)
       .def("backward_fixed_point", &PythonRun<T>::backward_fixed_point);
 }
 
@@ -143,4 +167,5 @@ NB_MODULE(_native, module) {
              nb::arg("isa") = "");
   bind_run<double>(module, "RunDouble");
   bind_run<float>(module, "RunFloat");
+  bind_run<riskfield::Dual>(module, "RunDual");
 }

@@ -21,6 +21,7 @@ struct Context {
   T settled;  // the movement of a stored log-message that still counts as rest
   std::vector<std::vector<T>> counting, inverse;  // group -> factor: c and 1 / c
   std::vector<Power> power;                       // group
+  std::vector<T> uniform;                         // group: the c of all its factors, or 0
   std::vector<T> node_inverse;                    // packed node: 1 / c^
   bool node_power = false;                        // whether any c^ differs from 1
 
@@ -29,18 +30,18 @@ struct Context {
     const bool mean_field = kind == Kind::kMeanField;
     for (const Group& group : plan->groups) {
       std::vector<T> c(group.count + kLanes<T>, T(1)), inverse_c(c);
-      bool ones = true, halves = true;
+      bool equal = true;
       for (Index f = 0; f < group.count && !mean_field; ++f) {
         const UserGroup& from = plan->user_groups[group.user_group[f]];
         const double value = in.factor_counting[from.factor_start + group.user_row[f]];
         c[f] = static_cast<T>(value);
         inverse_c[f] = static_cast<T>(1 / value);
-        ones &= value == 1;
-        halves &= value == 0.5;
+        equal &= c[f] == c[0];
       }
+      uniform.push_back(equal ? c[0] : T(0));
+      power.push_back(damping > 0 || !equal ? Power::kAny : c[0] == T(1) ? Power::kOne : c[0] == T(0.5) ? Power::kHalf : Power::kAny);
       counting.push_back(std::move(c));
       inverse.push_back(std::move(inverse_c));
-      power.push_back(damping > 0 ? Power::kAny : ones ? Power::kOne : halves ? Power::kHalf : Power::kAny);
     }
     node_inverse.assign(plan->num_variables + kLanes<T>, T(1));
     for (Index p = 0; p < plan->num_variables && !mean_field; ++p) {

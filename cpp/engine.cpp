@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <atomic>
 #include <limits>
+#include <stdexcept>
 
 #include "tape.hpp"
 
@@ -71,8 +72,22 @@ class EngineRun final : public Run<T> {
     });
   }
 
+  void backward_counting(const T* grad_mu, T* grad_theta, double* grad_counting) override {
+    if constexpr (std::is_same<T, double>::value)
+      go_back(grad_mu, grad_theta, 1, [&](Index b, int, Backward<T>& back, Gradients<T>&) {
+        const Tape<T>& tape = items_[b].tape;
+        for (Index s = tape.size(); s-- > 0;) back.template sweep<Pass::kCounting>(tape.end(s));
+        back.finish_counting(grad_counting);
+      }, true);
+    else
+      throw std::logic_error("gradients of counting numbers are computed in doubles");
+  }
+
   void backward_fixed_point(const T* grad_mu, T* grad_theta, Index steps, double tol, int threads, double* residual,
                             Index* ran) override {
+    if constexpr (std::is_same<T, Dual>::value) {
+      throw std::logic_error("the gradient at a fixed point has no derivative");
+    } else {
     go_back(grad_mu, grad_theta, threads, [&](Index b, int, Backward<T>& back, Gradients<T>& grad) {
       ran[b] = 0;
       residual[b] = std::numeric_limits<double>::infinity();
@@ -84,12 +99,13 @@ class EngineRun final : public Run<T> {
         grad.square = V<T>{};
         back.template sweep<Pass::kSum>(tape);
         double square = 0, total = 0;
-        for (int l = 0; l < kLanes<T>; ++l) square += grad.square[l];
-        for (Index k = 0; k < grad.sum.size(); ++k) total += double(grad.sum.get()[k]) * grad.sum.get()[k];
+        for (int l = 0; l < kLanes<T>; ++l) square += double(grad.square[l]);
+        for (Index k = 0; k < grad.sum.size(); ++k) total += double(grad.sum.get()[k]) * double(grad.sum.get()[k]);
         residual[b] = square == 0 ? 0 : std::sqrt(square / total);
       }
       back.template sweep<Pass::kTables>(tape);
     });
+    }
   }
 
  private:
@@ -104,14 +120,14 @@ class EngineRun final : public Run<T> {
 
   // Calls body(item, thread, back, gradients) between the beginning and the end of a way back.
   template <class Body>
-  void go_back(const T* grad_mu, T* grad_theta, int threads, Body body) {
+  void go_back(const T* grad_mu, T* grad_theta, int threads, Body body, bool counting = false) {
     reserve_scratch(threads);
     while (gradients_.size() < scratch_.size()) gradients_.push_back(std::make_unique<Gradients<T>>(plan_));
     for_each_item(threads, [&](Index b, int thread, int) {
       T* out = grad_theta + b * sizes_.theta_size;
       std::fill(out, out + sizes_.theta_size, T(0));
       Backward<T> back(context_, items_[b], *gradients_[thread], *scratch_[thread]);
-      back.begin(grad_mu + b * sizes_.mu_size);
+      back.begin(grad_mu + b * sizes_.mu_size, counting);
       body(b, thread, back, *gradients_[thread]);
       back.finish(out);
     });
@@ -195,7 +211,7 @@ class EngineRun final : public Run<T> {
   template <class Algebra>
   void update_range(Item<T>& item, const TileRange& range, const T* in, T* out, Scratch<T>& scratch) {
     const Group& group = plan_.groups[range.group];
-    with_states<!IsLogarithm<Algebra>::value>(square_states(group), [&](auto states) {
+    with_states<Algebra>(square_states(group), [&](auto states) {
       const Index ahead = tiles_ahead<T>(group);
       for (Index t = range.begin; t < range.end; ++t) {
         if (t + ahead < range.end) prefetch_tables(group, plan_.factor_tiles[t + ahead], item.tables.get());
@@ -246,8 +262,8 @@ class EngineRun final : public Run<T> {
 
   // The largest change any lane saw.
   double change_of(const Scratch<T>& scratch) const {
-    T change = 0;
-    for (int l = 0; l < kLanes<T>; ++l) change = std::max(change, scratch.change[l]);
+    double change = 0;
+    for (int l = 0; l < kLanes<T>; ++l) change = std::max(change, double(scratch.change[l]));
     return change;
   }
 
@@ -319,13 +335,14 @@ class EngineRun final : public Run<T> {
 
   // Uniform over the possible states, or the marginals given.
   void start_mean_field(Item<T>& item, const T* theta, const T* state) {
+    using std::exp;
     for (Index p = 0; p < plan_.num_variables; ++p) {
       const Index from = plan_.node_start[plan_.variable[p]];
       const int n = plan_.states[p];
       T* b = item.beliefs.get() + plan_.node_address[p];
       T total = 0;
       for (int x = 0; x < n; ++x) {
-        const T weight = theta[from + x] == kNegInf<T> ? T(0) : state ? std::exp(state[from + x]) : T(1);
+        const T weight = theta[from + x] == kNegInf<T> ? T(0) : state ? exp(state[from + x]) : T(1);
         total += b[Index(x) * plan_.node_stride[p]] = weight;
       }
       for (int x = 0; x < n; ++x) b[Index(x) * plan_.node_stride[p]] /= total;
@@ -334,6 +351,7 @@ class EngineRun final : public Run<T> {
   }
 
   void write_nodes(const Item<T>& item, T* out, bool logs) {
+    using std::exp, std::log;
     for (Index p = 0; p < plan_.num_variables; ++p) {
       T* to = out + plan_.node_start[plan_.variable[p]];
       const T* b = item.beliefs.get() + plan_.node_address[p];
@@ -341,9 +359,9 @@ class EngineRun final : public Run<T> {
       T total = 0;
       for (int x = 0; x < n; ++x) {
         const T value = b[Index(x) * plan_.node_stride[p]];
-        total += to[x] = item.log_domain ? std::exp(value) : value;
+        total += to[x] = item.log_domain ? exp(value) : value;
       }
-      for (int x = 0; x < n; ++x) to[x] = logs ? std::log(to[x]) : to[x] / total;
+      for (int x = 0; x < n; ++x) to[x] = logs ? log(to[x]) : to[x] / total;
     }
   }
 
@@ -363,6 +381,7 @@ std::unique_ptr<Run<T>> make_run(const RunInput<T>& input, int threads) {
 }  // namespace
 
 extern const Engine kEngine;
-const Engine kEngine{RISKFIELD_ISA_NAME, kLanes<double>, kLanes<float>, make_run<double>, make_run<float>};
+const Engine kEngine{RISKFIELD_ISA_NAME,   kLanes<double>,   kLanes<float>,
+                     make_run<double>, make_run<float>, make_run<Dual>};
 
 }  // namespace riskfield::RISKFIELD_ISA

@@ -80,21 +80,21 @@ class Packer {
         double& width = widths_[g][f];
         for (int slot = 0; slot < group.arity; ++slot)
           if (const T* given = given_message(group, f, slot))
-            width = std::max(width, context_.counting[g][f] * range_of(given, group.dims[slot]).width());
+            width = std::max(width, double(context_.counting[g][f]) * range_of(given, group.dims[slot]).width());
         for (int slot = 0; slot < group.arity; ++slot) spread[group.position[f * group.arity + slot]] += width;
       }
     }
-    constexpr double kLimit = sizeof(T) == 8 ? 690 : 80;
+    constexpr double kLimit = std::is_same<T, float>::value ? 80 : 690;
     double worst = 0;
     for (Index p = 0; p < plan_.num_variables; ++p) worst = std::max(worst, spread[p]);
     for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
       const Group& group = plan_.groups[g];
       const double states = std::log(double(group.table_size));
       for (Index f = 0; f < group.count; ++f) {
-        double total = states + (1 + 2 * group.arity) * widths_[g][f] * context_.inverse[g][f];
+        double total = states + (1 + 2 * group.arity) * widths_[g][f] * double(context_.inverse[g][f]);
         for (int slot = 0; slot < group.arity; ++slot) {
           const Index p = group.position[f * group.arity + slot];
-          total += spread[p] * context_.node_inverse[p];
+          total += spread[p] * double(context_.node_inverse[p]);
         }
         worst = std::max(worst, total);
       }
@@ -103,13 +103,14 @@ class Packer {
   }
 
   void pack_nodes() {
+    using std::exp;
     for (Index p = 0; p < plan_.num_variables; ++p) {
       const T* from = theta_ + plan_.node_start[plan_.variable[p]];
       const int n = plan_.states[p];
       const T top = range_of(from, n).top();
       T* to = item_.node_theta.get() + plan_.node_address[p];
       for (int x = 0; x < n; ++x)
-        to[Index(x) * plan_.node_stride[p]] = probabilities() ? std::exp(from[x] - top) : from[x] - top;
+        to[Index(x) * plan_.node_stride[p]] = probabilities() ? exp(from[x] - top) : from[x] - top;
     }
   }
 

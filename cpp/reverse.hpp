@@ -21,6 +21,10 @@ template <class T>
 struct Gradients {
   Buffer<T> tables, node_theta, beliefs, messages[2];
   Buffer<T> sum;    // of the gradients of all messages sent, for Pass::kSum
+  // For Pass::kCounting: what counting numbers have got (group -> factor); of a message, how much `node_theta` had when it
+  // was last looked at, and the gradient of its belief.
+  std::vector<std::vector<T>> counting;
+  Buffer<T> seen, of_belief;
   V<T> square{};    // of those of the last sweep, lane by lane
   int current = 0;  // gradient of the present messages; the other buffer serves schedules that send all at once
 
@@ -31,22 +35,32 @@ struct Gradients {
     messages[0].allocate(plan.message_size);
     if (plan.sweep == Sweep::kAllAtOnce) messages[1].allocate(plan.message_size);
   }
+  void begin_counting(const Plan& plan) {
+    counting.clear();
+    for (const Group& group : plan.groups) counting.emplace_back(group.count + kLanes<T>, T(0));
+    for (Buffer<T>* buffer : {&seen, &of_belief}) {
+      buffer->allocate(plan.message_size);
+      buffer->fill(0);
+    }
+  }
   void clear() {
+    counting.clear();
     for (Buffer<T>* buffer : {&tables, &node_theta, &beliefs, &messages[0], &messages[1]}) buffer->fill(0);
     current = 0;
   }
 };
 
 // Whether the gradients of a group's tables are kept as those of entry 00 and of the sums of the first row and the first
-// column: the gradient of a binary table sums to zero, which gives the fourth number.
+// column: the gradient of a binary table sums to zero, which gives the fourth number. (Pass::kCounting does without.)
 template <class T>
-bool keeps_sums(const Context<T>& context, const Item<T>& item, const Group& group) {
-  return context.kind == Kind::kSumProduct && !item.log_domain && square_states(group) == 2;
+bool keeps_sums(const Context<T>& context, const Item<T>& item, const Group& group, const Gradients<T>& grad) {
+  return context.kind == Kind::kSumProduct && !item.log_domain && square_states(group) == 2 && grad.counting.empty();
 }
 
-// What going back through a message does: all of it; all but the tables, keeping the sum of the messages' gradients; or
-// only the tables, from that sum. The last two serve sweeps that are gone through many times.
-enum class Pass { kWhole, kSum, kTables };
+// What going back through a message does: all of it; all but the tables, keeping the sum of the messages' gradients;
+// only the tables, from that sum (these two serve sweeps that are gone through many times); or all of it and the gradients
+// of counting numbers.
+enum class Pass { kWhole, kSum, kTables, kCounting };
 
 template <class Algebra, class T>
 constexpr bool kIsExpectation = std::is_same<Algebra, Expectation<T>>::value;
@@ -78,6 +92,39 @@ RF_INLINE void spread_to_slot(const Group& group, int slot, const V<T>* joint, c
   add_cavity<Algebra, T, 0>(lanes, slot, n, sum, inverse, beliefs, messages);
 }
 
+// A counting number divides the log-potentials, log table = theta_c / c_c, ...
+template <class Algebra, class T, class Lanes>
+void add_counting_of_table(const Context<T>& context, const Item<T>& item, int g, const Lanes& lanes, const V<T>* gradient,
+                           Gradients<T>& grad, Scratch<T>& scratch) {
+  Index stride;
+  const T* table = lanes.tables(item.tables.get(), scratch.table, stride);
+  V<T> sum{};
+  for (Index e = 0; e < context.plan->groups[g].table_size; ++e) {
+    const V<T> potential = Algebra::logarithm(load<T>(table + e * stride));
+    sum += select<T>(potential > kNegInf<T>, gradient[e] * potential, V<T>{});
+  }
+  lanes.add_factor(grad.counting[g].data(), -sum * lanes.per_factor(context.inverse[g]));
+}
+
+// ... and multiplies the log-messages that make up a belief: the gradient of the belief since a message was sent, times
+// that message. `m` is the message before it was damped.
+template <class Algebra, class T, class Lanes>
+void add_counting_of_message(const Context<T>& context, int g, int slot, const Lanes& lanes, const V<T>* m,
+                             Gradients<T>& grad) {
+  const int n = context.plan->groups[g].dims[slot], first = Algebra::template first_state<0>(n);
+  V<T> sum{};
+  for (int x = first; x < n; ++x) {
+    const V<T> gathered = lanes.belief(grad.node_theta.get(), slot, x);
+    const V<T> since = gathered - lanes.message(grad.seen.get(), slot, x) +
+                       context.damping * lanes.message(grad.of_belief.get(), slot, x);
+    lanes.set_message(grad.seen.get(), slot, x, gathered);
+    lanes.set_message(grad.of_belief.get(), slot, x, since);
+    const V<T> message = Algebra::logarithm(m[x]) - (first ? Algebra::logarithm(m[0]) : V<T>{});
+    sum += select<T>(message > kNegInf<T>, since * message, V<T>{});
+  }
+  lanes.add_factor(grad.counting[g].data(), (1 - context.damping) * sum);
+}
+
 // From the gradient of a tile's factor marginals.
 template <class Algebra, class T, class Lanes>
 void reverse_marginals(const Context<T>& context, const Item<T>& item, int g, const Lanes& lanes, int count,
@@ -92,7 +139,7 @@ void reverse_marginals(const Context<T>& context, const Item<T>& item, int g, co
     const Index f = lanes.factor(l);
     const T* from = grad_mu + user_marginals(plan, group, f);
     const Index* map = group.entry_maps[group.permutation[f]].data();
-    for (Index e = 0; e < group.table_size; ++e) weight[e][l] = from[map[e]];
+    for (Index e = 0; e < group.table_size; ++e) set_lane<T>(weight[e], l, from[map[e]]);
   }
   if constexpr (!kExpectation) {
     V<T> mean{};
@@ -100,12 +147,13 @@ void reverse_marginals(const Context<T>& context, const Item<T>& item, int g, co
     for (Index e = 0; e < group.table_size; ++e) weight[e] -= mean;
   }
   for (Index e = 0; e < group.table_size; ++e) weight[e] *= joint[e];
-  if (keeps_sums(context, item, group)) {
+  if (keeps_sums(context, item, group, grad)) {
     lanes.add_table(grad.tables.get(), 0, weight[0]);
     lanes.add_table(grad.tables.get(), 1, weight[0] + weight[1]);
     lanes.add_table(grad.tables.get(), 2, weight[0] + weight[2]);
   } else if constexpr (!kExpectation) {
     for (Index e = 0; e < group.table_size; ++e) lanes.add_table(grad.tables.get(), e, weight[e]);
+    if (!grad.counting.empty()) add_counting_of_table<Algebra, T>(context, item, g, lanes, weight, grad, scratch);
   }
   const V<T> inverse = lanes.per_factor(context.inverse[g]);
   for (int slot = 0; slot < group.arity; ++slot)
@@ -250,11 +298,13 @@ RF_INLINE void reverse_message(const Context<T>& context, const Item<T>& item, i
     return;
   }
   if constexpr (!kIsExpectation<Algebra, T>) contract<Algebra, T, S>(made, states, m);
+  if constexpr (P == Pass::kCounting) add_counting_of_message<Algebra, T>(context, g, slot, lanes, m, grad);
   reverse_normalisation<Algebra, T, S>(m, states, r);
   if constexpr (S > 0)
     reverse_contraction<Algebra, T, S, P>(made, slot, lanes, fixed, r, settings.inverse, to, grad);
   else
     reverse_contraction<Algebra, T, P>(made, group, slot, lanes, m, r, settings.inverse, to, grad, scratch);
+  if constexpr (P == Pass::kCounting) add_counting_of_table<Algebra, T>(context, item, g, lanes, scratch.weights, grad, scratch);
 }
 
 // From the gradient of a tile's beliefs, which is taken out, to theta, where the messages will find it. Only mean field

@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 
+#include "dual.hpp"
 #include "plan.hpp"
 
 namespace riskfield {
@@ -38,7 +39,9 @@ class Run {
   virtual void state(T* out, int threads) = 0;
   // d(grad_mu . mu) / dtheta through the recorded sweeps, both in the caller's layouts.
   virtual void backward(const T* grad_mu, T* grad_theta, int threads) = 0;
-  // The same as if the one recorded sweep had run for ever: back through it up to `steps` times or until the gradients
+  // The same and, added to `grad_counting`, d(grad_mu . mu) / dc of every factor, summed over the batch.
+  virtual void backward_counting(const T* grad_mu, T* grad_theta, double* grad_counting) = 0;
+  // The same as `backward` if the one recorded sweep had run for ever: back through it up to `steps` times or until the gradients
   // of its messages are less than the share `tol` of their sum. Says how far each item came.
   virtual void backward_fixed_point(const T* grad_mu, T* grad_theta, Index steps, double tol, int threads,
                                     double* residual, Index* ran) = 0;
@@ -50,6 +53,7 @@ struct Engine {
   int lanes_double, lanes_float;
   std::unique_ptr<Run<double>> (*run_double)(const RunInput<double>&, int threads);
   std::unique_ptr<Run<float>> (*run_float)(const RunInput<float>&, int threads);
+  std::unique_ptr<Run<Dual>> (*run_dual)(const RunInput<Dual>&, int threads);  // on plans for doubles
 };
 
 // The fastest engine this processor can run, or the one named; throws std::invalid_argument if it cannot.

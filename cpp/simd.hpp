@@ -37,6 +37,7 @@ struct Simd<float> {
   typedef std::int32_t I __attribute__((vector_size(kVectorBytes)));
 };
 
+// Numbers in a vector.
 template <class T>
 constexpr int kLanes = kVectorBytes / static_cast<int>(sizeof(T));
 template <class T>
@@ -77,6 +78,11 @@ RF_INLINE void store_some(T* p, V<T> v, int count) {
 #else
   for (int l = 0; l < count; ++l) p[l] = v[l];
 #endif
+}
+
+template <class T>
+RF_INLINE void set_lane(V<T>& v, int lane, T x) {
+  v[lane] = x;
 }
 
 template <class T>

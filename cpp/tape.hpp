@@ -46,11 +46,12 @@ class Backward {
   Backward(const Context<T>& context, const Item<T>& item, Gradients<T>& grad, Scratch<T>& scratch)
       : context_(context), plan_(*context.plan), item_(item), grad_(grad), scratch_(scratch), layout_(context, item) {}
 
-  void begin(const T* grad_mu) {
+  void begin(const T* grad_mu, bool counting) {
     grad_.clear();
+    if (counting) grad_.begin_counting(plan_);
     for (Index p = 0; p < plan_.num_variables; ++p) from_node(p, grad_mu + plan_.node_start[plan_.variable[p]]);
     for (int g = 0; g < static_cast<int>(plan_.groups.size()); ++g)
-      with_algebra(context_, item_, g, [&](auto algebra) {
+      with_gradient_algebra([&](auto algebra) {
         for (const FactorTile& tile : plan_.groups[g].all_tiles)
           with_lanes<T>(plan_, plan_.groups[g], tile, [&](const auto& lanes) {
             reverse_marginals<decltype(algebra), T>(context_, item_, g, lanes, tile.count, grad_mu, grad_, scratch_);
@@ -80,6 +81,15 @@ class Backward {
     }
   }
 
+  // Gradients of counting numbers, in the caller's order of factors.
+  void finish_counting(double* out) const {
+    for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
+      const Group& group = plan_.groups[g];
+      for (Index f = 0; f < group.count; ++f)
+        out[plan_.user_groups[group.user_group[f]].factor_start + group.user_row[f]] += double(grad_.counting[g][f]);
+    }
+  }
+
   // Into the caller's layout, where several factors may add to one table.
   void finish(T* out) {
     // The beliefs a run starts with are made of theta and the first messages; mean field's are given.
@@ -105,11 +115,12 @@ class Backward {
   // From the gradient of a node marginal p to that of the log-belief: p(x) (g(x) - p . g); for mean field, whose log-
   // beliefs are of the normalised p, p(x) g(x).
   void from_node(Index p, const T* gradient) {
+    using std::exp;
     const int n = plan_.states[p];
     const Index stride = plan_.node_stride[p];
     const T* belief = item_.beliefs.get() + plan_.node_address[p];
     T* to = grad_.beliefs.get() + plan_.node_address[p];
-    auto weight = [&](int x) { return item_.log_domain ? std::exp(belief[Index(x) * stride]) : belief[Index(x) * stride]; };
+    auto weight = [&](int x) { return item_.log_domain ? exp(belief[Index(x) * stride]) : belief[Index(x) * stride]; };
     T total = 0, mean = 0;
     for (int x = 0; x < n; ++x) {
       total += weight(x);
@@ -119,13 +130,28 @@ class Backward {
     for (int x = 0; x < (one_row(n) ? 1 : n); ++x) to[Index(x) * stride] += weight(x) / total * (gradient[x] - mean);
   }
 
+  template <class Body>
+  void with_gradient_algebra(Body body) const {
+    with_node_algebra<T, Power::kAny>(context_, item_, body);
+  }
+  // Only what is done in every sweep is worth unrolling.
+  template <class Algebra, Pass P, class Body>
+  static void with_unrolled(int states, Body body) {
+    if constexpr (P == Pass::kWhole || P == Pass::kSum)
+      with_states<Algebra>(states, body);
+    else if (P == Pass::kTables && !IsLogarithm<Algebra>::value && states == 2)
+      body(std::integral_constant<int, 2>{});
+    else
+      body(std::integral_constant<int, 0>{});
+  }
+
   template <Pass P>
   void reverse_range(const TileRange& range, const T* tape, T* from, T* to) {
     const Group& group = plan_.groups[range.group];
-    with_algebra(context_, item_, range.group, [&](auto algebra) {
+    with_gradient_algebra([&](auto algebra) {
       using Algebra = decltype(algebra);
       const Index ahead = tiles_ahead<T>(group);
-      with_states<!IsLogarithm<Algebra>::value>(square_states(group), [&](auto states) {
+      with_unrolled<Algebra, P>(square_states(group), [&](auto states) {
         for (Index t = range.begin; t < range.end; ++t) {
           const FactorTile& tile = plan_.factor_tiles[t];
           if (t + ahead < range.end) {
@@ -155,7 +181,7 @@ class Backward {
       using Algebra = decltype(algebra);
       for (Index t = begin; t < end; ++t) {
         const NodeTile& tile = plan_.node_tiles[t];
-        with_states<!IsLogarithm<Algebra>::value>(tile.states, [&](auto states) {
+        with_states<Algebra>(tile.states, [&](auto states) {
           reverse_belief<Algebra, T, decltype(states)::value>(context_, tile, tape, grad_, scratch_);
         });
       }
@@ -168,7 +194,7 @@ class Backward {
     const Index* map = group.entry_maps[group.permutation[f]].data();
     const T* from = grad_.tables.get() + group.table[f];
     const T inverse = context_.inverse[g][f];
-    if (keeps_sums(context_, item_, group)) {
+    if (keeps_sums(context_, item_, group, grad_)) {
       const T corner = from[0], row = from[stride], column = from[2 * stride];
       to[map[0]] += corner * inverse;
       to[map[1]] += (row - corner) * inverse;

@@ -24,8 +24,9 @@ class TileLanes<T, true> {
   RF_INLINE const T* tables(const T* packed, V<T>* scratch, Index& stride) const {
     stride = tile_.shared ? kLanes<T> : tile_.table_stride;
     if (!tile_.shared) return packed + tile_.table;
-    for (Index e = 0; e < group_.table_size; ++e) scratch[e] = splat<T>(packed[tile_.table + e]);
-    return reinterpret_cast<const T*>(scratch);
+    T* copy = reinterpret_cast<T*>(scratch);
+    for (Index e = 0; e < group_.table_size; ++e) store<T>(copy + e * kLanes<T>, splat<T>(packed[tile_.table + e]));
+    return copy;
   }
   RF_INLINE V<T> belief(const T* beliefs, int slot, int x) const {
     return load<T>(beliefs + operands_[slot].node + Index(x) * operands_[slot].node_stride);
@@ -47,6 +48,9 @@ class TileLanes<T, true> {
     T* at = nodes + operands_[slot].node + Index(x) * operands_[slot].node_stride;
     store_some<T>(at, load<T>(at) + value, tile_.count);
   }
+  RF_INLINE void add_factor(T* values, V<T> value) const {
+    store_some<T>(values + tile_.first, load<T>(values + tile_.first) + value, tile_.count);
+  }
   RF_INLINE void add_table(T* tables, Index entry, V<T> value) const {
     if (!tile_.shared) {
       T* at = tables + tile_.table + entry * tile_.table_stride;
@@ -54,7 +58,7 @@ class TileLanes<T, true> {
       return;
     }
     T sum = 0;
-    for (int l = 0; l < tile_.count; ++l) sum += value[l];
+    for (int l = 0; l < tile_.count; ++l) sum += T(value[l]);
     tables[tile_.table + entry] += sum;
   }
 
@@ -107,6 +111,9 @@ class TileLanes<T, false> {
       const Index p = group_.position[factor_[l] * group_.arity + slot];
       nodes[plan_.node_address[p] + Index(x) * plan_.node_stride[p]] += value[l];
     }
+  }
+  void add_factor(T* values, V<T> value) const {
+    for (int l = 0; l < tile_.count; ++l) values[factor_[l]] += value[l];
   }
   void add_table(T* tables, Index entry, V<T> value) const {
     for (int l = 0; l < tile_.count; ++l)
@@ -218,10 +225,11 @@ RF_INLINE void prefetch_tables(const Group& group, const FactorTile& tile, const
 // The settings of the factors of a tile.
 template <class Algebra, class T, class Lanes>
 RF_INLINE MessageSettings<T> settings_of(const Context<T>& context, int g, const Lanes& lanes) {
-  MessageSettings<T> settings{splat<T>(Algebra::kCounting), splat<T>(1 / Algebra::kCounting), context.damping};
+  MessageSettings<T> settings{splat<T>(1), splat<T>(1), context.damping};
   if constexpr (Algebra::kNeedsCounting) {
-    settings.counting = lanes.per_factor(context.counting[g]);
-    settings.inverse = lanes.per_factor(context.inverse[g]);
+    const T c = context.uniform[g];
+    settings.counting = c > T(0) ? splat<T>(c) : lanes.per_factor(context.counting[g]);
+    settings.inverse = c > T(0) ? splat<T>(T(1) / c) : lanes.per_factor(context.inverse[g]);
   }
   return settings;
 }
@@ -334,7 +342,7 @@ RF_INLINE void update_belief(const Context<T>& context, Item<T>& item, const Nod
       const std::int32_t* stride = &plan.lane_strides[connection.message];
       RF_UNROLL for (int x = first; x < states; ++x) {
         V<T> m = splat<T>(1);
-        for (int l = 0; l < tile.count; ++l) m[l] = messages[address[l] + Index(x) * stride[l]];
+        for (int l = 0; l < tile.count; ++l) set_lane<T>(m, l, messages[address[l] + Index(x) * stride[l]]);
         b[x] = Algebra::join(b[x], m);
       }
     }
@@ -374,28 +382,27 @@ void with_algebra(const Context<T>& context, const Item<T>& item, int g, Body bo
     body(Probability<T, Power::kAny>{});
 }
 
-// The arithmetic of beliefs, which is the same for all groups.
-template <class T, class Body>
+// The arithmetic of beliefs, which is the same for all groups; also that of gradients, which need no powers.
+template <class T, Power P = Power::kOne, class Body>
 void with_node_algebra(const Context<T>& context, const Item<T>& item, Body body) {
   if (context.kind == Kind::kMeanField)
     body(Expectation<T>{});
   else if (item.log_domain)
     body(Logarithm<T, false>{});
   else
-    body(Probability<T, Power::kOne>{});
+    body(Probability<T, P>{});
 }
 
 // Calls `body` with the state count as a compile-time constant where that is worth it, else with 0.
-template <bool Fixed, class Body>
+template <class Algebra, class Body>
 void with_states(int states, Body body) {
-  if constexpr (Fixed) {
-    switch (states) {
-      case 2: return body(std::integral_constant<int, 2>{});
+  if constexpr (Algebra::kFixedStates >= 2)
+    if (states == 2) return body(std::integral_constant<int, 2>{});
+  if constexpr (Algebra::kFixedStates >= 5) switch (states) {
       case 3: return body(std::integral_constant<int, 3>{});
       case 4: return body(std::integral_constant<int, 4>{});
       case 5: return body(std::integral_constant<int, 5>{});
     }
-  }
   body(std::integral_constant<int, 0>{});
 }
 
@@ -411,7 +418,7 @@ void update_nodes(const Context<T>& context, Item<T>& item, Index begin, Index e
     using Algebra = decltype(algebra);
     for (Index t = begin; t < end; ++t) {
       const NodeTile& tile = context.plan->node_tiles[t];
-      with_states<!IsLogarithm<Algebra>::value>(tile.states, [&](auto states) {
+      with_states<Algebra>(tile.states, [&](auto states) {
         if (tile.contiguous)
           update_belief<Algebra, T, decltype(states)::value, true>(context, item, tile, messages, scratch);
         else

@@ -14,13 +14,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.autograd import forward_ad
 
 from riskfield.errors import ConvergenceWarning
 from riskfield.inference.algorithm import RecordingRun
 from riskfield.inference.infer import AbstractAdjoint, Request
+from riskfield.inference.message_passing import MessagePassing
 from riskfield.inference.solution import Solution
-from riskfield.kernels import EVERY_SWEEP
+from riskfield.kernels import EVERY_SWEEP, is_differentiated
 
 
 @dataclass(frozen=True)
@@ -54,15 +56,27 @@ class Unroll(AbstractAdjoint):
             raise ValueError(f"`checkpoint` must be a positive number of sweeps, True or False. Got {self.checkpoint!r}.")
 
     def apply(self, request: Request) -> Solution:
-        """Run natively with a tape where only first derivatives of theta are asked for, else on the torch kernels."""
-        if not (request.theta.requires_grad and torch.is_grad_enabled()):
+        """Run natively with a tape where it can be gone through backwards, else on the torch kernels."""
+        theta, counting = request.theta, _factor_counting(request)
+        if not (is_differentiated(theta) or is_differentiated(counting)):
             return request.run()
-        recording = None if request.kernels == "torch" or _is_transformed(request.theta) else self._start(request)
+        on_torch = replace(request, kernels="torch")
+        if request.kernels == "torch" or is_functorch_wrapped_tensor(theta):
+            return on_torch.run()
+        primal, tangent = forward_ad.unpack_dual(theta)
+        if tangent is not None:
+            plain = not (primal.requires_grad or is_differentiated(counting))
+            return _forward_mode(request, primal, tangent) if plain else on_torch.run()
+        # A start from messages that were made with other counting numbers, or checkpoints, are for autograd to follow.
+        wants_counting = is_differentiated(counting)
+        if wants_counting and (request.messages is not None or self.checkpoint or theta.dtype != torch.float64):
+            return on_torch.run()
+        recording = self._start(request)
         if recording is None:
-            return replace(request, kernels="torch").run()
+            return on_torch.run()
         solution = request.solve(recording)
-        mu = _Recorded.apply(request.theta, solution.mu, request, recording)
-        return replace(solution, theta=request.theta, mu=mu, _value=request.algorithm.log_partition)
+        mu = _Recorded.apply(theta, counting, solution.mu, request, recording)
+        return replace(solution, theta=theta, mu=mu, _value=request.algorithm.log_partition)
 
     def _start(self, request: Request) -> RecordingRun | None:
         every = int(self.checkpoint) or EVERY_SWEEP
@@ -71,27 +85,95 @@ class Unroll(AbstractAdjoint):
         return request.start_recording(every)
 
 
-def _is_transformed(theta: Tensor) -> bool:
-    """Whether forward-mode or `torch.func` derivatives are under way, which native code does not follow."""
-    if forward_ad.unpack_dual(theta).tangent is not None:
-        return True
-    return bool(torch._C._functorch.is_functorch_wrapped_tensor(theta))
+def _factor_counting(request: Request) -> Tensor:
+    """The counting numbers of factors, which native runs go back to; nothing for algorithms without."""
+    if isinstance(request.algorithm, MessagePassing):
+        return request.algorithm.entropy.counting(request.graph).factor
+    return torch.empty(0)
+
+
+def _dual_run(request: Request, theta: Tensor, slope: Tensor) -> tuple[Solution, RecordingRun] | None:
+    """The same run on dual numbers, theta with a slope: what depends on theta has its slope for an imaginary part."""
+    dual = replace(request, theta=torch.complex(theta.detach().double(), slope.detach().double()))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # was said when it ran before
+        run = dual.start_recording(EVERY_SWEEP)
+        return None if run is None else (dual.solve(run), run)
+
+
+def _forward_mode(request: Request, primal: Tensor, tangent: Tensor) -> Solution:
+    found = _dual_run(request, primal, tangent)
+    if found is None:
+        return replace(request, kernels="torch").run()
+    solution, _ = found
+    mu = solution.mu.to(primal.dtype.to_complex())
+    assert solution.messages is not None
+    return replace(
+        solution,
+        theta=request.theta,
+        mu=forward_ad.make_dual(mu.real.contiguous(), mu.imag.contiguous()),
+        messages=solution.messages.real.to(primal.dtype),
+        _value=request.algorithm.log_partition,
+    )
 
 
 class _Recorded(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, theta: Tensor, mu: Tensor, request: Request, recording: RecordingRun) -> Tensor:
-        ctx.save_for_backward(theta)
+    def forward(
+        ctx: Any, theta: Tensor, counting: Tensor, mu: Tensor, request: Request, recording: RecordingRun
+    ) -> Tensor:
+        ctx.save_for_backward(theta, counting)
         ctx.request, ctx.recording = request, recording
         return mu.clone()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        (theta,) = ctx.saved_tensors
-        if torch.is_grad_enabled():  # a second derivative is wanted: go through the same sweeps where autograd follows
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", ConvergenceWarning)
-                mu = replace(ctx.request, theta=theta, kernels="torch").run().mu
-            return torch.autograd.grad(mu, theta, grad, create_graph=True)[0], None, None, None
-        flat = grad.reshape(-1, grad.shape[-1])
-        return ctx.recording.backward(flat).reshape(theta.shape), None, None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        theta, counting = ctx.saved_tensors
+        if not ctx.needs_input_grad[1]:
+            return _RecordedGradient.apply(theta, grad, ctx.request, ctx.recording), None, None, None, None
+        if torch.is_grad_enabled():  # second derivatives of counting numbers, where autograd follows
+            mu = _run_on_torch(ctx.request, theta)
+            wanted = [number for number in (theta, counting) if number.requires_grad]
+            found = iter(torch.autograd.grad(mu, wanted, grad, create_graph=True, materialize_grads=True))
+            return *(next(found) if number.requires_grad else None for number in (theta, counting)), None, None, None
+        gradient, of_counting = ctx.recording.backward_counting(grad.reshape(-1, grad.shape[-1]))
+        return gradient.reshape(theta.shape), of_counting, None, None, None
+
+
+class _RecordedGradient(torch.autograd.Function):
+    """The gradient (dmu/dtheta)^T g as a function of theta and g.
+
+    Its product with a vector v is the slope of g . mu along v. So the slope of the gradient along v is its derivative in
+    theta (a matrix of second derivatives is symmetric), and the slope of mu its derivative in g.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, theta: Tensor, grad: Tensor, request: Request, recording: RecordingRun) -> Tensor:
+        ctx.save_for_backward(theta, grad)
+        ctx.request = request
+        return recording.backward(grad.reshape(-1, grad.shape[-1])).reshape(theta.shape)
+
+    @staticmethod
+    def backward(ctx: Any, v: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        theta, grad = ctx.saved_tensors
+        found = None if torch.is_grad_enabled() else _dual_run(ctx.request, theta, v)
+        if found is None:  # for third derivatives, go through the sweeps where autograd follows
+            return *_through_torch(ctx.request, theta, grad, v), None, None
+        solution, run = found
+        flat = grad.reshape(-1, grad.shape[-1]).to(torch.complex128)
+        slope = run.backward(flat).imag.reshape(theta.shape).to(theta.dtype)
+        return slope, solution.mu.imag.to(grad.dtype), None, None
+
+
+def _run_on_torch(request: Request, theta: Tensor) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        return replace(request, theta=theta, kernels="torch").run().mu
+
+
+def _through_torch(request: Request, theta: Tensor, grad: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    with torch.enable_grad():
+        mu = _run_on_torch(request, theta)
+        (gradient,) = torch.autograd.grad(mu, theta, grad, create_graph=True)
+        slopes = torch.autograd.grad(gradient, (theta, grad), v, create_graph=True, materialize_grads=True)
+    return slopes[0], slopes[1]

@@ -43,6 +43,13 @@ class RecordingRun(Run, Protocol):
         """d(grad_mu . mu) / dtheta through all sweeps, of shape (batch, theta)."""
         ...
 
+    def backward_counting(self, grad_mu: Tensor) -> tuple[Tensor, Tensor]:
+        """The same through sweeps kept whole, in float64, and d(grad_mu . mu) / dc_c of every factor.
+
+        The latter is summed over the batch.
+        """
+        ...
+
     def backward_fixed_point(self, grad_mu: Tensor, steps: int, tol: float) -> tuple[Tensor, Tensor, Tensor]:
         """The same as if the last sweep, kept whole, had run for ever.
 

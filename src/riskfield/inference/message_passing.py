@@ -18,7 +18,7 @@ from types import ModuleType
 from torch import Tensor
 
 from riskfield import kernels as kernel_choice
-from riskfield.entropy import AbstractEntropy, Bethe
+from riskfield.entropy import AbstractEntropy, Bethe, Counting
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.graph.schedule import Schedule, Sequential
 from riskfield.inference.algorithm import AbstractAlgorithm, RecordingRun, Run
@@ -61,7 +61,10 @@ class MessagePassing(AbstractAlgorithm):
         self, graph: FactorGraph, theta: Tensor, messages: Tensor | None, every: int = kernel_choice.EVERY_SWEEP
     ) -> RecordingRun | None:
         """The same, recorded; only the native kernels do that."""
-        chosen, problem = _problem(self, graph, theta, messages, None, maximise=False)
+        # They go back to the counting numbers of factors as well as to theta.
+        counting = self.entropy.counting(graph)
+        counting = Counting(counting.factor.detach(), counting.node_total)
+        chosen, problem = _problem(self, graph, theta, messages, None, maximise=False, counting=counting)
         run: RecordingRun | None = None
         if chosen.RECORDS:
             run = chosen.MessagePassingRun(problem, theta, messages, record=every)
@@ -113,9 +116,11 @@ def _problem(
     messages: Tensor | None,
     kernels: str | None,
     maximise: bool,
+    counting: Counting | None = None,
 ) -> tuple[ModuleType, kernel_choice.MessagePassingProblem]:
     """The kernels to use and what to ask of them."""
-    counting, damping = algorithm.entropy.counting(graph), algorithm.damping
+    counting = algorithm.entropy.counting(graph) if counting is None else counting
+    damping = algorithm.damping
     chosen = kernel_choice.select(theta, kernels, messages, counting.factor, counting.node_total, damping)
     if not (isinstance(damping, Tensor) and damping.requires_grad):
         damping = float(damping)

@@ -26,6 +26,8 @@ _plans: WeakKeyDictionary[FactorGraph, dict[Hashable, object]] = WeakKeyDictiona
 # Table entries read in a stage from which several threads gain more than they lose by waiting for each other.
 _WORTH_SHARING = 3000
 _isa = ""  # the instruction set; tests set it to try the others
+# Complex numbers are dual ones, with the slope along some direction for an imaginary part.
+_RUNS = {torch.float32: _native.RunFloat, torch.float64: _native.RunDouble, torch.complex128: _native.RunDual}
 
 
 class _NativeRun:
@@ -33,7 +35,7 @@ class _NativeRun:
 
     def __init__(self, graph: FactorGraph, theta: Tensor):
         self._graph, self._dtype, self._batch = graph, theta.dtype, len(theta)
-        self._run: _native.RunDouble | _native.RunFloat
+        self._run: _native.RunDouble | _native.RunFloat | _native.RunDual
 
     def advance(self, sweeps: int, tol: float) -> tuple[Tensor, Tensor]:
         """Sweep; items that reached `tol` are left as they are."""
@@ -59,6 +61,15 @@ class _NativeRun:
         self._run.backward(_array(grad_mu.to(self._dtype)), out.numpy(), get_num_threads())
         return out
 
+    def backward_counting(self, grad_mu: Tensor) -> tuple[Tensor, Tensor]:
+        """The same, in float64, and d(grad_mu . mu) / dc_c of every factor, summed over the batch."""
+        out = torch.empty(self._batch, self._graph.theta_size, dtype=self._dtype)
+        in_groups = torch.zeros(self._graph.num_factors, dtype=torch.float64)
+        self._run.backward_counting(_array(grad_mu.to(self._dtype)), out.numpy(), in_groups.numpy())
+        counting = torch.empty_like(in_groups)
+        counting[_factor_order(self._graph)] = in_groups
+        return out, counting
+
     def backward_fixed_point(self, grad_mu: Tensor, steps: int, tol: float) -> tuple[Tensor, Tensor, Tensor]:
         """The same as if the last recorded sweep had run for ever. See `inference.algorithm.RecordingRun`."""
         out = torch.empty(self._batch, self._graph.theta_size, dtype=self._dtype)
@@ -80,8 +91,7 @@ class _NativeRun:
         factor_counting: Tensor | None = None,
         node_counting: Tensor | None = None,
     ) -> None:
-        run = _native.RunFloat if theta.dtype == torch.float32 else _native.RunDouble
-        self._run = run(
+        self._run = _RUNS[theta.dtype](
             _isa,
             plan,
             kind,
@@ -103,9 +113,7 @@ class MessagePassingRun(_NativeRun):
 
     def __init__(self, problem: MessagePassingProblem, theta: Tensor, messages: Tensor | None, *, record: int = 0):
         super().__init__(problem.graph, theta)
-        # The engine keeps the counting numbers in the order of the factor groups.
-        order = np.concatenate([group.factors for group in problem.graph.factor_groups] or [np.empty(0, np.int64)])
-        factor_counting = problem.counting.factor.detach()[torch.from_numpy(order)]
+        factor_counting = problem.counting.factor.detach()[_factor_order(problem.graph)]
         state = None if messages is None else messages_like(problem.graph, theta, messages)
         self._start(
             _message_passing_plan(problem, factor_counting, theta),
@@ -144,12 +152,17 @@ class MeanFieldRun(_NativeRun):
                 graph, mean_field_levels(graph, order), "level-by-level", None, theta.dtype, parts
             ),
         )
-        state = None if messages is None else starting_marginals(graph, theta, messages)
+        state = None if messages is None else starting_marginals(graph, theta.real, messages.real)
         self._start(plan, "mean-field", theta, state, record=record)
 
     def messages(self) -> Tensor:
         """Log node marginals."""
         return self._state(self._graph.node_size)
+
+
+def _factor_order(graph: FactorGraph) -> Tensor:
+    """The factors group by group, the order in which the engine keeps their counting numbers."""
+    return torch.from_numpy(np.concatenate([group.factors for group in graph.factor_groups] or [np.empty(0, np.int64)]))
 
 
 def engine_name() -> str:
@@ -175,7 +188,7 @@ def _plan(graph: FactorGraph, key: Hashable, theta: Tensor, make: Callable[[int]
     plans = _plans.setdefault(graph, {})
 
     def kept(parts: int) -> object:
-        full_key = (key, theta.dtype, _isa, parts)
+        full_key = (key, theta.dtype == torch.float32, _isa, parts)
         if full_key not in plans:
             plans[full_key] = make(parts)
         return plans[full_key]
