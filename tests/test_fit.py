@@ -312,7 +312,7 @@ def test_nan_keeps_the_best_and_says_why():
 
     chosen = []
     optimiser = rf.Torch(torch.optim.SGD, {"lr": 0.1}, epochs=10)
-    with pytest.warns(rf.DivergenceWarning, match="the objective is not finite: the model gives a theta with NaN"):
+    with pytest.warns(rf.DivergenceWarning, match="the objective is nan: the model gives a theta with NaN"):
         result = fit(poisoned, chain_examples(), optimiser=optimiser, callbacks=[poison])
     assert result.reason is rf.Reason.DIVERGED
     assert torch.equal(values(poisoned), chosen[0])

@@ -121,8 +121,10 @@ class Objective:
         sums[1] = float(self._amounts.sum() if examples is None else self._amounts[examples].sum())
         self.ranks.sum_(sums)
         if not torch.isfinite(sums).all():
-            what = "a derivative of the objective" if torch.isfinite(sums[0]) else "the objective"
-            raise Diverged(f"{what} is not finite: {failure or 'it overflows'}") from failure
+            what = "a derivative of the objective is not finite"
+            if not torch.isfinite(sums[0]):
+                what = f"the objective is {float(sums[0])}"
+            raise Diverged(what if failure is None else f"{what}: {failure}") from failure
         amount = float(sums[1])
         sums = sums / (amount or 1.0)
         gradient = sums[2 : 2 + size].to(gamma) + 2 * self.ridge * gamma
