@@ -147,6 +147,15 @@ def test_a_risk_below_what_the_loss_can_be_is_divergence():
             objective()
 
 
+def test_mixtures_know_their_bounds():
+    likelihoods = rf.Hybrid(rf.SurrogateLikelihood(), rf.SurrogateEM(), 0.5)
+    assert likelihoods.lower_bound == 0
+    assert rf.Hybrid(rf.SurrogateLikelihood(), rf.UnivariateQuadratic(), 0.5).lower_bound == -math.inf
+    assert rf.Hybrid(rf.SurrogateLikelihood(), rf.UnivariateQuadratic(), 1.0).lower_bound == 0
+    assert likelihoods.comparable
+    assert not rf.Hybrid(rf.SurrogateLikelihood(), rf.ContrastiveDivergence(), 0.5).comparable
+
+
 def test_bad_models_and_data_are_refused():
     with pytest.raises(ValueError, match=r"`model` must have a parameter that requires a gradient. Got none."):
         Objective(torch.nn.Module(), chain_examples(2), rf.UnivariateLogistic(), EXACT)

@@ -8,6 +8,7 @@ variable; or the first sum as it is, undivided. Sums run over the examples of al
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -95,8 +96,9 @@ class Objective:
         # What each example adds to the denominator. Undivided, all make 1, and a batch estimates the whole sum.
         self._amounts = counted if per_variable else weights / weight
         self.num_examples = int(number)
+        self.unit = 1.0 if per_variable else variables  # what a risk of 1 per variable comes to
         # Inference to a tolerance may end a little below what the loss can be.
-        self._floor = loss.lower_bound - 1e-3 * (1.0 if per_variable else variables)
+        self._floor = loss.lower_bound - 1e-3 * self.unit
 
     def __call__(self, examples: Tensor | None = None, along: Tensor | None = None) -> Evaluation:
         """Evaluate on all examples, or on those of this rank that `examples` numbers.
@@ -157,6 +159,12 @@ class Objective:
         """
         order = torch.randperm(len(self._amounts), generator=torch.Generator().manual_seed(seed))
         yield from order.tensor_split(math.ceil(self.num_examples / size))
+
+    def with_inference(self, inference: Inference) -> Objective:
+        """The same risk by another inference."""
+        other = copy.copy(self)
+        other.inference, other._memory = inference, {}
+        return other
 
     def forget(self) -> None:
         """Let the messages of warm starts go."""
