@@ -274,6 +274,12 @@ def test_a_likelihood_of_too_few_sweeps_diverges_where_a_marginal_loss_does_not(
     assert kept.value == pytest.approx(result.best.objective, rel=1e-12)
     diverged = error(model, few_sweeps(2))
 
+    model = rf.LinearModel(2, 2, 2)
+    with pytest.warns(rf.DivergenceWarning, match=r"by 3 sweeps of inference, and .* by 6"):
+        result = fit(model, train, rf.SurrogateLikelihood(), few_sweeps(3), **settings)
+    assert result.reason is not rf.Reason.DIVERGED  # the ridge has held it at a risk above 0
+    assert error(model, few_sweeps(3)) > 0.42
+
     errors = {}
     for loss, sweeps in ((rf.SurrogateLikelihood(), 10), (LOSS, 2), (LOSS, 10)):
         model = rf.LinearModel(2, 2, 2)
@@ -312,7 +318,7 @@ def test_nan_keeps_the_best_and_says_why():
 
     chosen = []
     optimiser = rf.Torch(torch.optim.SGD, {"lr": 0.1}, epochs=10)
-    with pytest.warns(rf.DivergenceWarning, match="the objective is not finite: the model gives a theta with NaN"):
+    with pytest.warns(rf.DivergenceWarning, match="the objective is nan: the model gives a theta with NaN"):
         result = fit(poisoned, chain_examples(), optimiser=optimiser, callbacks=[poison])
     assert result.reason is rf.Reason.DIVERGED
     assert torch.equal(values(poisoned), chosen[0])

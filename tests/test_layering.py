@@ -18,7 +18,7 @@ LAYERS = [
     ["inference"],
     ["adjoints"],
     ["losses", "decoders", "metrics"],
-    ["models", "features"],
+    ["models", "features", "nn"],
     ["data", "io"],
     ["learning"],
     ["report", "experiments"],

@@ -120,11 +120,14 @@ def test_what_is_not_finite_is_named():
     model = chain_model()
     objective = Objective(model, chain_examples(3), rf.UnivariateLogistic(), EXACT)
     next(model.parameters()).data[0, 0] = float("nan")
-    with pytest.raises(Diverged, match="the objective is not finite: the model gives a theta with NaN"):
+    with pytest.raises(Diverged, match="the objective is nan: the model gives a theta with NaN"):
         objective()
-    hard = rf.Custom(lambda solution, labels, mask: solution.mu[..., 0].sqrt() - solution.mu[..., 0].sqrt() / 0)
-    with pytest.raises(Diverged, match="the objective is not finite: it overflows"):
-        Objective(chain_model(), chain_examples(3), hard, EXACT)()
+    infinite = rf.Custom(lambda solution, labels, mask: solution.mu[..., 0] / 0)
+    with pytest.raises(Diverged, match=r"the objective is inf$"):
+        Objective(chain_model(), chain_examples(3), infinite, EXACT)()
+    steep = rf.Custom(lambda solution, labels, mask: (solution.mu[..., 0] - solution.mu[..., 0].detach()).sqrt())
+    with pytest.raises(Diverged, match="a derivative of the objective is not finite"):
+        Objective(chain_model(), chain_examples(3), steep, EXACT)()
 
 
 def test_a_risk_below_what_the_loss_can_be_is_divergence():
@@ -142,6 +145,15 @@ def test_a_risk_below_what_the_loss_can_be_is_divergence():
         shift = uniform + 0.0011
         with pytest.raises(Diverged, match="no Shifted can be negative"):
             objective()
+
+
+def test_mixtures_know_their_bounds():
+    likelihoods = rf.Hybrid(rf.SurrogateLikelihood(), rf.SurrogateEM(), 0.5)
+    assert likelihoods.lower_bound == 0
+    assert rf.Hybrid(rf.SurrogateLikelihood(), rf.UnivariateQuadratic(), 0.5).lower_bound == -math.inf
+    assert rf.Hybrid(rf.SurrogateLikelihood(), rf.UnivariateQuadratic(), 1.0).lower_bound == 0
+    assert likelihoods.comparable
+    assert not rf.Hybrid(rf.SurrogateLikelihood(), rf.ContrastiveDivergence(), 0.5).comparable
 
 
 def test_bad_models_and_data_are_refused():

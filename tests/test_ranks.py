@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import riskfield as rf
-from learning_cases import chain_examples, values
+from learning_cases import TRUNCATED, chain_examples, chain_model, values
 from ranks_worker import failing, fits
 
 TESTS = Path(__file__).parent
@@ -69,6 +69,16 @@ def test_without_torchrun_there_is_one_rank(monkeypatch):
     with rf.ranks() as group:
         assert group == rf.Ranks(0, 1)
     assert group.broadcast_bytes(b"as it is") == b"as it is"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize("optimiser", [rf.LBFGS(iterations=15), rf.Torch(epochs=3), rf.SMD(epochs=1)], ids=str)
+def test_a_gpu_finds_what_the_processor_finds(optimiser):
+    settings = {"ridge": 1e-2, "optimiser": optimiser, "progress": False}
+    here, there = chain_model(), chain_model().to("cuda")
+    rf.fit(here, chain_examples(), rf.UnivariateLogistic(), TRUNCATED, **settings)
+    rf.fit(there, chain_examples().to("cuda"), rf.UnivariateLogistic(), TRUNCATED, **settings)
+    assert torch.allclose(values(here), values(there).cpu(), rtol=1e-8)
 
 
 def test_shards_are_all_of_the_data():

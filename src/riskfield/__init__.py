@@ -1,5 +1,6 @@
 """Train graphical models for the predictions you will actually make."""
 
+from riskfield import nn
 from riskfield.adjoints.check import GradientReport, check_gradients
 from riskfield.adjoints.envelope import Envelope
 from riskfield.adjoints.fixed_point import FixedPoint
@@ -185,6 +186,7 @@ __all__ = [
     "hessian_vector_product",
     "incremental",
     "infer",
+    "nn",
     "num_counted",
     "ranks",
     "read_evidence",

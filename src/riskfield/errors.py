@@ -34,4 +34,4 @@ class CheckpointError(RiskfieldError, OSError):
 
 
 class DivergenceWarning(UserWarning):
-    """Training was stopped because the objective is not finite, or left all bounds; the best parameters were kept."""
+    """The objective is not finite, has left all bounds, or was lowered by making inference fail."""

@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from riskfield import __version__
-from riskfield.cli import infer, reproduce
+from riskfield.cli import fit, infer, reproduce
 from riskfield.errors import RiskfieldError
 
 # Typer keeps a copy of click in some versions and imports it in others; this name holds in both.
@@ -62,7 +62,7 @@ def _program(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
-    """Approximate inference in factor graphs."""
+    """Inference and learning in factor graphs."""
     if version:
         typer.echo(f"riskfield {__version__}")
         raise typer.Exit
@@ -72,6 +72,7 @@ def _program(
 
 
 app.command()(infer.infer)
+app.command()(fit.fit)
 app.add_typer(reproduce.app, name="reproduce")
 
 

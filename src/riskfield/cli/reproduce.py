@@ -12,6 +12,7 @@ import typer
 
 from riskfield.experiments.gradient_accuracy import Accuracy
 from riskfield.experiments.gradient_times import Times
+from riskfield.experiments.misspecification import Errors, Marginals
 from riskfield.experiments.study import AbstractStudy, require_matplotlib
 from riskfield.experiments.study import reproduce as reproduce_study
 
@@ -41,6 +42,12 @@ _QUICK: dict[GradientFigure, AbstractStudy] = {
     GradientFigure.TIMES: Times(sides=(8, 16, 32), strengths=(1.0, 2.0, 3.0), num_models=2),
 }
 
+_MISSPECIFICATION: tuple[AbstractStudy, ...] = (Errors(), Marginals())
+_MISSPECIFICATION_QUICK: tuple[AbstractStudy, ...] = (
+    Errors(shifts=(0, 1, 3), sizes=(30, 300), num_distributions=2),
+    Marginals(shifts=(0, 1, 3), size=300),
+)
+
 
 @app.command()
 def gradients(
@@ -64,6 +71,22 @@ def gradients(
     studies = _QUICK if quick else _FULL
     chosen = [studies[name] for name in ([figure] if figure else GradientFigure)]
     _run("gradients", chosen, quick, out, quiet, [] if figure is None else ["--figure", figure])
+
+
+@app.command()
+def misspecification(quick: Quick = False, out: Out = None, quiet: Quiet = False) -> None:
+    """What a model that is wrong does to the likelihood and to losses on marginals.
+
+    Figures 1 and 2 of Domke (2013), section 4.3: chains that are to be predicted from inputs which belong to shifted
+    positions. errors is the test error against the amount of data and the shift, of models fitted by likelihood,
+    univariate and clique logistic loss with exact inference; marginals are those of an example input.
+
+    \b
+    Examples:
+      riskfield reproduce misspecification --quick
+      riskfield reproduce misspecification --out results/misspecification
+    """
+    _run("misspecification", _MISSPECIFICATION_QUICK if quick else _MISSPECIFICATION, quick, out, quiet, [])
 
 
 def _run(

@@ -27,6 +27,7 @@ from riskfield.learning.optimiser import AbstractOptimiser, check_counts
 from riskfield.learning.ranks import Ranks
 from riskfield.learning.result import Fit, Reason, Record
 from riskfield.learning.session import Session
+from riskfield.learning.truncation import overstatement
 from riskfield.learning.validation import Validation, Watch
 from riskfield.losses.loss import LossLike, as_loss
 
@@ -151,13 +152,19 @@ def fit(
     result = session.result()
     if result.reason is Reason.DIVERGED:
         kept = "its first" if result.best is None else f"those of iteration {result.best.iteration}"
-        warnings.warn(
-            f"Training diverged: {result.explanation}. The model has the best parameters, {kept}. More sweeps of "
-            "inference, a larger ridge, a smaller learning rate or a loss on marginals may help.",
-            DivergenceWarning,
-            stacklevel=2,
-        )
+        _warn(f"{result.explanation}. The model has the best parameters, {kept}")
+    elif result.reason is not Reason.INTERRUPTED and (contradiction := overstatement(objective)):
+        _warn(f"it has lowered the risk by escaping from inference: {contradiction}")
     return result
+
+
+def _warn(what: str) -> None:
+    warnings.warn(
+        f"Training diverged: {what}. More sweeps of inference, a larger ridge, a smaller learning rate or a loss on "
+        "marginals may help, and a `Validation` with a loss on marginals keeps what was good before.",
+        DivergenceWarning,
+        stacklevel=3,
+    )
 
 
 def _check(

@@ -8,6 +8,7 @@ variable; or the first sum as it is, undivided. Sums run over the examples of al
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -95,8 +96,9 @@ class Objective:
         # What each example adds to the denominator. Undivided, all make 1, and a batch estimates the whole sum.
         self._amounts = counted if per_variable else weights / weight
         self.num_examples = int(number)
+        self.unit = 1.0 if per_variable else variables  # what a risk of 1 per variable comes to
         # Inference to a tolerance may end a little below what the loss can be.
-        self._floor = loss.lower_bound - 1e-3 * (1.0 if per_variable else variables)
+        self._floor = loss.lower_bound - 1e-3 * self.unit
 
     def __call__(self, examples: Tensor | None = None, along: Tensor | None = None) -> Evaluation:
         """Evaluate on all examples, or on those of this rank that `examples` numbers.
@@ -121,8 +123,10 @@ class Objective:
         sums[1] = float(self._amounts.sum() if examples is None else self._amounts[examples].sum())
         self.ranks.sum_(sums)
         if not torch.isfinite(sums).all():
-            what = "a derivative of the objective" if torch.isfinite(sums[0]) else "the objective"
-            raise Diverged(f"{what} is not finite: {failure or 'it overflows'}") from failure
+            what = "a derivative of the objective is not finite"
+            if not torch.isfinite(sums[0]):
+                what = f"the objective is {float(sums[0])}"
+            raise Diverged(what if failure is None else f"{what}: {failure}") from failure
         amount = float(sums[1])
         sums = sums / (amount or 1.0)
         gradient = sums[2 : 2 + size].to(gamma) + 2 * self.ridge * gamma
@@ -155,6 +159,12 @@ class Objective:
         """
         order = torch.randperm(len(self._amounts), generator=torch.Generator().manual_seed(seed))
         yield from order.tensor_split(math.ceil(self.num_examples / size))
+
+    def with_inference(self, inference: Inference) -> Objective:
+        """The same risk by another inference."""
+        other = copy.copy(self)
+        other.inference, other._memory = inference, {}
+        return other
 
     def forget(self) -> None:
         """Let the messages of warm starts go."""

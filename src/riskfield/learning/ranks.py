@@ -26,7 +26,9 @@ class Ranks:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     def shard(self, data: DataSet) -> tuple[Examples, ...]:
-        """This rank's share of `data`, every `size`-th example, on this rank's device."""
+        """This rank's share of `data`: every `size`-th example, on this rank's device. One rank keeps all as it is."""
+        if self.size == 1:
+            return blocks(data)
         number = sum(len(block) for block in blocks(data))
         if number < self.size:
             raise ValueError(f"`data` must hold at least one example for each of {self.size} ranks. Got {number}.")

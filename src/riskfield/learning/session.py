@@ -20,7 +20,7 @@ from riskfield.learning.result import Fit, Reason, Record
 # An objective that exceeds its first value by so many times that value (or 1) will not come back.
 _GROWTH = 100.0
 # After these there is nothing to resume.
-_FINAL = (Reason.CONVERGED, Reason.STALLED, Reason.VALIDATION, Reason.DIVERGED)
+_FINAL = (Reason.CONVERGED, Reason.STALLED, Reason.VALIDATION)
 
 
 class Session:
@@ -93,8 +93,9 @@ class Session:
         return record
 
     def restore_best(self) -> None:
-        """Give the model the best parameters."""
+        """Give the model the best parameters, and leave no gradient in it."""
         self.model.load_state_dict(self._best[2])
+        self.model.zero_grad(set_to_none=True)
 
     def result(self) -> Fit:
         """What there is to report."""

@@ -54,12 +54,12 @@ class Watch:
         """The risk, in iterations that ask for it."""
         if iteration % self.settings.every:
             return None
-        with _evaluating(self.objective.model):
+        with evaluating(self.objective.model):
             return self.objective.risk()
 
 
 @contextmanager
-def _evaluating(model: Module) -> Iterator[None]:
+def evaluating(model: Module) -> Iterator[None]:
     """Put all parts of a model in evaluation mode, and each of them back into the mode it was in."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()

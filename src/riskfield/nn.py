@@ -1,0 +1,74 @@
+"""Inference as a layer of a PyTorch network: theta in, marginals out, and a gradient back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+from torch.nn import Module
+
+from riskfield.adjoints.unroll import Unroll
+from riskfield.graph.factor_graph import FactorGraph
+from riskfield.inference.algorithm import AbstractAlgorithm
+from riskfield.inference.infer import AbstractAdjoint, Stop
+from riskfield.inference.message_passing import MessagePassing
+from riskfield.inference.settings import Inference
+
+__all__ = ["MarginalInference"]
+
+
+class MarginalInference(Module):
+    """The marginals of a graph as a function of its log-potentials.
+
+    The layer has no parameters of its own: those are in whatever computes theta. It follows theta to its dtype (float32
+    or float64) and its device.
+
+    Arguments:
+        graph: the structure. `graph.assemble` joins the outputs of networks into a theta for it.
+        algorithm: `MessagePassing(...)` (the default: loopy belief propagation), `MeanField()`, `Exact()`, ...
+        adjoint: how gradients reach theta. By default `Unroll()`: through the sweeps that ran.
+        stop: when a run ends. `Stop(sweeps=5, tol=None)` is truncated inference: it always takes the same time, and
+            trains as it will predict.
+
+    >>> import torch
+    >>> from riskfield import TRW, MessagePassing, Stop, Unroll, grid
+    >>> graph = grid(3, 4, num_states=2, tied=True)
+    >>> layer = MarginalInference(graph, MessagePassing(TRW(0.5)), Unroll(), stop=Stop(5, tol=None))
+    >>> unary, pairwise = torch.zeros(8, 12, 2, requires_grad=True), torch.zeros(2, 2, 2, requires_grad=True)
+    >>> mu = layer(graph.assemble([unary], [pairwise]))
+    >>> graph.node_views(mu)[0].shape
+    torch.Size([8, 12, 2])
+    """
+
+    def __init__(
+        self,
+        graph: FactorGraph,
+        algorithm: AbstractAlgorithm | None = None,
+        adjoint: AbstractAdjoint | None = None,
+        *,
+        stop: Stop | None = None,
+    ):
+        super().__init__()
+        if not isinstance(graph, FactorGraph):
+            raise TypeError(f"`graph` must be a FactorGraph. Got {type(graph).__name__}.")
+        self.graph = graph
+        self.inference = Inference(
+            MessagePassing() if algorithm is None else algorithm,
+            Stop() if stop is None else stop,
+            Unroll() if adjoint is None else adjoint,
+        )
+
+    def forward(self, theta: Tensor, evidence: Tensor | Mapping[int, int] | None = None) -> Tensor:
+        """Mu of shape (*batch, mu), from theta of shape (*batch, theta).
+
+        Arguments:
+            theta: log-potentials in the layout of the graph.
+            evidence: observed states, a dict {variable: state} or an integer tensor of shape (*batch, variable) with -1
+                for unobserved variables.
+        """
+        return self.inference(self.graph, theta, evidence=evidence).mu
+
+    def extra_repr(self) -> str:
+        """What the layer was made with."""
+        how = self.inference
+        return f"{self.graph}, {how.algorithm}, {how.adjoint}, stop={how.stop}"
