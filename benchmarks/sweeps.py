@@ -13,20 +13,14 @@ variables in a single number; counted that way the bound for two states is 18 % 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
-import subprocess
-import sys
-import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from timing import EagerGrid, about, best_time, pgmax_grid, write
 
 import riskfield as rf
-from riskfield.kernels.native import MessagePassingRun, engine_name
+from riskfield.kernels.native import MessagePassingRun
 from riskfield.kernels.problem import MessagePassingProblem
 
 
@@ -50,18 +44,6 @@ class Row:
     def times_bound(self) -> float | None:
         """How many times slower than the bandwidth bound."""
         return None if self.bound_ns is None else self.ns_per_message / self.bound_ns
-
-
-def best_time(work: Callable[[], object], seconds: float = 1.0) -> float:
-    """The shortest of several runs of `work`, over about `seconds`."""
-    work()
-    best, spent, runs = float("inf"), 0.0, 0
-    while runs < 5 or (spent < seconds and runs < 200):
-        began = time.perf_counter()
-        work()
-        took = time.perf_counter() - began
-        best, spent, runs = min(best, took), spent + took, runs + 1
-    return best
 
 
 def triad_bandwidth(working_set: float) -> float:
@@ -113,79 +95,37 @@ def native(rows: int, columns: int, states: int, entropy: rf.AbstractEntropy, **
 
 
 def eager(rows: int, columns: int, states: int, rho: float) -> Row:
-    """Time flooding written with whole-image tensor operations, the fastest way to write it in eager PyTorch."""
+    """Time flooding in eager PyTorch."""
     torch.set_num_threads(1)
-    generator = torch.manual_seed(0)
-    unary = torch.empty(rows, columns, states, dtype=torch.float64).uniform_(-1, 1, generator=generator)
-    across = torch.empty(rows, columns - 1, states, states, dtype=torch.float64).uniform_(-1, 1) / rho
-    down = torch.empty(rows - 1, columns, states, states, dtype=torch.float64).uniform_(-1, 1) / rho
-    right, left = (torch.zeros(rows, columns - 1, states, dtype=torch.float64) for _ in range(2))
-    lower, upper = (torch.zeros(rows - 1, columns, states, dtype=torch.float64) for _ in range(2))
+    grid = EagerGrid(rows, columns, states, rho)
+    messages = grid.start()
 
     def sweep() -> None:
-        nonlocal right, left, lower, upper
-        belief = unary.clone()
-        belief[:, 1:] += rho * right
-        belief[:, :-1] += rho * left
-        belief[1:] += rho * lower
-        belief[:-1] += rho * upper
-        right, left, lower, upper = (
-            torch.logsumexp(across + (belief[:, :-1] - left).unsqueeze(-1), -2).log_softmax(-1),
-            torch.logsumexp(across + (belief[:, 1:] - right).unsqueeze(-2), -1).log_softmax(-1),
-            torch.logsumexp(down + (belief[:-1] - upper).unsqueeze(-1), -2).log_softmax(-1),
-            torch.logsumexp(down + (belief[1:] - lower).unsqueeze(-2), -1).log_softmax(-1),
-        )
+        nonlocal messages
+        messages = grid.sweep(messages)
 
     seconds = best_time(sweep)
-    messages = 2 * (rows * (columns - 1) + (rows - 1) * columns)
     entropy = _name(rf.TRW(rho) if rho != 1 else rf.Bethe())
-    label = "eager PyTorch"
-    return Row(
-        label,
-        f"{rows}x{columns}",
-        states,
-        entropy,
-        "parallel",
-        "float64",
-        1,
-        1,
-        seconds / messages * 1e9,
-        seconds * 1e3,
-    )
+    return _rival("eager PyTorch", rows, columns, states, entropy, "float64", seconds, grid.messages)
 
 
 def pgmax(rows: int, columns: int, states: int) -> Row | None:
-    """Time PGMax's compiled loopy BP where it is installed (float32 on one thread; it has no tree-reweighting)."""
-    try:
-        import jax
-        import numpy as np
-        from pgmax import fgraph, fgroup, infer, vgroup
-    except ImportError:
+    """Time PGMax where it is installed."""
+    grid = pgmax_grid(rows, columns, states)
+    if grid is None:
         return None
-    rng = np.random.default_rng(0)
-    variables = vgroup.NDVarArray(num_states=states, shape=(rows, columns))
-    graph = fgraph.FactorGraph(variables)
-    edges = [[variables[r, c], variables[r, c + 1]] for r in range(rows) for c in range(columns - 1)]
-    edges += [[variables[r, c], variables[r + 1, c]] for r in range(rows - 1) for c in range(columns)]
-    potentials = rng.uniform(-1, 1, (len(edges), states, states))
-    graph.add_factors(fgroup.PairwiseFactorGroup(variables_for_factors=edges, log_potential_matrix=potentials))
-    bp = infer.build_inferer(graph.bp_state, backend="bp")
-    arrays = bp.init(evidence_updates={variables: rng.uniform(-1, 1, (rows, columns, states))})
-    run = jax.jit(lambda state: bp.run(state, num_iters=20, damping=0.0, temperature=1.0))
-    seconds = best_time(lambda: jax.block_until_ready(run(arrays)), 5.0) / 20
-    messages = 2 * len(edges)
-    return Row(
-        "PGMax",
-        f"{rows}x{columns}",
-        states,
-        "Bethe",
-        "parallel",
-        "float32",
-        1,
-        1,
-        seconds / messages * 1e9,
-        seconds * 1e3,
-    )
+    import jax
+
+    run = jax.jit(lambda arrays: grid.run(arrays, 20))
+    seconds = best_time(lambda: jax.block_until_ready(run(grid.arrays)), 5.0) / 20
+    return _rival("PGMax", rows, columns, states, "Bethe", "float32", seconds, grid.messages)
+
+
+def _rival(
+    name: str, rows: int, columns: int, states: int, entropy: str, dtype: str, seconds: float, messages: int
+) -> Row:
+    per_message, per_sweep = seconds / messages * 1e9, seconds * 1e3
+    return Row(name, f"{rows}x{columns}", states, entropy, "parallel", dtype, 1, 1, per_message, per_sweep)
 
 
 def measure(quick: bool) -> list[Row]:
@@ -294,24 +234,9 @@ def main() -> None:
     lines = ratios(found)
     print("\n" + "\n".join(lines))
     if arguments.json:
-        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-        about = {
-            "command": "python benchmarks/sweeps.py " + " ".join(sys.argv[1:]),
-            "commit": commit,
-            "processor": platform.processor() or platform.machine(),
-            "cores": os.cpu_count(),
-            "engine": engine_name(),
-            "torch": torch.__version__,
-            "triad_GB_per_s": {f"{mb} MB": round(triad_bandwidth(mb * 1e6) / 1e9, 1) for mb in (1, 10, 100, 400)},
-        }
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(
-            json.dumps({"about": about, "ratios": lines, "rows": [asdict(r) for r in found]}, indent=1)
-        )
+        triad = {f"{mb} MB": round(triad_bandwidth(mb * 1e6) / 1e9, 1) for mb in (1, 10, 100, 400)}
         table = "\n".join([_HEADER, *map(_line, found)])
-        facts = "\n".join(f"- {key}: {value}" for key, value in about.items())
-        text = f"# Sweeps\n\n{facts}\n\n## Ratios\n\n" + "\n".join(f"- {line}" for line in lines) + f"\n\n{table}\n"
-        arguments.json.with_suffix(".md").write_text(text)
+        write(arguments.json, "Sweeps", {**about(), "triad_GB_per_s": triad}, lines, table, [asdict(r) for r in found])
 
 
 if __name__ == "__main__":

@@ -172,13 +172,22 @@ class Packer {
     if (probabilities()) exponentiate(threads, item_.messages[0]);
   }
 
-  // Its logarithm.
+  static T log_total(const T* logarithms, int n) {
+    using std::exp, std::log;
+    const T top = range_of(logarithms, n).top();
+    T total = 0;
+    for (int x = 0; x < n; ++x) total += exp(logarithms[x] - top);
+    return top + log(total);
+  }
+
+  // Its logarithm, scaled as updates scale it.
   void pack_message(std::size_t g, Index f, int slot) {
     const Group& group = plan_.groups[g];
     const T* given = given_message(group, f, slot);
     if (!given) return;
     const int n = group.dims[slot];
-    const T c = context_.counting[g][f], scale = n == 2 ? given[0] : range_of(given, n).top();
+    const T c = context_.counting[g][f];
+    const T scale = !probabilities() ? log_total(given, n) : n == 2 ? given[0] : range_of(given, n).top();
     T* to = item_.messages[0].get() + group.message[f * group.arity + slot];
     for (int x = 0; x < n; ++x) to[Index(x) * group.message_stride[f]] = c * (given[x] - scale);
   }

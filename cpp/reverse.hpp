@@ -262,7 +262,11 @@ RF_INLINE void reverse_contraction(const Incident<T>& made, const Group& group, 
 // The gradient of a stored message, which is taken out: what belongs to it alone and what its belief has gathered.
 template <class Algebra, class T, Pass P, class Lanes>
 RF_INLINE V<T> take_gradient(const Lanes& lanes, int slot, int x, T damping, T* from, T* to, Gradients<T>& grad) {
-  if constexpr (P == Pass::kTables) return lanes.message(grad.sum.get(), slot, x);
+  if constexpr (P == Pass::kTables) {
+    const V<T> sum = lanes.message(grad.sum.get(), slot, x);
+    lanes.set_message(grad.sum.get(), slot, x, V<T>{});  // some messages are sent twice in a sweep
+    return sum;
+  }
   const V<T> gathered = lanes.belief(grad.node_theta.get(), slot, x);
   const V<T> gradient = lanes.message(from, slot, x) + gathered;
   const V<T> left = (Algebra::kNeedsCounting ? damping : T(0)) * gradient - gathered;

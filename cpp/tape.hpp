@@ -67,10 +67,8 @@ class Backward {
       const Part* parts = &plan_.stages[s * plan_.parts];
       const int first = parts[0].ranges_begin, last = parts[plan_.parts - 1].ranges_end;
       const Index nodes_begin = parts[0].nodes_begin, nodes_end = parts[plan_.parts - 1].nodes_end;
-      if constexpr (P != Pass::kTables) {
-        at -= layout_.nodes_size(nodes_begin, nodes_end);
-        reverse_nodes(nodes_begin, nodes_end, at);
-      }
+      at -= layout_.nodes_size(nodes_begin, nodes_end);
+      if constexpr (P != Pass::kTables) reverse_nodes(nodes_begin, nodes_end, at);
       T* from = P == Pass::kTables ? grad_.sum.get() : grad_.messages[grad_.current].get();
       T* to = grad_.messages[at_once ? 1 - grad_.current : grad_.current].get();
       for (int r = last - 1; r >= first; --r) {

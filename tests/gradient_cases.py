@@ -63,6 +63,7 @@ def _passes_messages(case):
 
 METHODS = [
     Method("Unroll", rf.Unroll(), lambda case: True, 1e-8),
+    Method("Unroll-2", rf.Unroll(checkpoint=2), lambda case: True, 1e-8),
     Method("FixedPoint", rf.FixedPoint(), _sweeps, 1e-8),
     Method("Perturb-1", rf.Perturb(1), _marginals, 1e-4),
     Method("Perturb-2", rf.Perturb(2), _marginals, 1e-6),

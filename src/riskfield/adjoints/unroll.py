@@ -132,10 +132,7 @@ class _Recorded(torch.autograd.Function):
         if not ctx.needs_input_grad[1]:
             return _RecordedGradient.apply(theta, grad, ctx.request, ctx.recording), None, None, None, None
         if torch.is_grad_enabled():  # second derivatives of counting numbers, where autograd follows
-            mu = _run_on_torch(ctx.request, theta)
-            wanted = [number for number in (theta, counting) if number.requires_grad]
-            found = iter(torch.autograd.grad(mu, wanted, grad, create_graph=True, materialize_grads=True))
-            return *(next(found) if number.requires_grad else None for number in (theta, counting)), None, None, None
+            return *_gradients(_run_on_torch(ctx.request, theta), (theta, counting), grad), None, None, None
         gradient, of_counting = ctx.recording.backward_counting(grad.reshape(-1, grad.shape[-1]))
         return gradient.reshape(theta.shape), of_counting, None, None, None
 
@@ -154,7 +151,7 @@ class _RecordedGradient(torch.autograd.Function):
         return recording.backward(grad.reshape(-1, grad.shape[-1])).reshape(theta.shape)
 
     @staticmethod
-    def backward(ctx: Any, v: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
         theta, grad = ctx.saved_tensors
         found = None if torch.is_grad_enabled() else _dual_run(ctx.request, theta, v)
         if found is None:  # for third derivatives, go through the sweeps where autograd follows
@@ -165,15 +162,21 @@ class _RecordedGradient(torch.autograd.Function):
         return slope, solution.mu.imag.to(grad.dtype), None, None
 
 
+def _gradients(output: Tensor, inputs: tuple[Tensor, ...], grad: Tensor) -> tuple[Tensor | None, ...]:
+    """Differentiable gradients of those inputs that require one."""
+    wanted = [tensor for tensor in inputs if tensor.requires_grad]
+    found = iter(torch.autograd.grad(output, wanted, grad, create_graph=True, materialize_grads=True))
+    return tuple(next(found) if tensor.requires_grad else None for tensor in inputs)
+
+
 def _run_on_torch(request: Request, theta: Tensor) -> Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         return replace(request, theta=theta, kernels="torch").run().mu
 
 
-def _through_torch(request: Request, theta: Tensor, grad: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def _through_torch(request: Request, theta: Tensor, grad: Tensor, v: Tensor) -> tuple[Tensor | None, ...]:
     with torch.enable_grad():
         mu = _run_on_torch(request, theta)
         (gradient,) = torch.autograd.grad(mu, theta, grad, create_graph=True)
-        slopes = torch.autograd.grad(gradient, (theta, grad), v, create_graph=True, materialize_grads=True)
-    return slopes[0], slopes[1]
+        return _gradients(gradient, (theta, grad), v)

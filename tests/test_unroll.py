@@ -1,0 +1,176 @@
+"""What the native tape does beyond the conformance suite: checkpoints, dual numbers, counting numbers."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import riskfield as rf
+from cases import rows
+from gradient_cases import MIXED, TIED
+from riskfield.kernels import native
+from strategies import potentials
+
+# torch compiles parts of its forward derivatives with a tool it has itself deprecated.
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated:DeprecationWarning")
+
+GRAPHS = [MIXED, TIED, rf.grid(4, 5, 2), rf.grid(3, 4, 3), rf.grid(3, 3, 2, tied=True)]
+iterative = lambda case: case.marginals and case.iterative  # noqa: E731
+
+
+def gradient(graph, algorithm, stop, adjoint, kernels=None, batch=(2,), seed=0):
+    """Of a random quadratic in mu and of the log-partition value."""
+    theta = potentials(graph, seed, "mild", *batch).requires_grad_()
+    weights = torch.randn(graph.mu_size, dtype=theta.dtype, generator=torch.manual_seed(seed))
+    solution = rf.infer(graph, theta, algorithm, stop=stop, adjoint=adjoint, kernels=kernels)
+    ((weights * solution.mu).sum() ** 2 + solution.log_partition.sum()).backward()
+    return theta.grad
+
+
+@pytest.mark.parametrize("every", [1, 3, True])
+@rows(iterative)
+def test_checkpoints_change_nothing(case, every):
+    for graph in (MIXED, rf.grid(4, 5, 2)):
+        algorithm = case.make(graph, None)
+        for stop in (rf.Stop(7, tol=None), rf.Stop(500, tol=1e-6)):
+            whole = gradient(graph, algorithm, stop, rf.Unroll())
+            torch.testing.assert_close(
+                gradient(graph, algorithm, stop, rf.Unroll(checkpoint=every)), whole, rtol=1e-12, atol=1e-13
+            )
+
+
+def test_checkpoints_leave_the_run_as_it_was():
+    graph, algorithm = rf.grid(4, 5, 2), rf.MessagePassing(rf.TRW(0.5))
+    theta = potentials(graph, 0).requires_grad_()
+    solution = rf.infer(graph, theta, algorithm, stop=rf.Stop(5, tol=None), adjoint=rf.Unroll(checkpoint=2))
+    first, second = (torch.autograd.grad(solution.mu[0], theta, retain_graph=True)[0] for _ in range(2))
+    assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("wrong", [-1, 2.5, "2", None])
+def test_what_is_no_number_of_sweeps_is_refused(wrong):
+    with pytest.raises(ValueError, match="`checkpoint` must be a positive number of sweeps"):
+        rf.Unroll(checkpoint=wrong)
+
+
+@pytest.mark.parametrize("damping", [0.0, 0.3])
+@pytest.mark.parametrize("schedule", [rf.Sequential(), rf.Parallel()])
+@pytest.mark.parametrize("scale", [1.0, 30.0])
+def test_gradients_of_counting_numbers_equal_those_of_autograd(schedule, damping, scale):
+    for graph in GRAPHS:
+        theta = scale * potentials(graph, 1, "mild", 2)
+        rho = torch.rand(graph.num_factors, dtype=torch.float64, generator=torch.manual_seed(2)) * 0.4 + 0.5
+        weights = torch.randn(graph.mu_size, dtype=torch.float64, generator=torch.manual_seed(3))
+        found = []
+        for kernels in (None, "torch"):
+            leaf, numbers = theta.clone().requires_grad_(), rho.clone().requires_grad_()
+            algorithm = rf.MessagePassing(rf.TRW(numbers), schedule=schedule, damping=damping)
+            solution = rf.infer(
+                graph, leaf, algorithm, stop=rf.Stop(4, tol=None), adjoint=rf.Unroll(), kernels=kernels
+            )
+            ((weights * solution.mu).sum() + solution.log_partition.sum()).backward()
+            found.append((leaf.grad, numbers.grad))
+        for ours, reference in zip(*found, strict=True):
+            torch.testing.assert_close(ours, reference, rtol=1e-10, atol=1e-11)
+
+
+def test_counting_numbers_are_differentiated_natively(monkeypatch):
+    calls = []
+    original = native.MessagePassingRun.backward_counting
+    monkeypatch.setattr(
+        native.MessagePassingRun, "backward_counting", lambda run, grad: calls.append(1) or original(run, grad)
+    )
+    graph = rf.grid(3, 3, 2)
+    theta, rho = potentials(graph, 0), torch.full((graph.num_factors,), 0.6, dtype=torch.float64)
+
+    def loss(numbers):
+        algorithm = rf.MessagePassing(rf.TRW(numbers))
+        return rf.infer(graph, theta, algorithm, stop=rf.Stop(3, tol=None), adjoint=rf.Unroll()).mu[:4]
+
+    assert torch.autograd.gradcheck(loss, rho.requires_grad_(), fast_mode=True)
+    assert calls
+
+
+@rows(iterative)
+def test_second_derivatives_and_slopes_equal_those_of_autograd(case, monkeypatch):
+    started = []
+    original = native._RUNS[torch.complex128]
+    monkeypatch.setitem(native._RUNS, torch.complex128, lambda *a: started.append(1) or original(*a))
+    for graph in GRAPHS:
+        algorithm = case.make(graph, None)
+        theta, v = (potentials(graph, seed, "mild", 2) for seed in (4, 5))
+        weights = torch.randn(graph.mu_size, dtype=torch.float64, generator=torch.manual_seed(6))
+        found = []
+        for kernels in (None, "torch"):
+
+            def mu(t, kernels=kernels, graph=graph, algorithm=algorithm):
+                stop = rf.Stop(4, tol=None)
+                return rf.infer(graph, t, algorithm, stop=stop, adjoint=rf.Unroll(), kernels=kernels).mu
+
+            product = rf.hessian_vector_product(lambda t, mu=mu, w=weights: (w * mu(t) ** 2).sum(), theta, v)
+            with torch.autograd.forward_ad.dual_level():
+                slope = torch.autograd.forward_ad.unpack_dual(mu(torch.autograd.forward_ad.make_dual(theta, v))).tangent
+            found.append((product, slope))
+        for ours, reference in zip(*found, strict=True):
+            torch.testing.assert_close(ours, reference, rtol=1e-10, atol=1e-11)
+    assert started
+
+
+def test_third_derivatives():
+    graph = rf.chain(3, 2)
+    theta = potentials(graph, 0).requires_grad_()
+
+    def loss(t):
+        return rf.infer(graph, t, stop=rf.Stop(2, tol=None), adjoint=rf.Unroll()).mu[0]
+
+    def gradient(t):
+        return torch.autograd.grad(loss(t), t, create_graph=True)[0]
+
+    assert torch.autograd.gradgradcheck(lambda t: gradient(t).sum(), theta, fast_mode=True)
+
+
+def test_mean_field_skips_impossible_joint_states_that_evidence_avoids():
+    graph = rf.FactorGraph([2, 3, 2, 2], [(0, 1), (1, 2), (2, 0), (2, 1, 3), (3,)])
+    theta = potentials(graph, 0)
+    graph.node(theta, 0)[1] = -torch.inf
+    graph.factor_views(theta)[0][0, 0, 1] = -torch.inf
+    found = []
+    for kernels in (None, "torch"):
+        leaf = theta.clone().requires_grad_()
+        solution = rf.infer(
+            graph,
+            leaf,
+            rf.MeanField(),
+            stop=rf.Stop(3, tol=None),
+            evidence={0: 0, 1: 0, 2: 0},
+            adjoint=rf.Unroll(),
+            kernels=kernels,
+        )
+        (solution.mu**2).sum().backward()
+        found.append(leaf.grad)
+    assert torch.isfinite(found[0]).all()
+    torch.testing.assert_close(*found, rtol=1e-12, atol=1e-14)
+
+
+def test_memory_of_the_tape():
+    code = """
+import resource, torch, riskfield as rf
+rf.set_num_threads(1)
+graph = rf.grid(100, 150, 2)
+theta = torch.zeros(graph.theta_size, dtype=torch.float64).uniform_(-1, 1).requires_grad_()
+def gradient(sweeps, adjoint):
+    rf.infer(graph, theta, rf.MessagePassing(rf.TRW(0.5)), stop=rf.Stop(sweeps, None), adjoint=adjoint).mu.sum().backward()
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+gradient(1, rf.Unroll())
+start = peak()
+gradient(400, rf.Unroll(checkpoint=True))
+middle = peak()
+gradient(400, rf.Unroll())
+sweep = 2 * graph.num_factors * 8
+print((middle - start) / sweep, (peak() - start) / sweep)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    with_checkpoints, whole = map(float, done.stdout.split())
+    assert whole < 1.3 * 400
+    assert with_checkpoints < 2 * 20 + 12  # a constant: the gradients, and pages of memory
