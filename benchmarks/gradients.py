@@ -16,13 +16,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from timing import EagerGrid, about, best_time, pgmax_grid, write
 from torch import Tensor
 
 import riskfield as rf
 from riskfield.kernels import EVERY_SWEEP
 from riskfield.kernels.native import MessagePassingRun
 from riskfield.kernels.problem import MessagePassingProblem
+from timing import EagerGrid, about, best_time, pgmax_grid, write
 
 SWEEPS = 20
 _ROWS, _COLUMNS = 200, 300

@@ -17,11 +17,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from timing import EagerGrid, about, best_time, pgmax_grid, write
 
 import riskfield as rf
 from riskfield.kernels.native import MessagePassingRun
 from riskfield.kernels.problem import MessagePassingProblem
+from timing import EagerGrid, about, best_time, pgmax_grid, write
 
 
 @dataclass

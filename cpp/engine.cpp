@@ -9,6 +9,10 @@
 namespace riskfield::RISKFIELD_ISA {
 namespace {
 
+// Relative to mu g, gradients of messages at a fixed point that need not be known to the tolerance: those a saturated
+// model makes far smaller than the rounding of others.
+constexpr double kNegligible = 1e-8;
+
 template <class T>
 class EngineRun final : public Run<T> {
  public:
@@ -95,13 +99,15 @@ class EngineRun final : public Run<T> {
       const T* tape = items_[b].tape.end(items_[b].tape.size() - 1);
       if (!grad.sum.get()) grad.sum.allocate(plan_.message_size);
       grad.sum.fill(0);
+      double scale = 0;
+      for (int l = 0; l < kLanes<T>; ++l) scale += double(grad.scale[l]);
       for (; ran[b] < steps && residual[b] > tol; ++ran[b]) {
         grad.square = V<T>{};
         back.template sweep<Pass::kSum>(tape);
         double square = 0, total = 0;
         for (int l = 0; l < kLanes<T>; ++l) square += double(grad.square[l]);
         for (Index k = 0; k < grad.sum.size(); ++k) total += double(grad.sum.get()[k]) * double(grad.sum.get()[k]);
-        residual[b] = square == 0 ? 0 : std::sqrt(square / total);
+        residual[b] = square == 0 ? 0 : std::sqrt(square) / (std::sqrt(total) + kNegligible * std::sqrt(scale));
       }
       back.template sweep<Pass::kTables>(tape);
     });

@@ -26,6 +26,7 @@ struct Gradients {
   std::vector<std::vector<T>> counting;
   Buffer<T> seen, of_belief;
   V<T> square{};    // of those of the last sweep, lane by lane
+  V<T> scale{};     // squares of mu g, lane by lane, to compare it with
   int current = 0;  // gradient of the present messages; the other buffer serves schedules that send all at once
 
   explicit Gradients(const Plan& plan) {
@@ -45,6 +46,7 @@ struct Gradients {
   }
   void clear() {
     counting.clear();
+    scale = V<T>{};
     for (Buffer<T>* buffer : {&tables, &node_theta, &beliefs, &messages[0], &messages[1]}) buffer->fill(0);
     current = 0;
   }
@@ -141,6 +143,7 @@ void reverse_marginals(const Context<T>& context, const Item<T>& item, int g, co
     const Index* map = group.entry_maps[group.permutation[f]].data();
     for (Index e = 0; e < group.table_size; ++e) set_lane<T>(weight[e], l, from[map[e]]);
   }
+  for (Index e = 0; e < group.table_size; ++e) grad.scale += weight[e] * joint[e] * weight[e] * joint[e];
   if constexpr (!kExpectation) {
     V<T> mean{};
     for (Index e = 0; e < group.table_size; ++e) mean += weight[e] * joint[e];

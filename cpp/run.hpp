@@ -42,7 +42,7 @@ class Run {
   // The same and, added to `grad_counting`, d(grad_mu . mu) / dc of every factor, summed over the batch.
   virtual void backward_counting(const T* grad_mu, T* grad_theta, double* grad_counting) = 0;
   // The same as `backward` if the one recorded sweep had run for ever: back through it up to `steps` times or until the gradients
-  // of its messages are less than the share `tol` of their sum. Says how far each item came.
+  // of its messages are less than the share `tol` of their sum (or of what is negligible). Says how far each item came.
   virtual void backward_fixed_point(const T* grad_mu, T* grad_theta, Index steps, double tol, int threads,
                                     double* residual, Index* ran) = 0;
 };

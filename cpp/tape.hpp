@@ -124,6 +124,10 @@ class Backward {
       total += weight(x);
       mean += weight(x) * gradient[x];
     }
+    for (int x = 0; x < n; ++x) {
+      const T share = weight(x) / total * gradient[x];
+      set_lane<T>(grad_.scale, 0, T(grad_.scale[0]) + share * share);
+    }
     mean = mean_field() ? T(0) : mean / total;
     for (int x = 0; x < (one_row(n) ? 1 : n); ++x) to[Index(x) * stride] += weight(x) / total * (gradient[x] - mean);
   }

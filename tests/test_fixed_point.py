@@ -37,8 +37,8 @@ def test_falling_short_is_a_warning_and_failing_an_error():
     graph = rf.grid(4, 4, 2)
     theta, algorithm = potentials(graph, 0), rf.MessagePassing(rf.TRW(0.5))
     for kernels, accelerate in ((None, False), ("torch", None)):
+        adjoint = rf.FixedPoint(max_steps=2, accelerate=accelerate)
         with pytest.raises(rf.AdjointError, match="after 2 steps; the tolerance is 1e-10"):
-            adjoint = rf.FixedPoint(max_steps=2, accelerate=accelerate)
             gradient(graph, theta, algorithm, STOP, adjoint, kernels=kernels)
     with pytest.warns(rf.AdjointWarning, match="the tolerance is 1e-10. Allow more steps"):
         rf.FixedPoint()._check(1e-6, 1000)

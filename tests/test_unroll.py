@@ -66,9 +66,7 @@ def test_gradients_of_counting_numbers_equal_those_of_autograd(schedule, damping
         for kernels in (None, "torch"):
             leaf, numbers = theta.clone().requires_grad_(), rho.clone().requires_grad_()
             algorithm = rf.MessagePassing(rf.TRW(numbers), schedule=schedule, damping=damping)
-            solution = rf.infer(
-                graph, leaf, algorithm, stop=rf.Stop(4, tol=None), adjoint=rf.Unroll(), kernels=kernels
-            )
+            solution = rf.infer(graph, leaf, algorithm, stop=rf.Stop(4, tol=None), adjoint=rf.Unroll(), kernels=kernels)
             ((weights * solution.mu).sum() + solution.log_partition.sum()).backward()
             found.append((leaf.grad, numbers.grad))
         for ours, reference in zip(*found, strict=True):
@@ -160,7 +158,8 @@ rf.set_num_threads(1)
 graph = rf.grid(100, 150, 2)
 theta = torch.zeros(graph.theta_size, dtype=torch.float64).uniform_(-1, 1).requires_grad_()
 def gradient(sweeps, adjoint):
-    rf.infer(graph, theta, rf.MessagePassing(rf.TRW(0.5)), stop=rf.Stop(sweeps, None), adjoint=adjoint).mu.sum().backward()
+    algorithm, stop = rf.MessagePassing(rf.TRW(0.5)), rf.Stop(sweeps, None)
+    rf.infer(graph, theta, algorithm, stop=stop, adjoint=adjoint).mu.sum().backward()
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 gradient(1, rf.Unroll())
 start = peak()

@@ -1,6 +1,7 @@
 r"""Linear fixed points v = A v + b, where A is known only by its action: a plain iteration, and GMRES.
 
-Rows of v and b are independent systems, solved side by side. The residual of a row is |b + A v - v| / |v|.
+Rows of v and b are independent systems, solved side by side. The residual of a row is |b + A v - v| / (|v| + floor):
+what is far smaller than `floor` counts as nothing.
 """
 
 from __future__ import annotations
@@ -29,15 +30,18 @@ class LinearSolution:
 
 
 def solve_fixed_point(
-    operator: Operator, b: Tensor, tol: float, max_steps: int, accelerate: bool | None
+    operator: Operator, b: Tensor, floor: Tensor, tol: float, max_steps: int, accelerate: bool | None
 ) -> LinearSolution:
-    """Solve v = A v + b by plain iteration, by GMRES, or (None) by GMRES once plain iteration proves slow."""
+    """Solve v = A v + b by plain iteration, by GMRES, or (None) by GMRES once plain iteration proves slow.
+
+    `floor` has a number for each row.
+    """
     v, steps = b, 0
     history: list[float] = []
     while steps < max_steps and accelerate is not True:
         new = operator(v) + b
         steps += 1
-        history.append(_worst(new - v, new))
+        history.append(_worst(new - v, new, floor))
         v = new
         if history[-1] <= tol:
             return LinearSolution(v, history[-1], steps, False)
@@ -50,7 +54,7 @@ def solve_fixed_point(
     # Where plain iteration diverges it leads away from the solution.
     if history and history[-1] > history[0]:
         v = b
-    return _gmres(operator, b, v, tol, steps, max_steps)
+    return _gmres(operator, b, v, floor, tol, steps, max_steps)
 
 
 def _is_slow(history: list[float], tol: float) -> bool:
@@ -61,12 +65,14 @@ def _is_slow(history: list[float], tol: float) -> bool:
     return not last < earlier or last * (last / earlier) ** (_PATIENCE / _LOOK_BACK) > tol
 
 
-def _gmres(operator: Operator, b: Tensor, v: Tensor, tol: float, steps: int, max_steps: int) -> LinearSolution:
+def _gmres(
+    operator: Operator, b: Tensor, v: Tensor, floor: Tensor, tol: float, steps: int, max_steps: int
+) -> LinearSolution:
     """Restarted GMRES on (I - A) v = b, the rows side by side (Saad & Schultz 1986)."""
     while True:
         defect = operator(v) + b - v
         steps += 1
-        residual = _worst(defect, v)
+        residual = _worst(defect, v, floor)
         if residual <= tol or steps >= max_steps or not residual < float("inf"):
             return LinearSolution(v, residual, steps, True)
         size = min(_RESTART, max_steps - steps, v.shape[1])
@@ -76,7 +82,7 @@ def _gmres(operator: Operator, b: Tensor, v: Tensor, tol: float, steps: int, max
         hessenberg = defect.new_zeros(len(v), size + 1, size)
         target = defect.new_zeros(len(v), size + 1, 1)
         target[:, 0, 0] = length
-        goal = tol * v.norm(dim=1)
+        goal = tol * (v.norm(dim=1) + floor)
         for k in range(size):
             w = basis[k] - operator(basis[k])
             steps += 1
@@ -96,9 +102,9 @@ def _gmres(operator: Operator, b: Tensor, v: Tensor, tol: float, steps: int, max
         v = v + torch.einsum("krn,rk->rn", basis[: weights.shape[1]], weights[..., 0])
 
 
-def _worst(defect: Tensor, v: Tensor) -> float:
-    """The largest |defect| / |v| over the rows; a row of zeros is solved."""
-    ratio = _divided(defect.norm(dim=1)[:, None], v.norm(dim=1))
+def _worst(defect: Tensor, v: Tensor, floor: Tensor) -> float:
+    """The largest |defect| / (|v| + floor) over the rows; a row of zeros is solved."""
+    ratio = _divided(defect.norm(dim=1)[:, None], v.norm(dim=1) + floor)
     return float(ratio.max()) if ratio.numel() else 0.0
 
 

@@ -11,10 +11,10 @@ factors and rho = 1, back belief propagation (Eaton & Ghahramani 2009). State an
 marginals, and a round of updates.
 
 F may be any sweep with the same fixed points, whatever schedule and damping the run needed. The native kernels iterate
-the run's own, undamped; it converges in about as many sweeps as inference did. Where that is too slow, and for gradients
-of other numbers than theta, autograd goes through a sweep of the torch kernels: of the one that sends all messages at
-once, which is a handful of large tensor operations, then of the run's own schedule. Messages are normalised, so the
-directions that only scale them are mapped to nothing and do no harm.
+the run's own, of which the last one was recorded; it converges in about as many sweeps as inference did. Where that is
+too slow, and for gradients of other numbers than theta, autograd goes through an undamped sweep of the torch kernels:
+of the one that sends all messages at once, which is a handful of large tensor operations, then of the run's own
+schedule. Messages are normalised, so the directions that only scale them are mapped to nothing and do no harm.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ from riskfield.kernels.torch_reference import MeanFieldRun, MessagePassingRun
 
 # A gradient whose equation is solved no better than this is not handed out.
 _WORTHLESS = 1e-4
+# Relative to mu g, gradients of messages that need not be known to the tolerance. The native kernels know it too.
+_NEGLIGIBLE = 1e-8
 # Log-messages that change by more in a sweep are no fixed point, whatever the marginals say.
 _UNSETTLED = 1e-2
 
@@ -125,7 +127,8 @@ class FixedPoint(AbstractAdjoint):
         """
         require_finite(grad, "FixedPoint")
         if run is not None and not any(number.requires_grad for number in numbers):
-            found, residual, steps = run.backward_fixed_point(grad.reshape(-1, grad.shape[-1]), self.max_steps, self.tol)
+            flat = grad.reshape(-1, grad.shape[-1])
+            found, residual, steps = run.backward_fixed_point(flat, self.max_steps, self.tol)
             worst = float(residual.max()) if len(residual) else 0.0
             if worst <= self.tol or self.accelerate is False:
                 self._check(worst, int(steps.max()) if len(steps) else 0)
@@ -137,12 +140,12 @@ class FixedPoint(AbstractAdjoint):
         # Zero messages stay zero, whatever else changes. A gradient in them would leak into their neighbours.
         possible = state.detach() != NEG_INF
         best: tuple[float, LinearSolution, list[Tensor]] | None = None
-        for run in _reference_runs(request, theta, leaves[1:]):
+        for reference in _reference_runs(request, theta, leaves[1:]):
             with torch.enable_grad():
-                run.begin_from(state)
-                mu = run.marginals()
-                run.sweep()
-                swept = run.messages()
+                reference.begin_from(state)
+                mu = reference.marginals()
+                reference.sweep()
+                swept = reference.messages()
             if best is None:
                 _warn_if_unsettled(state.detach(), swept.detach())
             b, *direct = torch.autograd.grad(mu, [state, *leaves], g, retain_graph=True, materialize_grads=True)
@@ -152,7 +155,9 @@ class FixedPoint(AbstractAdjoint):
                 return torch.where(possible, out, 0.0)
 
             b = torch.where(possible, b, 0.0)
-            solved = solve_fixed_point(sweep_backwards, b, self.tol, self.max_steps, self.accelerate)
+            # The gradient is to be right beside mu g; what a saturated model makes of it may be far less than rounding.
+            floor = _NEGLIGIBLE * (mu.detach() * g).norm(dim=1)
+            solved = solve_fixed_point(sweep_backwards, b, floor, self.tol, self.max_steps, self.accelerate)
             through = torch.autograd.grad(swept, leaves, solved.value, materialize_grads=True)
             rank = solved.residual if solved.residual == solved.residual else float("inf")
             if best is None or rank < best[0]:

@@ -53,7 +53,8 @@ class Unroll(AbstractAdjoint):
 
     def __post_init__(self) -> None:
         if not isinstance(self.checkpoint, int) or self.checkpoint < 0:
-            raise ValueError(f"`checkpoint` must be a positive number of sweeps, True or False. Got {self.checkpoint!r}.")
+            got = repr(self.checkpoint)
+            raise ValueError(f"`checkpoint` must be a positive number of sweeps, True or False. Got {got}.")
 
     def apply(self, request: Request) -> Solution:
         """Run natively with a tape where it can be gone through backwards, else on the torch kernels."""
@@ -140,8 +141,8 @@ class _Recorded(torch.autograd.Function):
 class _RecordedGradient(torch.autograd.Function):
     """The gradient (dmu/dtheta)^T g as a function of theta and g.
 
-    Its product with a vector v is the slope of g . mu along v. So the slope of the gradient along v is its derivative in
-    theta (a matrix of second derivatives is symmetric), and the slope of mu its derivative in g.
+    Its product with a vector v is the slope of g . mu along v. So the slope of the gradient along v is its derivative
+    in theta (a matrix of second derivatives is symmetric), and the slope of mu its derivative in g.
     """
 
     @staticmethod
