@@ -5,18 +5,15 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import Pipeline, make_pipeline
+from sklearn.preprocessing import FunctionTransformer, StandardScaler
+from sklearn.utils import estimator_checks
 
 import riskfield as rf
 from riskfield import CRF, GridCRF, PerVariable
-
-sklearn = pytest.importorskip("sklearn")
-
-from sklearn.base import clone  # noqa: E402
-from sklearn.exceptions import NotFittedError  # noqa: E402
-from sklearn.model_selection import GridSearchCV, cross_val_score  # noqa: E402
-from sklearn.pipeline import Pipeline, make_pipeline  # noqa: E402
-from sklearn.preprocessing import FunctionTransformer, StandardScaler  # noqa: E402
-from sklearn.utils import estimator_checks  # noqa: E402
 
 EXACT = rf.Inference(rf.Exact())
 

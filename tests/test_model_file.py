@@ -14,11 +14,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import riskfield as rf
-from riskfield.io.model_file import read_model, write_model
-
-pytest.importorskip("sklearn")
-
 from riskfield import CRF, GridCRF
+from riskfield.io.model_file import read_model, write_model
 
 X = [np.array([[0.1, 1.0], [0.9, 2.0], [0.8, 0.0]]), np.array([[0.2, 1.0], [0.1, 1.0]])]
 Y = [["a", "b", "b"], ["a", "a"]]
