@@ -118,7 +118,7 @@ NAMES = ["network", "+ fixed smoothing", "+ trained pairwise"]
 
 
 def test_segmentation_prints_its_table(segmentation: Script, capsys: pytest.CaptureFixture[str]) -> None:
-    results = segmentation["main"](["--side", "12", "--scenes", "20", "--epochs", "15"])
+    results = segmentation["main"](["--side", "12", "--scenes", "20", "--epochs", "30"])
     assert list(results) == NAMES
     printed = capsys.readouterr().out
     for name, (error, overlap, loss) in results.items():
