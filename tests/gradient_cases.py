@@ -64,8 +64,8 @@ def _passes_messages(case):
 METHODS = [
     Method("Unroll", rf.Unroll(), lambda case: True, 1e-8),
     Method("FixedPoint", rf.FixedPoint(), _sweeps, 1e-8),
-    Method("Perturb-1", rf.Perturb(1), _marginals, 1e-4),
-    Method("Perturb-2", rf.Perturb(2), _marginals, 1e-6),
+    Method("Perturb-1", rf.Perturb(1), _marginals, 1e-5),
+    Method("Perturb-2", rf.Perturb(2), _marginals, 1e-7),
     Method("Perturb-4", rf.Perturb(4), _marginals, 1e-8),
     Method("KKT-Direct", rf.KKT(rf.Direct()), _passes_messages, 1e-8),
     Method("KKT-Minres", rf.KKT(rf.Minres()), _passes_messages, 1e-8),
