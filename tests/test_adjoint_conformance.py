@@ -105,16 +105,22 @@ def truth(name, case, converges):
     return finite_differences(loss, x)
 
 
-@pytest.mark.parametrize("name", ["tame", "impossible", *(f"large{seed}" for seed in (0, 2, 4, 5))])
+@pytest.mark.parametrize("name", ["tame", "impossible", *(f"large{seed}" for seed in (0, 2, 4, 5, 7))])
 @pairs()
 def test_against_finite_differences(case, method, name):
     """Finite and right, also where states are impossible, variables observed and marginals saturated."""
-    found, expected = model(name, case).gradient(case, method), truth(name, case, method.converges)
+    expected = truth(name, case, method.converges)
+    try:
+        found = model(name, case).gradient(case, method)
+    except rf.AdjointError:
+        if (method.name, name) == ("FixedPoint", "large7"):
+            pytest.xfail("all marginals saturate, and what is left to solve is of size 1e-20 and inconsistent")
+        raise
     finite = torch.isfinite(model(name, case).theta)
     accuracy = method.accuracy
     if name.startswith("large"):
         # The step of `Perturb` grows with the largest potential, and with it what differences leave out.
-        accuracy = {"Perturb-1": 1e-2, "Perturb-2": 1e-6, "Perturb-4": 1e-3}.get(method.name, accuracy)
+        accuracy = {"Perturb-2": 1e-6, "Perturb-4": 1e-3}.get(method.name, accuracy)
     close(found[finite], expected, accuracy)
     assert (found[~finite] == 0).all()
 

@@ -99,3 +99,48 @@ def test_gradient_methods_agree_at_convergence_and_only_unroll_is_right_before(
     for honest, pretended, _ in truncated.values():
         assert honest == "refused"
         assert float(pretended) > 1e-4
+
+
+@pytest.fixture(scope="module")
+def segmentation() -> Script:
+    return runpy.run_path(str(EXAMPLES / "segmentation.py"))
+
+
+def test_segmentation_scenes_are_in_order_and_sky_looks_like_water(segmentation: Script) -> None:
+    pictures, labels = segmentation["scenes"](20, 16, seed=0)
+    columns = labels.reshape(20, 16, 16)
+    assert (columns[:, 1:] >= columns[:, :-1]).all()
+    means = [float(pictures.flatten(1)[labels == k].mean()) for k in range(3)]
+    assert means == pytest.approx([0, 1, 0], abs=0.05)
+
+
+NAMES = ["network", "+ fixed smoothing", "+ trained pairwise"]
+
+
+def test_segmentation_prints_its_table(segmentation: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    results = segmentation["main"](["--side", "12", "--scenes", "20", "--epochs", "30"])
+    assert list(results) == NAMES
+    printed = capsys.readouterr().out
+    for name, (error, overlap, loss) in results.items():
+        assert f"\n{name:<20}{error:>12.1%}{overlap:>10.3f}{loss:>8.3f}" in printed
+    assert results["+ trained pairwise"][2] < results["network"][2]
+
+
+@pytest.mark.slow
+def test_segmentation_trained_pairwise_terms_are_the_best(segmentation: Script) -> None:
+    network, fixed, trained = segmentation["main"]([]).values()
+    assert trained[0] < fixed[0] / 2 < network[0] / 2
+    assert trained[2] < fixed[2] / 2
+
+
+def test_segmentation_parameters_are_saved_like_those_of_any_module(segmentation: Script, tmp_path: Path) -> None:
+    import torch
+
+    model, twin = segmentation["Segmenter"](6), segmentation["Segmenter"](6)
+    with torch.no_grad():
+        model.pairwise.normal_()
+    torch.save(model.state_dict(), tmp_path / "model.pt")
+    twin.load_state_dict(torch.load(tmp_path / "model.pt", weights_only=True))
+    pictures, _ = segmentation["scenes"](2, 6, seed=0)
+    assert torch.equal(model(pictures), twin(pictures))
+    assert model.double()(pictures.double()).dtype == torch.float64

@@ -33,11 +33,14 @@ SOLVERS = pytest.mark.parametrize("solver", [rf.Direct(), rf.Minres()], ids=["di
 def test_equals_differences_of_the_objective(case, solver, graph, seed, kind, loss):
     theta = 0.7 * potentials(graph, seed, kind)
     algorithm = case.make(graph, None)
-    stop = rf.Stop(sweeps=500, tol=1e-14)
+    # A number of sweeps, not a tolerance: that looks at node marginals, and those of factors may take twice as long to
+    # settle. Runs that stop at different sweeps then differ by more than the differences are to resolve.
+    stop = rf.Stop(sweeps=300, tol=None)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         try:
-            actual = gradient(graph, theta, algorithm, loss, rf.KKT(solver), stop)
+            start = rf.infer(graph, theta, algorithm, stop=stop).messages
+            actual = gradient(graph, theta, algorithm, loss, rf.KKT(solver), rf.Stop(300, 1e-14), messages=start)
         except (rf.ImpossibleEvidenceError, rf.ConvergenceWarning, rf.AdjointWarning):
             return
         except rf.AdjointError:
@@ -45,7 +48,7 @@ def test_equals_differences_of_the_objective(case, solver, graph, seed, kind, lo
             return
     expected, converged = differences(graph, theta, algorithm, loss, stop)
     if converged:
-        assert error(actual, expected) < 1e-6
+        assert error(actual, expected) < 1e-8
     assert (actual[theta == -torch.inf] == 0).all()
 
 
@@ -113,30 +116,6 @@ def test_float32(solver):
     actual = gradient(graph, theta.float(), algorithm, univariate_logistic, rf.KKT(solver), stop)
     assert actual.dtype == torch.float32
     assert error(actual.double(), expected) < 1e-4
-
-
-@pytest.mark.parametrize("states", [2, 5])
-@pytest.mark.parametrize("entropy", [rf.Bethe(), rf.TRW(0.5)], ids=["bethe", "trw"])
-@pytest.mark.parametrize("loss", LOSSES)
-def test_agrees_with_perturb_on_grids(states, entropy, loss):
-    graph = rf.grid(10, 10, states)
-    theta = 0.5 * potentials(graph, 1)
-    algorithm = rf.MessagePassing(entropy)
-    stop = rf.Stop(2000, 1e-13)
-    direct = gradient(graph, theta, algorithm, loss, rf.KKT(), stop)
-    for adjoint in (rf.KKT(rf.Minres()), rf.Perturb(), rf.Perturb(4)):
-        assert error(gradient(graph, theta, algorithm, loss, adjoint, stop), direct) < 1e-6
-
-
-@pytest.mark.parametrize("states", [2, 5])
-@pytest.mark.parametrize("entropy", [rf.Bethe(), rf.TRW(0.5)], ids=["bethe", "trw"])
-def test_agrees_with_unrolled_sweeps(states, entropy):
-    graph = rf.grid(5, 5, states)
-    theta = 0.5 * potentials(graph, 1)
-    algorithm = rf.MessagePassing(entropy)
-    stop = rf.Stop(2000, 1e-13)
-    unrolled = gradient(graph, theta, algorithm, univariate_logistic, rf.Unroll(), stop)
-    assert error(gradient(graph, theta, algorithm, univariate_logistic, rf.KKT(), stop), unrolled) < 1e-8
 
 
 @pytest.mark.parametrize("strength", [20.0, 70.0, 200.0])

@@ -26,7 +26,9 @@ def test_import_loads_torch_and_numpy_only():
     assert added == "riskfield"
 
 
+LAZY = ("CRF", "GridCRF", "PerVariable")  # they load scikit-learn
 PUBLIC = {name: value for name, value in vars(rf).items() if not name.startswith("_")}
+PUBLIC |= {name: getattr(rf, name) for name in LAZY}
 OBJECTS = {name: value for name, value in PUBLIC.items() if not isinstance(value, types.ModuleType)}
 
 
@@ -65,9 +67,15 @@ def test_the_public_surface():
         *("ConvergenceWarning", "FileFormatError", "ImpossibleEvidenceError", "RiskfieldError", "TreewidthError"),
         *("Examples", "Checkpoints", "CheckpointError", "DivergenceWarning", "Fit", "Reason", "Record", "fit"),
         *("AbstractOptimiser", "LBFGS", "SMD", "Torch", "Stage", "fit_stages", "incremental", "Validation"),
-        *("Ranks", "ranks", "WarmStart"),
+        *("Ranks", "ranks", "WarmStart", "CRF", "GridCRF", "PerVariable"),
     }
     assert set(OBJECTS) == expected
+    assert set(rf.__all__) == expected | {"nn", "__version__"}
+
+
+def test_what_is_not_there_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="module 'riskfield' has no attribute 'CRFs'"):
+        rf.CRFs  # noqa: B018
 
 
 WITHOUT_EXTENSION = """

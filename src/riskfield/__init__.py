@@ -1,5 +1,7 @@
 """Train graphical models for the predictions you will actually make."""
 
+import typing as _typing
+
 from riskfield import nn
 from riskfield.adjoints.check import GradientReport, check_gradients
 from riskfield.adjoints.envelope import Envelope
@@ -77,9 +79,13 @@ from riskfield.models.conditional import Conditional, LinearModel, Tables
 from riskfield.models.generative import Generative
 from riskfield.threads import get_num_threads, set_num_threads
 
+if _typing.TYPE_CHECKING:
+    from riskfield.learning.estimators import CRF, GridCRF, PerVariable
+
 __version__ = "0.1.0"
 
 __all__ = [
+    "CRF",
     "KKT",
     "L1",
     "LBFGS",
@@ -124,6 +130,7 @@ __all__ = [
     "FixedPoint",
     "Generative",
     "GradientReport",
+    "GridCRF",
     "Hybrid",
     "ImpossibleEvidenceError",
     "Independent",
@@ -138,6 +145,7 @@ __all__ = [
     "NodeGroup",
     "Parallel",
     "PatchPseudolikelihood",
+    "PerVariable",
     "Perturb",
     "Piecewise",
     "Pseudolikelihood",
@@ -198,3 +206,14 @@ __all__ = [
     "write_mar",
     "write_pr",
 ]
+
+
+if not _typing.TYPE_CHECKING:  # a type checker would take any name for one that is there
+
+    def __getattr__(name: str) -> _typing.Any:
+        """Load the estimators, and scikit-learn with them, when they are asked for."""
+        if name in ("CRF", "GridCRF", "PerVariable"):
+            from riskfield.learning import estimators
+
+            return getattr(estimators, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

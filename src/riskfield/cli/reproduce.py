@@ -97,7 +97,8 @@ def _run(
     except ModuleNotFoundError as error:
         raise typer.BadParameter(str(error)) from None
     folder = out or Path("results", f"{name}-quick" if quick else name)
-    command = " ".join(["riskfield reproduce", name, *options, *(["--quick"] if quick else [])])
+    given = [*options, *(["--quick"] if quick else []), *(["--out", str(out)] if out else [])]
+    command = " ".join(["riskfield reproduce", name, *given])
     try:
         for study in studies:
             for path in reproduce_study(study, folder, command, progress=not quiet and sys.stderr.isatty()):

@@ -53,7 +53,7 @@ def pack_state(state: Mapping[str, Any]) -> dict[str, bytes]:
     from safetensors.torch import save
 
     tensors: dict[str, Tensor] = {}
-    tree = {"format": _FORMAT, "state": _encode(state, tensors)}
+    tree = {"format": _FORMAT, "state": encode(state, tensors)}
     return {_JSON: json.dumps(tree, indent=1).encode(), _TENSORS: save(tensors)}
 
 
@@ -68,7 +68,7 @@ def unpack_state(files: Mapping[str, bytes], source: str) -> dict[str, Any]:
         if tree["format"] != _FORMAT:
             raise FileFormatError(f"{source} has format {tree['format']}; this version reads format {_FORMAT}.")
         # Clones, because torch's kernels may round differently on memory that is not aligned as torch aligns its own.
-        state: dict[str, Any] = _decode(tree["state"], {name: tensor.clone() for name, tensor in tensors.items()})
+        state: dict[str, Any] = decode(tree["state"], {name: tensor.clone() for name, tensor in tensors.items()})
     except (ValueError, KeyError, TypeError, SafetensorError) as error:
         if isinstance(error, FileFormatError):
             raise
@@ -104,7 +104,7 @@ def _sync_folder(path: Path) -> None:
         os.close(handle)
 
 
-def _encode(value: Any, tensors: dict[str, Tensor], name: str = "") -> Any:
+def encode(value: Any, tensors: dict[str, Tensor], name: str = "") -> Any:
     """`value` for JSON, its tensors moved to `tensors` under the names of their places."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -112,20 +112,21 @@ def _encode(value: Any, tensors: dict[str, Tensor], name: str = "") -> Any:
         tensors[name] = value.detach().cpu().contiguous().clone()
         return {_TENSOR: name}
     if isinstance(value, list | tuple):
-        return [_encode(entry, tensors, f"{name}/{k}") for k, entry in enumerate(value)]
+        return [encode(entry, tensors, f"{name}/{k}") for k, entry in enumerate(value)]
     if isinstance(value, Mapping):
-        entries = [(key, _encode(entry, tensors, f"{name}/{key}")) for key, entry in value.items()]
+        entries = [(key, encode(entry, tensors, f"{name}/{key}")) for key, entry in value.items()]
         # JSON has string keys only; torch numbers parameters.
         plain = all(isinstance(key, str) and key not in (_TENSOR, _PAIRS) for key in value)
         return dict(entries) if plain else {_PAIRS: [list(entry) for entry in entries]}
     raise TypeError(f"A state holds tensors, numbers, strings, lists and dicts. Got {type(value).__name__}.")
 
 
-def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+def decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """What `encode` was given."""
     if isinstance(value, list):
-        return [_decode(entry, tensors) for entry in value]
+        return [decode(entry, tensors) for entry in value]
     if isinstance(value, dict):
         if _TENSOR in value:
             return tensors[value[_TENSOR]]
-        return {key: _decode(entry, tensors) for key, entry in value.get(_PAIRS, value.items())}
+        return {key: decode(entry, tensors) for key, entry in value.get(_PAIRS, value.items())}
     return value
