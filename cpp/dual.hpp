@@ -31,7 +31,12 @@ inline Dual operator/(Dual a, Dual b) { return a /= b; }
 inline bool operator<(Dual a, Dual b) { return a.value < b.value; }
 inline bool operator>(Dual a, Dual b) { return a.value > b.value; }
 inline bool operator==(Dual a, Dual b) { return a.value == b.value; }
-inline Dual exp(Dual a) { return {std::exp(a.value), a.value > -std::numeric_limits<double>::infinity() ? a.slope * std::exp(a.value) : 0}; }
+inline bool is_zero(double a) { return a == 0; }
+inline bool is_zero(Dual a) { return a.value == 0 && a.slope == 0; }
+inline Dual exp(Dual a) {
+  const double value = std::exp(a.value);
+  return {value, value > 0 ? a.slope * value : 0};
+}
 inline Dual log(Dual a) { return {std::log(a.value), a.value > 0 ? a.slope / a.value : 0}; }
 
 }  // namespace riskfield

@@ -84,7 +84,8 @@ class Packer {
         for (int slot = 0; slot < group.arity; ++slot) spread[group.position[f * group.arity + slot]] += width;
       }
     }
-    constexpr double kLimit = std::is_same<T, float>::value ? 80 : 690;
+    // Gradients multiply two messages (see reverse_binary); floats have no room for that.
+    constexpr double kLimit = std::is_same<T, float>::value ? 80 : 345;
     double worst = 0;
     for (Index p = 0; p < plan_.num_variables; ++p) worst = std::max(worst, spread[p]);
     for (std::size_t g = 0; g < plan_.groups.size(); ++g) {

@@ -134,16 +134,23 @@ void reverse_marginals(const Context<T>& context, const Item<T>& item, int g, co
   constexpr bool kExpectation = kIsExpectation<Algebra, T>;
   const Plan& plan = *context.plan;
   const Group& group = plan.groups[g];
-  V<T>* joint = joint_marginals<Algebra, T>(context, item, g, lanes, scratch);
   V<T>* weight = scratch.weights;
   for (Index e = 0; e < group.table_size; ++e) weight[e] = V<T>{};
+  bool any = false;
   for (int l = 0; l < count; ++l) {
     const Index f = lanes.factor(l);
     const T* from = grad_mu + user_marginals(plan, group, f);
     const Index* map = group.entry_maps[group.permutation[f]].data();
-    for (Index e = 0; e < group.table_size; ++e) set_lane<T>(weight[e], l, from[map[e]]);
+    for (Index e = 0; e < group.table_size; ++e) {
+      set_lane<T>(weight[e], l, from[map[e]]);
+      any |= !is_zero(from[e]);
+    }
   }
-  for (Index e = 0; e < group.table_size; ++e) grad.scale += weight[e] * joint[e] * weight[e] * joint[e];
+  if (!any) return;  // as in losses of node marginals alone
+  V<T>* joint = joint_marginals<Algebra, T>(context, item, g, lanes, scratch);
+  V<T> scale{};
+  for (Index e = 0; e < group.table_size; ++e) scale += weight[e] * joint[e] * weight[e] * joint[e];
+  grad.scale += lanes.valid(scale);
   if constexpr (!kExpectation) {
     V<T> mean{};
     for (Index e = 0; e < group.table_size; ++e) mean += weight[e] * joint[e];
@@ -194,9 +201,18 @@ template <class Algebra, class T, Pass P, class Lanes>
 RF_INLINE void reverse_binary(const Incident<T>& made, int slot, const Lanes& lanes, const V<T>* cavity, V<T> gradient,
                               V<T> inverse, T* to, Gradients<T>& grad) {
   auto entry = [&](int x, int y) { return load<T>(made.table + (slot == 0 ? x * 2 + y : y * 2 + x) * made.stride); };
-  const V<T> first = entry(0, 0) * cavity[0], second = entry(1, 0) * cavity[0];
-  const V<T> m0 = first + entry(0, 1) * cavity[1], m1 = second + entry(1, 1) * cavity[1];
-  const V<T> corner = -gradient / m0 * first, sum = corner + gradient / m1 * second;
+  const V<T> a0 = entry(0, 0) * cavity[0], a1 = entry(1, 0) * cavity[0];
+  const V<T> b0 = entry(0, 1) * cavity[1], b1 = entry(1, 1) * cavity[1];
+  const V<T> m0 = a0 + b0, m1 = a1 + b1;
+  V<T> corner, sum;
+  if constexpr (std::is_same<T, float>::value) {  // where the product below might overflow
+    corner = -gradient / m0 * a0;
+    sum = corner + gradient / m1 * a1;
+  } else {
+    const V<T> rate = gradient / (m0 * m1);
+    corner = -rate * m1 * a0;
+    sum = rate * (a1 * b0 - a0 * b1);
+  }
   if constexpr (P != Pass::kSum) {
     T* tables = grad.tables.get();
     lanes.add_table(tables, 0, corner);

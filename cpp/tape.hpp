@@ -51,7 +51,7 @@ class Backward {
     if (counting) grad_.begin_counting(plan_);
     for (Index p = 0; p < plan_.num_variables; ++p) from_node(p, grad_mu + plan_.node_start[plan_.variable[p]]);
     for (int g = 0; g < static_cast<int>(plan_.groups.size()); ++g)
-      with_gradient_algebra([&](auto algebra) {
+      with_algebra(context_, item_, g, [&](auto algebra) {
         for (const FactorTile& tile : plan_.groups[g].all_tiles)
           with_lanes<T>(plan_, plan_.groups[g], tile, [&](const auto& lanes) {
             reverse_marginals<decltype(algebra), T>(context_, item_, g, lanes, tile.count, grad_mu, grad_, scratch_);
