@@ -1,11 +1,11 @@
 // The arithmetics in which the same sweeps run. Each says how a cavity b_i / m_c is formed, how cavities of different
 // slots combine, how a table is contracted into a message, and how messages add up to a belief.
 //
-// Messages are stored *powered*: as m^c (Probability) or c log m (Logarithm), so that a belief is a plain product or sum
-// of what is stored, and one power per message suffices. Their scale is free: Probability stores messages to a binary
-// variable relative to its state 0, so that only the entry of state 1 is ever read or written, and its belief relative
-// to state 1, so that the cavity b / m needs no division and is known from its entry of state 0: the other is 1, or 0
-// throughout a run where state 1 is impossible. Arrays here are of vectors: entry x of all lanes at [x].
+// Messages are stored *powered*: as m^c (Probability) or c log m (Logarithm), so that a belief is a plain product or
+// sum of what is stored, and one power per message suffices. Their scale is free: Probability stores messages to a
+// binary variable relative to its state 0, so that only the entry of state 1 is ever read or written, and its belief
+// relative to state 1, so that the cavity b / m needs no division and is known from its entry of state 0: the other is
+// 1, or 0 throughout a run where state 1 is impossible. Arrays here are of vectors: entry x of all lanes at [x].
 #pragma once
 
 #include "plan.hpp"
@@ -28,7 +28,7 @@ RF_INLINE V<T> reciprocal_or_zero(V<T> x) {
 template <class T, int S, class Old>
 RF_INLINE V<T> largest_difference(const V<T>* b, int states, Old old) {
   V<T> largest{};
-  RF_UNROLL for (int x = 0; x < (S ? S : states); ++x) largest = vmax<T>(largest, vabs<T>(b[x] - old(x)));
+  RF_FOR (x, 0, (S ? S : states)) largest = vmax<T>(largest, vabs<T>(b[x] - old(x)));
   return largest;
 }
 
@@ -67,7 +67,7 @@ struct Probability {
       out[0] = belief(0) * root(stored(1), inverse);
       out[1] = belief(1);
     } else {
-      RF_UNROLL for (int x = 0; x < n; ++x) out[x] = belief(x) / root(stored(x), inverse);
+      RF_FOR (x, 0, n) out[x] = belief(x) / root(stored(x), inverse);
     }
   }
   static RF_INLINE V<T> combine(V<T> a, V<T> b) { return a * b; }
@@ -86,24 +86,23 @@ struct Probability {
     // By the largest entry, not the sum: many factors at one variable would otherwise shrink its belief without bound.
     scale_to_one<S>(m, n);
     if (P == Power::kAny && s.damping > 0) {
-      RF_UNROLL for (int x = 0; x < n; ++x) m[x] = damped(m[x], old(x), s);
+      RF_FOR (x, 0, n) m[x] = damped(m[x], old(x), s);
       scale_to_one<S>(m, n);
     }
-    RF_UNROLL for (int x = 0; x < n; ++x) m[x] = power(m[x], s.counting);
+    RF_FOR (x, 0, n) m[x] = power(m[x], s.counting);
   }
 
   template <int S>
   static RF_INLINE void scale_to_one(V<T>* m, int n) {
     V<T> top = m[0];
-    RF_UNROLL for (int x = 1; x < n; ++x) top = vmax<T>(top, m[x]);
+    RF_FOR (x, 1, n) top = vmax<T>(top, m[x]);
     const V<T> scale = T(1) / top;
-    RF_UNROLL for (int x = 0; x < n; ++x) m[x] *= scale;
+    RF_FOR (x, 0, n) m[x] *= scale;
   }
 
   static RF_INLINE V<T> damped(V<T> update, V<T> old, const MessageSettings<T>& s) {
     if constexpr (P == Power::kAny)
-      if (s.damping > 0)
-        return vexp<T>((1 - s.damping) * vlog<T>(update) + (s.damping * s.inverse) * vlog<T>(old));
+      if (s.damping > 0) return vexp<T>((1 - s.damping) * vlog<T>(update) + (s.damping * s.inverse) * vlog<T>(old));
     return update;
   }
 
@@ -124,7 +123,7 @@ struct Probability {
   static RF_INLINE V<T> finish_belief(V<T>* b, int states, bool power, V<T> inverse_total) {
     const int n = S ? S : states;
     if (power)
-      RF_UNROLL for (int x = 0; x < n; ++x) b[x] = vexp<T>(inverse_total * vlog<T>(b[x]));
+      RF_FOR (x, 0, n) b[x] = vexp<T>(inverse_total * vlog<T>(b[x]));
     if (n == 2) {
       const V<T> possible = b[0] + b[1];
       const I<T> one = b[1] > T(0);
@@ -133,9 +132,9 @@ struct Probability {
       return possible;
     }
     V<T> total = b[0];
-    RF_UNROLL for (int x = 1; x < n; ++x) total += b[x];
+    RF_FOR (x, 1, n) total += b[x];
     const V<T> scale = T(1) / total;
-    RF_UNROLL for (int x = 0; x < n; ++x) b[x] *= scale;
+    RF_FOR (x, 0, n) b[x] *= scale;
     return total;
   }
   // The largest change of a marginal between two beliefs.
@@ -226,9 +225,7 @@ struct Expectation {
     for (int x = 0; x < (S ? S : states); ++x) out[x] = belief(x);
   }
   static RF_INLINE V<T> combine(V<T> a, V<T> b) { return a * b; }
-  static RF_INLINE V<T> multiply_add(V<T> sum, V<T> table, V<T> weight) {
-    return sum + expected(table, weight);
-  }
+  static RF_INLINE V<T> multiply_add(V<T> sum, V<T> table, V<T> weight) { return sum + expected(table, weight); }
   // 0 * -inf is 0: a joint state that has no probability costs nothing.
   static RF_INLINE V<T> expected(V<T> table, V<T> weight) {
     const V<T> product = table * weight;
@@ -252,7 +249,7 @@ struct Expectation {
     V<T> total{};
     for (int x = 0; x < n; ++x) total += b[x] = vexp<T>(b[x] - shift);
     const V<T> scale = reciprocal_or_zero<T>(total);
-    RF_UNROLL for (int x = 0; x < n; ++x) b[x] *= scale;
+    RF_FOR (x, 0, n) b[x] *= scale;
     return total;
   }
   template <int S, class Old>
@@ -322,7 +319,8 @@ RF_INLINE void contract_log(const T* table, Index stride, const V<T>* before, In
       V<T> total{};
       for (Index a = 0; a < num_before; ++a) {
         const T* row = table + (a * states + x) * num_after * stride;
-        for (Index b = 0; b < num_after; ++b) total += vexp<T>(load<T>(row + b * stride) + before[a] + after[b] - shift);
+        for (Index b = 0; b < num_after; ++b)
+          total += vexp<T>(load<T>(row + b * stride) + before[a] + after[b] - shift);
       }
       out[x] = shift + vlog<T>(total);
     }

@@ -72,10 +72,10 @@ const T* engine_numbers(const Number<T>* numbers) {
 template <class T>
 class PythonRun {
  public:
-  PythonRun(const std::string& isa, std::shared_ptr<Plan> plan, const std::string& kind, double damping,
-            Index record, Matrix<const Number<T>> theta, std::optional<Vector<const double>> factor_counting,
-            std::optional<Vector<const double>> node_counting, std::optional<Matrix<const Number<T>>> state, Index node_size,
-            Index message_size, Index mu_size, int threads)
+  PythonRun(const std::string& isa, std::shared_ptr<Plan> plan, const std::string& kind, double damping, Index record,
+            Matrix<const Number<T>> theta, std::optional<Vector<const double>> factor_counting,
+            std::optional<Vector<const double>> node_counting, std::optional<Matrix<const Number<T>>> state,
+            Index node_size, Index message_size, Index mu_size, int threads)
       : batch_(static_cast<Index>(theta.shape(0))) {
     riskfield::RunInput<T> input;
     input.plan = std::move(plan);
@@ -117,13 +117,14 @@ class PythonRun {
   }
   void backward_counting(Matrix<const Number<T>> grad_mu, Matrix<Number<T>> grad_theta, Vector<double> grad_counting) {
     const nb::gil_scoped_release release;
-    run_->backward_counting(engine_numbers<T>(grad_mu.data()), engine_numbers<T>(grad_theta.data()), grad_counting.data());
+    run_->backward_counting(engine_numbers<T>(grad_mu.data()), engine_numbers<T>(grad_theta.data()),
+                            grad_counting.data());
   }
-  void backward_fixed_point(Matrix<const Number<T>> grad_mu, Matrix<Number<T>> grad_theta, Index steps, double tol, int threads,
-                            Vector<double> residual, Vector<Index> ran) {
+  void backward_fixed_point(Matrix<const Number<T>> grad_mu, Matrix<Number<T>> grad_theta, Index steps, double tol,
+                            int threads, Vector<double> residual, Vector<Index> ran) {
     const nb::gil_scoped_release release;
-    run_->backward_fixed_point(engine_numbers<T>(grad_mu.data()), engine_numbers<T>(grad_theta.data()), steps, tol, threads,
-                               residual.data(), ran.data());
+    run_->backward_fixed_point(engine_numbers<T>(grad_mu.data()), engine_numbers<T>(grad_theta.data()), steps, tol,
+                               threads, residual.data(), ran.data());
   }
   void state(Matrix<Number<T>> out, int threads) {
     const nb::gil_scoped_release release;
@@ -139,12 +140,12 @@ template <class T>
 void bind_run(nb::module_& module, const char* name) {
   using nb::arg;
   nb::class_<PythonRun<T>>(module, name)
-      .def(nb::init<const std::string&, std::shared_ptr<Plan>, const std::string&, double, Index, Matrix<const Number<T>>,
-                    std::optional<Vector<const double>>, std::optional<Vector<const double>>,
+      .def(nb::init<const std::string&, std::shared_ptr<Plan>, const std::string&, double, Index,
+                    Matrix<const Number<T>>, std::optional<Vector<const double>>, std::optional<Vector<const double>>,
                     std::optional<Matrix<const Number<T>>>, Index, Index, Index, int>(),
-           arg("isa"), arg("plan"), arg("kind"), arg("damping"), arg("record"), arg("theta"), arg("factor_counting").none(),
-           arg("node_counting").none(), arg("state").none(), arg("node_size"), arg("message_size"), arg("mu_size"),
-           arg("threads"))
+           arg("isa"), arg("plan"), arg("kind"), arg("damping"), arg("record"), arg("theta"),
+           arg("factor_counting").none(), arg("node_counting").none(), arg("state").none(), arg("node_size"),
+           arg("message_size"), arg("mu_size"), arg("threads"))
       .def("advance", &PythonRun<T>::advance)
       .def("marginals", &PythonRun<T>::marginals)
       .def("state", &PythonRun<T>::state)
@@ -161,10 +162,11 @@ NB_MODULE(_native, module) {
   nb::class_<Plan>(module, "Plan")
       .def_ro("mean_stage_entries", &Plan::mean_stage_entries)
       .def_prop_ro("num_stages", &Plan::num_stages);
-  module.def("make_plan", &make_plan, nb::arg("isa"), nb::arg("single"), nb::arg("parts"), nb::arg("sweep"), nb::arg("num_states"),
-             nb::arg("node_start"), nb::arg("rank"), nb::arg("level"), nb::arg("groups"));
-  module.def("engine_name", [](const std::string& isa) { return std::string(riskfield::engine(isa).name); },
-             nb::arg("isa") = "");
+  module.def("make_plan", &make_plan, nb::arg("isa"), nb::arg("single"), nb::arg("parts"), nb::arg("sweep"),
+             nb::arg("num_states"), nb::arg("node_start"), nb::arg("rank"), nb::arg("level"), nb::arg("groups"));
+  module.def(
+      "engine_name", [](const std::string& isa) { return std::string(riskfield::engine(isa).name); },
+      nb::arg("isa") = "");
   bind_run<double>(module, "RunDouble");
   bind_run<float>(module, "RunFloat");
   bind_run<riskfield::Dual>(module, "RunDual");

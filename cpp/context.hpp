@@ -18,7 +18,7 @@ struct Context {
   std::shared_ptr<const Plan> plan;
   Kind kind;
   T damping;
-  T settled;  // the movement of a stored log-message that still counts as rest
+  T settled;                                      // the movement of a stored log-message that still counts as rest
   std::vector<std::vector<T>> counting, inverse;  // group -> factor: c and 1 / c
   std::vector<Power> power;                       // group
   std::vector<T> uniform;                         // group: the c of all its factors, or 0
@@ -39,7 +39,10 @@ struct Context {
         equal &= c[f] == c[0];
       }
       uniform.push_back(equal ? c[0] : T(0));
-      power.push_back(damping > 0 || !equal ? Power::kAny : c[0] == T(1) ? Power::kOne : c[0] == T(0.5) ? Power::kHalf : Power::kAny);
+      power.push_back(damping > 0 || !equal ? Power::kAny
+                      : c[0] == T(1)        ? Power::kOne
+                      : c[0] == T(0.5)      ? Power::kHalf
+                                            : Power::kAny);
       counting.push_back(std::move(c));
       inverse.push_back(std::move(inverse_c));
     }
@@ -65,8 +68,8 @@ struct Scratch {
   V<T> least{};          // lane by lane, 0 if an impossible variable was met
 
   explicit Scratch(const Plan& plan) {
-    const Index sizes[] = {plan.max_table, plan.max_states, plan.max_table, plan.max_table, plan.max_table,
-                           plan.max_table, plan.max_states, plan.max_states};
+    const Index sizes[] = {plan.max_table, plan.max_states, plan.max_table,  plan.max_table,
+                           plan.max_table, plan.max_table,  plan.max_states, plan.max_states};
     V<T>** parts[] = {&table, &cavities, &before, &after, &spare, &weights, &out, &rates};
     Index total = 0;
     for (Index size : sizes) total += size;

@@ -5,9 +5,9 @@
 
 namespace riskfield {
 
-#define RISKFIELD_DECLARE(isa)  \
-  namespace isa {               \
-  extern const Engine kEngine;  \
+#define RISKFIELD_DECLARE(isa) \
+  namespace isa {              \
+  extern const Engine kEngine; \
   }
 RISKFIELD_DECLARE(baseline)
 #if defined(RISKFIELD_X86)

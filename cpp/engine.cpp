@@ -77,47 +77,47 @@ class EngineRun final : public Run<T> {
   }
 
   void backward_counting(const T* grad_mu, T* grad_theta, double* grad_counting) override {
-    if constexpr (std::is_same<T, double>::value)
-      go_back(grad_mu, grad_theta, 1, [&](Index b, int, Backward<T>& back, Gradients<T>&) {
+    if constexpr (std::is_same<T, double>::value) {
+      constexpr bool kCounting = true;
+      auto sweep_back = [&](Index b, int, Backward<T>& back, Gradients<T>&) {
         const Tape<T>& tape = items_[b].tape;
         for (Index s = tape.size(); s-- > 0;) back.template sweep<Pass::kCounting>(tape.end(s));
         back.finish_counting(grad_counting);
-      }, true);
-    else
+      };
+      go_back(grad_mu, grad_theta, 1, sweep_back, kCounting);
+    } else {
       throw std::logic_error("gradients of counting numbers are computed in doubles");
+    }
   }
 
   void backward_fixed_point(const T* grad_mu, T* grad_theta, Index steps, double tol, int threads, double* residual,
                             Index* ran) override {
-    if constexpr (std::is_same<T, Dual>::value) {
+    if constexpr (std::is_same<T, Dual>::value)
       throw std::logic_error("the gradient at a fixed point has no derivative");
-    } else {
-    go_back(grad_mu, grad_theta, threads, [&](Index b, int, Backward<T>& back, Gradients<T>& grad) {
-      ran[b] = 0;
-      residual[b] = std::numeric_limits<double>::infinity();
-      if (items_[b].tape.size() == 0) return;
-      const T* tape = items_[b].tape.end(items_[b].tape.size() - 1);
-      if (!grad.sum.get()) grad.sum.allocate(plan_.message_size);
-      grad.sum.fill(0);
-      double scale = 0;
-      for (int l = 0; l < kLanes<T>; ++l) scale += double(grad.scale[l]);
-      for (; ran[b] < steps && residual[b] > tol; ++ran[b]) {
-        grad.square = V<T>{};
-        back.template sweep<Pass::kSum>(tape);
-        double square = 0, total = 0;
-        for (int l = 0; l < kLanes<T>; ++l) square += double(grad.square[l]);
-        for (Index k = 0; k < grad.sum.size(); ++k) total += double(grad.sum.get()[k]) * double(grad.sum.get()[k]);
-        residual[b] = square == 0 ? 0 : std::sqrt(square) / (std::sqrt(total) + kNegligible * std::sqrt(scale));
-      }
-      back.template sweep<Pass::kTables>(tape);
-    });
-    }
+    else
+      go_back(grad_mu, grad_theta, threads, [&](Index b, int, Backward<T>& back, Gradients<T>& grad) {
+        ran[b] = 0;
+        residual[b] = std::numeric_limits<double>::infinity();
+        if (items_[b].tape.size() == 0) return;
+        const T* tape = items_[b].tape.end(items_[b].tape.size() - 1);
+        if (!grad.sum.get()) grad.sum.allocate(plan_.message_size);
+        grad.sum.fill(0);
+        double scale = 0;
+        for (int l = 0; l < kLanes<T>; ++l) scale += grad.scale[l];
+        for (; ran[b] < steps && residual[b] > tol; ++ran[b]) {
+          grad.square = V<T>{};
+          back.template sweep<Pass::kSum>(tape);
+          double square = 0, total = 0;
+          for (int l = 0; l < kLanes<T>; ++l) square += grad.square[l];
+          for (Index k = 0; k < grad.sum.size(); ++k) total += double(grad.sum.get()[k]) * grad.sum.get()[k];
+          residual[b] = square == 0 ? 0 : std::sqrt(square) / (std::sqrt(total) + kNegligible * std::sqrt(scale));
+        }
+        back.template sweep<Pass::kTables>(tape);
+      });
   }
 
  private:
-  Index state_size() const {
-    return context_.kind == Kind::kMeanField ? sizes_.node_size : sizes_.message_size;
-  }
+  Index state_size() const { return context_.kind == Kind::kMeanField ? sizes_.node_size : sizes_.message_size; }
 
   void reserve_scratch(int threads) {
     while (static_cast<int>(scratch_.size()) < std::max(threads, 1))
@@ -171,8 +171,8 @@ class EngineRun final : public Run<T> {
       return;
     }
     item.messages[item.current].copy(checkpoint);
-    update_nodes(context_, item, Index(0), static_cast<Index>(plan_.node_tiles.size()), item.messages[item.current].get(),
-                 scratch);
+    update_nodes(context_, item, Index(0), static_cast<Index>(plan_.node_tiles.size()),
+                 item.messages[item.current].get(), scratch);
   }
 
   bool mean_field() const { return context_.kind == Kind::kMeanField; }
@@ -223,8 +223,8 @@ class EngineRun final : public Run<T> {
         if (t + ahead < range.end) prefetch_tables(group, plan_.factor_tiles[t + ahead], item.tables.get());
         const FactorTile& tile = plan_.factor_tiles[t];
         if (tile.contiguous)
-          update_message<Algebra, T, decltype(states)::value>(
-              context_, item, range.group, range.slot, TileLanes<T, true>(plan_, group, tile), in, out, scratch);
+          update_message<Algebra, T, decltype(states)::value>(context_, item, range.group, range.slot,
+                                                              TileLanes<T, true>(plan_, group, tile), in, out, scratch);
         else
           update_gathered<Algebra>(item, range, tile, in, out, scratch);
       }
@@ -334,7 +334,8 @@ class EngineRun final : public Run<T> {
     if (mean_field()) {
       start_mean_field(item, theta, state);
     } else {
-      update_nodes(context_, item, Index(0), static_cast<Index>(plan_.node_tiles.size()), item.messages[0].get(), scratch);
+      update_nodes(context_, item, Index(0), static_cast<Index>(plan_.node_tiles.size()), item.messages[0].get(),
+                   scratch);
       item.impossible |= impossible(scratch);
     }
   }
@@ -387,7 +388,7 @@ std::unique_ptr<Run<T>> make_run(const RunInput<T>& input, int threads) {
 }  // namespace
 
 extern const Engine kEngine;
-const Engine kEngine{RISKFIELD_ISA_NAME,   kLanes<double>,   kLanes<float>,
-                     make_run<double>, make_run<float>, make_run<Dual>};
+const Engine kEngine{RISKFIELD_ISA_NAME, kLanes<double>,  kLanes<float>,
+                     make_run<double>,   make_run<float>, make_run<Dual>};
 
 }  // namespace riskfield::RISKFIELD_ISA

@@ -89,7 +89,7 @@ struct Item {
   bool log_domain = false;
   bool impossible = false;
   double residual = std::numeric_limits<double>::infinity();  // of the last sweep, NaN for an impossible model
-  int current = 0;  // which of the two message buffers holds the present messages
+  int current = 0;                     // which of the two message buffers holds the present messages
   Index sweeps = 0;                    // run so far
   Tape<T> tape;                        // of the sweeps recorded
   std::vector<Buffer<T>> checkpoints;  // messages, or beliefs of mean field, before sweeps 0, k, 2k, ...

@@ -22,7 +22,8 @@ struct Header {
 };
 
 std::mutex mutex;
-std::multimap<std::size_t, void*>* kept = new std::multimap<std::size_t, void*>;  // never destroyed: runs may outlive it
+std::multimap<std::size_t, void*>* kept =
+    new std::multimap<std::size_t, void*>;  // never destroyed: runs may outlive it
 std::size_t total_kept = 0;
 
 // A kept block that is not much larger than asked for.

@@ -1,5 +1,5 @@
-// Memory for the numbers of runs. Large blocks are kept for the next run: a fresh one costs the system more time, page by
-// page, than a sweep takes to fill it.
+// Memory for the numbers of runs. Large blocks are kept for the next run: a fresh one costs the system more time, page
+// by page, than a sweep takes to fill it.
 #pragma once
 
 #include <cstddef>

@@ -143,7 +143,8 @@ class Packer {
     const Index* map = group.entry_maps[shared.permutation].data();
     const T top = range_of(from, group.table_size).top();
     for (Index e = 0; e < group.table_size; ++e)
-      item_.tables.get()[shared.address + e] = packed_entry(from[map[e]], top, context_.inverse[shared.group][shared.factor]);
+      item_.tables.get()[shared.address + e] =
+          packed_entry(from[map[e]], top, context_.inverse[shared.group][shared.factor]);
   }
 
   // The message a run starts from, null for a uniform one. Messages with zeros are forgotten: what was impossible in an

@@ -39,11 +39,11 @@ struct Plan::Builder {
   const Index* rank;
   const Index* level;
   const std::vector<UserGroup>& user;
-  std::vector<std::int32_t> packed;               // variable -> packed node
-  std::vector<Index> node_level;                  // packed node
-  std::vector<Index> part_tiles;                  // (level, part) -> first node tile
-  std::vector<std::vector<Index>> shared_key;     // group -> factor -> shared table or -1
-  std::vector<std::vector<Piece>> pieces;         // group
+  std::vector<std::int32_t> packed;            // variable -> packed node
+  std::vector<Index> node_level;               // packed node
+  std::vector<Index> part_tiles;               // (level, part) -> first node tile
+  std::vector<std::vector<Index>> shared_key;  // group -> factor -> shared table or -1
+  std::vector<std::vector<Piece>> pieces;      // group
   Incoming incoming;
   Index num_levels = 0;
 
@@ -371,10 +371,10 @@ struct Plan::Builder {
     for (int k = 0; k < group.arity; ++k) {
       const Index c = first * group.arity + k;
       const Index p = group.position[c];
-      group.operands.push_back({group.message[c], plan.node_address[p], group.message_stride[first], plan.node_stride[p]});
+      group.operands.push_back(
+          {group.message[c], plan.node_address[p], group.message_stride[first], plan.node_stride[p]});
     }
-    return {first, group.table[first],      operands,
-            group.table_stride[first],      static_cast<std::int16_t>(count),
+    return {first, group.table[first],      operands, group.table_stride[first], static_cast<std::int16_t>(count),
             true,  group.shared[first] >= 0};
   }
 
@@ -392,8 +392,8 @@ struct Plan::Builder {
     }
     void flush() {
       if (waiting.empty()) return;
-      tiles.push_back({static_cast<Index>(group.lanes.size()), 0, 0, 0, static_cast<std::int16_t>(waiting.size()),
-                       false, false});
+      tiles.push_back(
+          {static_cast<Index>(group.lanes.size()), 0, 0, 0, static_cast<std::int16_t>(waiting.size()), false, false});
       group.lanes.insert(group.lanes.end(), waiting.begin(), waiting.end());
       waiting.clear();
     }
@@ -450,7 +450,8 @@ struct Plan::Builder {
         const Index key = current * plan.parts + part;
         const auto begin = static_cast<std::int32_t>(plan.ranges.size());
         for (; at < found.size() && found[at].first == key; ++at) plan.ranges.push_back(found[at].second);
-        plan.stages.push_back({begin, static_cast<std::int32_t>(plan.ranges.size()), part_tiles[key], part_tiles[key + 1]});
+        plan.stages.push_back(
+            {begin, static_cast<std::int32_t>(plan.ranges.size()), part_tiles[key], part_tiles[key + 1]});
       }
     }
   }
@@ -493,9 +494,13 @@ struct Plan::Builder {
   }
 };
 
-Plan::Plan(int lanes_, int parts_, Sweep sweep_, Index num_variables_, const Index* num_states, const Index* node_start_,
-           const Index* rank, const Index* level, const std::vector<UserGroup>& user)
-    : lanes(lanes_), parts(parts_), sweep(sweep_), num_variables(num_variables_), node_start(node_start_, node_start_ + num_variables_) {
+Plan::Plan(int lanes_, int parts_, Sweep sweep_, Index num_variables_, const Index* num_states,
+           const Index* node_start_, const Index* rank, const Index* level, const std::vector<UserGroup>& user)
+    : lanes(lanes_),
+      parts(parts_),
+      sweep(sweep_),
+      num_variables(num_variables_),
+      node_start(node_start_, node_start_ + num_variables_) {
   for (Index v = 0; v < num_variables; ++v) max_states = std::max(max_states, static_cast<int>(num_states[v]));
   message_size = max_states + lanes;  // the neutral message
   Builder(*this, num_states, rank, level, user).build();

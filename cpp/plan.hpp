@@ -31,13 +31,13 @@ enum class Sweep { kForwardBackward, kAllAtOnce, kLevelByLevel };
 // Up to one vector of factors whose message to one slot is updated together. Contiguous tiles carry the addresses of
 // their first factor; others list their factors in `lanes`.
 struct FactorTile {
-  Index first;        // first factor, or start in Group::lanes
-  Index table;        // address of the first table
-  Index operands;     // contiguous tiles: start in Group::operands, one per slot
+  Index first;     // first factor, or start in Group::lanes
+  Index table;     // address of the first table
+  Index operands;  // contiguous tiles: start in Group::operands, one per slot
   std::int32_t table_stride;
   std::int16_t count;
   bool contiguous;
-  bool shared;        // all lanes use one table, stored once
+  bool shared;  // all lanes use one table, stored once
 };
 
 struct Operand {
@@ -50,18 +50,18 @@ struct Group {
   std::vector<int> dims;  // states per slot
   Index table_size = 1;
   Index count = 0;
-  std::vector<std::int32_t> user_group, user_row, permutation;   // per factor
-  std::vector<std::int32_t> position;                            // (factor, slot): packed node
-  std::vector<Index> table;                                      // per factor
+  std::vector<std::int32_t> user_group, user_row, permutation;  // per factor
+  std::vector<std::int32_t> position;                           // (factor, slot): packed node
+  std::vector<Index> table;                                     // per factor
   std::vector<std::int32_t> table_stride;
-  std::vector<Index> message;                                    // (factor, slot)
-  std::vector<std::int32_t> message_stride;                      // per factor
-  std::vector<std::int32_t> shared;                              // per factor: its table in Plan::shared_tables, or -1
-  std::vector<std::vector<std::int32_t>> permutations;           // slot -> axis of the caller's table
-  std::vector<std::vector<Index>> entry_maps;                    // permutation -> entry -> entry of the caller's table
+  std::vector<Index> message;                           // (factor, slot)
+  std::vector<std::int32_t> message_stride;             // per factor
+  std::vector<std::int32_t> shared;                     // per factor: its table in Plan::shared_tables, or -1
+  std::vector<std::vector<std::int32_t>> permutations;  // slot -> axis of the caller's table
+  std::vector<std::vector<Index>> entry_maps;           // permutation -> entry -> entry of the caller's table
   std::vector<Operand> operands;
   std::vector<std::int32_t> lanes;
-  std::vector<FactorTile> all_tiles;                             // every factor once, for marginals and packing
+  std::vector<FactorTile> all_tiles;  // every factor once, for marginals and packing
 };
 
 struct TileRange {
@@ -99,8 +99,8 @@ struct SharedTable {
 };
 
 struct Plan {
-  Plan(int lanes, int parts, Sweep sweep, Index num_variables, const Index* num_states, const Index* node_start, const Index* rank,
-       const Index* level, const std::vector<UserGroup>& user_groups);
+  Plan(int lanes, int parts, Sweep sweep, Index num_variables, const Index* num_states, const Index* node_start,
+       const Index* rank, const Index* level, const std::vector<UserGroup>& user_groups);
 
   int lanes, parts;
   Sweep sweep;
@@ -109,9 +109,9 @@ struct Plan {
   Index max_table = 1;
   std::vector<UserGroup> user_groups;  // pointers cleared; tables kept in user_tables
   std::vector<std::vector<Index>> user_tables;
-  std::vector<Index> node_start;                 // caller's layout
-  std::vector<std::int32_t> variable;            // packed node -> variable
-  std::vector<Index> node_address;               // packed node
+  std::vector<Index> node_start;                  // caller's layout
+  std::vector<std::int32_t> variable;             // packed node -> variable
+  std::vector<Index> node_address;                // packed node
   std::vector<std::int32_t> node_stride, states;  // packed node
   std::vector<Group> groups;
   std::vector<SharedTable> shared_tables;
@@ -121,7 +121,7 @@ struct Plan {
   std::vector<Connection> connections;
   std::vector<Index> lane_messages;
   std::vector<std::int32_t> lane_strides;
-  std::vector<Part> stages;  // (stage, part)
+  std::vector<Part> stages;       // (stage, part)
   double mean_stage_entries = 0;  // table entries read in a stage, a measure of its work
 
   Index num_stages() const { return static_cast<Index>(stages.size()) / parts; }

@@ -14,15 +14,15 @@ namespace riskfield::RISKFIELD_ISA {
 
 // Gradients with respect to what an item holds, in the same storage.
 //
-// A belief is a sum over its messages, so whatever gradient it gets is also one of each of them. It is not added to them
-// one by one: `messages` holds the rest, what a message's own gradient has more than `node_theta`, which has gathered the
-// gradients of the belief since the beginning.
+// A belief is a sum over its messages, so whatever gradient it gets is also one of each of them. It is not added to
+// them one by one: `messages` holds the rest, what a message's own gradient has more than `node_theta`, which has
+// gathered the gradients of the belief since the beginning.
 template <class T>
 struct Gradients {
   Buffer<T> tables, node_theta, beliefs, messages[2];
-  Buffer<T> sum;    // of the gradients of all messages sent, for Pass::kSum
-  // For Pass::kCounting: what counting numbers have got (group -> factor); of a message, how much `node_theta` had when it
-  // was last looked at, and the gradient of its belief.
+  Buffer<T> sum;  // of the gradients of all messages sent, for Pass::kSum
+  // For Pass::kCounting: what counting numbers have got (group -> factor); of a message, how much `node_theta` had when
+  // it was last looked at, and the gradient of its belief.
   std::vector<std::vector<T>> counting;
   Buffer<T> seen, of_belief;
   V<T> square{};    // of those of the last sweep, lane by lane
@@ -52,16 +52,17 @@ struct Gradients {
   }
 };
 
-// Whether the gradients of a group's tables are kept as those of entry 00 and of the sums of the first row and the first
-// column: the gradient of a binary table sums to zero, which gives the fourth number. (Pass::kCounting does without.)
+// Whether the gradients of a group's tables are kept as those of entry 00 and of the sums of the first row and the
+// first column: the gradient of a binary table sums to zero, which gives the fourth number. (Pass::kCounting does
+// without.)
 template <class T>
 bool keeps_sums(const Context<T>& context, const Item<T>& item, const Group& group, const Gradients<T>& grad) {
   return context.kind == Kind::kSumProduct && !item.log_domain && square_states(group) == 2 && grad.counting.empty();
 }
 
 // What going back through a message does: all of it; all but the tables, keeping the sum of the messages' gradients;
-// only the tables, from that sum (these two serve sweeps that are gone through many times); or all of it and the gradients
-// of counting numbers.
+// only the tables, from that sum (these two serve sweeps that are gone through many times); or all of it and the
+// gradients of counting numbers.
 enum class Pass { kWhole, kSum, kTables, kCounting };
 
 template <class Algebra, class T>
@@ -72,10 +73,9 @@ template <class Algebra, class T, int S, class Lanes>
 RF_INLINE void add_cavity(const Lanes& lanes, int slot, int states, const V<T>* gradient, V<T> inverse, T* beliefs,
                           T* messages) {
   const int n = S ? S : states, rows = Algebra::cavity_rows(n);
-  RF_UNROLL for (int x = 0; x < rows; ++x) lanes.add_node(beliefs, slot, x, gradient[x]);
+  RF_FOR (x, 0, rows) lanes.add_node(beliefs, slot, x, gradient[x]);
   if constexpr (!kIsExpectation<Algebra, T>)
-    RF_UNROLL for (int x = Algebra::template first_state<S>(n); x < n; ++x)
-      lanes.add_message(messages, slot, x, -gradient[x] * inverse);
+    RF_FOR (x, Algebra::template first_state<S>(n), n) lanes.add_message(messages, slot, x, -gradient[x] * inverse);
 }
 
 // The same from the gradient of all joint states.
@@ -96,8 +96,8 @@ RF_INLINE void spread_to_slot(const Group& group, int slot, const V<T>* joint, c
 
 // A counting number divides the log-potentials, log table = theta_c / c_c, ...
 template <class Algebra, class T, class Lanes>
-void add_counting_of_table(const Context<T>& context, const Item<T>& item, int g, const Lanes& lanes, const V<T>* gradient,
-                           Gradients<T>& grad, Scratch<T>& scratch) {
+void add_counting_of_table(const Context<T>& context, const Item<T>& item, int g, const Lanes& lanes,
+                           const V<T>* gradient, Gradients<T>& grad, Scratch<T>& scratch) {
   Index stride;
   const T* table = lanes.tables(item.tables.get(), scratch.table, stride);
   V<T> sum{};
@@ -167,8 +167,8 @@ void reverse_marginals(const Context<T>& context, const Item<T>& item, int g, co
   }
   const V<T> inverse = lanes.per_factor(context.inverse[g]);
   for (int slot = 0; slot < group.arity; ++slot)
-    spread_to_slot<Algebra, T>(group, slot, weight, lanes, inverse, grad.beliefs.get(), grad.messages[grad.current].get(),
-                               scratch);
+    spread_to_slot<Algebra, T>(group, slot, weight, lanes, inverse, grad.beliefs.get(),
+                               grad.messages[grad.current].get(), scratch);
 }
 
 // r[x] = the gradient of the updated message's unnormalised entry m[x], from that of the stored one.
@@ -183,15 +183,15 @@ RF_INLINE void reverse_normalisation(const V<T>* m, int states, V<T>* r) {
   }
   // Gradients sum to zero but for rounding, which would grow from sweep to sweep if it were let through.
   V<T> sum{};
-  RF_UNROLL for (int x = 0; x < n; ++x) sum += r[x];
+  RF_FOR (x, 0, n) sum += r[x];
   if constexpr (IsLogarithm<Algebra>::value) {
     const V<T> shift = Algebra::finite_or_zero(Algebra::log_total(m, n));
     for (int x = 0; x < n; ++x) r[x] -= vexp<T>(m[x] - shift) * sum;
   } else {
     V<T> total{};
-    RF_UNROLL for (int x = 0; x < n; ++x) total += m[x];
+    RF_FOR (x, 0, n) total += m[x];
     const V<T> excess = sum / total;
-    RF_UNROLL for (int x = 0; x < n; ++x) r[x] = r[x] / m[x] - excess;
+    RF_FOR (x, 0, n) r[x] = r[x] / m[x] - excess;
   }
 }
 
@@ -227,12 +227,12 @@ RF_INLINE void reverse_binary(const Incident<T>& made, int slot, const Lanes& la
 
 // A pairwise factor between variables of S states each: from r to the table and the other slot.
 template <class Algebra, class T, int S, Pass P, class Lanes>
-RF_INLINE void reverse_contraction(const Incident<T>& made, int slot, const Lanes& lanes, const V<T>* cavity, const V<T>* r,
-                                   V<T> inverse, T* to, Gradients<T>& grad) {
+RF_INLINE void reverse_contraction(const Incident<T>& made, int slot, const Lanes& lanes, const V<T>* cavity,
+                                   const V<T>* r, V<T> inverse, T* to, Gradients<T>& grad) {
   V<T> sum[S];
-  RF_UNROLL for (int y = 0; y < S; ++y) {
+  RF_FOR (y, 0, S) {
     sum[y] = V<T>{};
-    RF_UNROLL for (int x = 0; x < S; ++x) {
+    RF_FOR (x, 0, S) {
       const Index e = slot == 0 ? x * S + y : y * S + x;
       const V<T> entry = load<T>(made.table + e * made.stride);
       if constexpr (kIsExpectation<Algebra, T>) {
@@ -252,8 +252,9 @@ RF_INLINE void reverse_contraction(const Incident<T>& made, int slot, const Lane
 
 // The same for any factor.
 template <class Algebra, class T, Pass P, class Lanes>
-RF_INLINE void reverse_contraction(const Incident<T>& made, const Group& group, int slot, const Lanes& lanes, const V<T>* m,
-                                   const V<T>* r, V<T> inverse, T* to, Gradients<T>& grad, Scratch<T>& scratch) {
+RF_INLINE void reverse_contraction(const Incident<T>& made, const Group& group, int slot, const Lanes& lanes,
+                                   const V<T>* m, const V<T>* r, V<T> inverse, T* to, Gradients<T>& grad,
+                                   Scratch<T>& scratch) {
   constexpr bool kExpectation = kIsExpectation<Algebra, T>;
   V<T>* weight = scratch.weights;
   Index e = 0;
@@ -307,14 +308,13 @@ RF_INLINE void reverse_message(const Context<T>& context, const Item<T>& item, i
   const MessageSettings<T> settings = settings_of<Algebra, T>(context, g, lanes);
   const int states = S ? S : group.dims[slot];
   V<T> fixed[S ? S : 1], update[S ? S : 1], ratio[S ? S : 1];
-  auto cavity = [&](int k, V<T>* out) RF_LAMBDA {
-    read_cavity<Algebra, T, S>(lanes, item.beliefs.get(), k, group.dims[k], tape, out);
-  };
+  auto cavity = [&](int k, V<T>* out)
+                    RF_LAMBDA { read_cavity<Algebra, T, S>(lanes, item.beliefs.get(), k, group.dims[k], tape, out); };
   const Incident<T> made = incident<Algebra, T, S>(item, group, slot, lanes, cavity, fixed, scratch);
   V<T>* m = S ? update : scratch.out;
   V<T>* r = S ? ratio : scratch.rates;
   const V<T> scale = kIsExpectation<Algebra, T> ? splat<T>(1) : settings.counting * (1 - settings.damping);
-  RF_UNROLL for (int x = Algebra::template first_state<S>(states); x < states; ++x)
+  RF_FOR (x, Algebra::template first_state<S>(states), states)
     r[x] = scale * take_gradient<Algebra, T, P>(lanes, slot, x, settings.damping, from, to, grad);
   if constexpr (S == 2 && !kIsExpectation<Algebra, T>) {
     reverse_binary<Algebra, T, P>(made, slot, lanes, fixed, r[1], settings.inverse, to, grad);
@@ -327,7 +327,8 @@ RF_INLINE void reverse_message(const Context<T>& context, const Item<T>& item, i
     reverse_contraction<Algebra, T, S, P>(made, slot, lanes, fixed, r, settings.inverse, to, grad);
   else
     reverse_contraction<Algebra, T, P>(made, group, slot, lanes, m, r, settings.inverse, to, grad, scratch);
-  if constexpr (P == Pass::kCounting) add_counting_of_table<Algebra, T>(context, item, g, lanes, scratch.weights, grad, scratch);
+  if constexpr (P == Pass::kCounting)
+    add_counting_of_table<Algebra, T>(context, item, g, lanes, scratch.weights, grad, scratch);
 }
 
 // From the gradient of a tile's beliefs, which is taken out, to theta, where the messages will find it. Only mean field
@@ -339,22 +340,22 @@ RF_INLINE void reverse_belief(const Context<T>& context, const NodeTile& tile, c
   V<T> fixed[S ? S : 1];
   V<T>* u = S ? fixed : scratch.out;
   T* beliefs = grad.beliefs.get() + tile.address;
-  RF_UNROLL for (int x = 0; x < rows; ++x) {
+  RF_FOR (x, 0, rows) {
     u[x] = load<T>(beliefs + Index(x) * tile.stride);
     store_some<T>(beliefs + Index(x) * tile.stride, V<T>{}, tile.count);
   }
   if (rows < states) u[1] = -u[0];
   if constexpr (kIsExpectation<Algebra, T>) {
     V<T> total{};
-    RF_UNROLL for (int x = 0; x < states; ++x) total += u[x];
-    RF_UNROLL for (int x = 0; x < states; ++x) u[x] -= load<T>(tape + x * kLanes<T>) * total;
+    RF_FOR (x, 0, states) total += u[x];
+    RF_FOR (x, 0, states) u[x] -= load<T>(tape + x * kLanes<T>) * total;
     tape += states * kLanes<T>;
   } else if (context.node_power) {
     const V<T> inverse = load<T>(context.node_inverse.data() + tile.first);
-    RF_UNROLL for (int x = 0; x < states; ++x) u[x] *= inverse;
+    RF_FOR (x, 0, states) u[x] *= inverse;
   }
   T* theta = grad.node_theta.get() + tile.address;
-  RF_UNROLL for (int x = Algebra::template first_state<S>(states); x < states; ++x) {
+  RF_FOR (x, Algebra::template first_state<S>(states), states) {
     T* at = theta + Index(x) * tile.stride;
     store_some<T>(at, load<T>(at) + u[x], tile.count);
   }

@@ -18,10 +18,10 @@ struct RunInput {
   std::shared_ptr<const Plan> plan;
   Kind kind;
   double damping;
-  Index record;  // for `backward`: 0 keeps nothing, kEverySweep a tape, k > 0 a checkpoint every k sweeps; kLastSweep the
-                 // tape of the last sweep, for `backward_fixed_point`
+  Index record;  // for `backward`: 0 keeps nothing, kEverySweep a tape, k > 0 a checkpoint every k sweeps; kLastSweep
+                 // the tape of the last sweep, for `backward_fixed_point`
   Index batch, theta_size, node_size, message_size, mu_size;
-  const T* theta;                // (batch, theta_size)
+  const T* theta;                 // (batch, theta_size)
   const double* factor_counting;  // per factor, in the order of the caller's groups; null for mean field
   const double* node_counting;    // c^ per variable; null for mean field
   const T* state;  // normalised log-messages (batch, message_size), log-marginals (mean field), or null for uniform
@@ -41,8 +41,9 @@ class Run {
   virtual void backward(const T* grad_mu, T* grad_theta, int threads) = 0;
   // The same and, added to `grad_counting`, d(grad_mu . mu) / dc of every factor, summed over the batch.
   virtual void backward_counting(const T* grad_mu, T* grad_theta, double* grad_counting) = 0;
-  // The same as `backward` if the one recorded sweep had run for ever: back through it up to `steps` times or until the gradients
-  // of its messages are less than the share `tol` of their sum (or of what is negligible). Says how far each item came.
+  // The same as `backward` if the one recorded sweep had run for ever: back through it up to `steps` times or until the
+  // gradients of its messages are less than the share `tol` of their sum (or of what is negligible). Says how far each
+  // item came.
   virtual void backward_fixed_point(const T* grad_mu, T* grad_theta, Index steps, double tol, int threads,
                                     double* residual, Index* ran) = 0;
 };

@@ -48,11 +48,11 @@ using I = typename Simd<T>::I;
 #define RF_INLINE inline __attribute__((always_inline))
 // After the parameters of a lambda.
 #define RF_LAMBDA __attribute__((always_inline))
-// Before loops over states: unrolled, the arrays of vectors they index stay in registers.
-#define RF_UNROLL _Pragma("GCC unroll 8")
+// A loop over states: unrolled, the arrays of vectors it indexes stay in registers.
+#define RF_FOR(x, first, end) _Pragma("GCC unroll 8") for (int x = first; x < (end); ++x)
 
-// Through a vector type, which aliases numbers of its own kind only: after a memcpy the compiler would read the addresses
-// of everything else again.
+// Through a vector type, which aliases numbers of its own kind only: after a memcpy the compiler would read the
+// addresses of everything else again.
 template <class T>
 RF_INLINE V<T> load(const T* p) {
   return *reinterpret_cast<const typename Simd<T>::Unaligned*>(p);

@@ -96,7 +96,8 @@ class Backward {
       const T* from = grad_.node_theta.get() + plan_.node_address[p];
       T* to = out + plan_.node_start[plan_.variable[p]];
       const bool ratio = one_row(plan_.states[p]);
-      for (int x = 0; x < plan_.states[p]; ++x) to[x] += ratio && x == 0 ? -from[plan_.node_stride[p]] : from[Index(x) * plan_.node_stride[p]];
+      for (int x = 0; x < plan_.states[p]; ++x)
+        to[x] += ratio && x == 0 ? -from[plan_.node_stride[p]] : from[Index(x) * plan_.node_stride[p]];
     }
     for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
       const Group& group = plan_.groups[g];
@@ -162,8 +163,8 @@ class Backward {
           }
           if (tile.contiguous)
             reverse_message<Algebra, T, decltype(states)::value, P>(context_, item_, range.group, range.slot,
-                                                                    TileLanes<T, true>(plan_, group, tile), tape, from, to,
-                                                                    grad_, scratch_);
+                                                                    TileLanes<T, true>(plan_, group, tile), tape, from,
+                                                                    to, grad_, scratch_);
           else
             reverse_gathered<Algebra, P, decltype(states)::value == 2 ? 2 : 0>(range, tile, tape, from, to);
         }
@@ -171,11 +172,11 @@ class Backward {
     });
   }
   template <class Algebra, Pass P, int S>
-  __attribute__((noinline)) void reverse_gathered(const TileRange& range, const FactorTile& tile, const T*& tape, T* from,
-                                                  T* to) {
+  __attribute__((noinline)) void reverse_gathered(const TileRange& range, const FactorTile& tile, const T*& tape,
+                                                  T* from, T* to) {
     reverse_message<Algebra, T, S, P>(context_, item_, range.group, range.slot,
-                                      TileLanes<T, false>(plan_, plan_.groups[range.group], tile), tape, from, to, grad_,
-                                      scratch_);
+                                      TileLanes<T, false>(plan_, plan_.groups[range.group], tile), tape, from, to,
+                                      grad_, scratch_);
   }
 
   void reverse_nodes(Index begin, Index end, const T* tape) {

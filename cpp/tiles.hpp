@@ -158,14 +158,14 @@ RF_INLINE void cavity_of(const Lanes& lanes, const Group& group, int slot, const
 template <class Algebra, class T, int S>
 RF_INLINE void write_cavity(const V<T>* cavity, int states, T*& tape) {
   const int rows = Algebra::cavity_rows(S ? S : states);
-  RF_UNROLL for (int x = 0; x < rows; ++x) store<T>(tape + x * kLanes<T>, cavity[x]);
+  RF_FOR (x, 0, rows) store<T>(tape + x * kLanes<T>, cavity[x]);
   tape += rows * kLanes<T>;
 }
 
 template <class Algebra, class T, int S, class Lanes>
 RF_INLINE void read_cavity(const Lanes& lanes, const T* beliefs, int slot, int states, const T*& tape, V<T>* out) {
   const int n = S ? S : states, rows = Algebra::cavity_rows(n);
-  RF_UNROLL for (int x = 0; x < rows; ++x) out[x] = load<T>(tape + x * kLanes<T>);
+  RF_FOR (x, 0, rows) out[x] = load<T>(tape + x * kLanes<T>);
   if (rows < n) out[1] = lanes.belief(beliefs, slot, 1);
   tape += rows * kLanes<T>;
 }
@@ -180,7 +180,8 @@ RF_INLINE void outer(const V<T>* left, Index num_left, const V<T>* right, int nu
 // The combined cavities of slots [first, last): their joint states in row-major order. Returns how many.
 // cavity(slot, out) gives the cavity of one slot.
 template <class Algebra, class T, class Cavity>
-RF_INLINE Index joint_cavity(const Group& group, int first, int last, Cavity cavity, Scratch<T>& scratch, V<T>*& result) {
+RF_INLINE Index joint_cavity(const Group& group, int first, int last, Cavity cavity, Scratch<T>& scratch,
+                             V<T>*& result) {
   V<T>* other = scratch.spare;
   result[0] = Algebra::one();
   Index count = 1;
@@ -267,8 +268,8 @@ RF_INLINE Incident<T> incident(const Item<T>& item, const Group& group, int slot
 template <class Algebra, class T, int S>
 RF_INLINE void contract(const Incident<T>& from, int states, V<T>* out) {
   if constexpr (IsLogarithm<Algebra>::value)
-    contract_log<T, IsLogarithm<Algebra>::kMax>(from.table, from.stride, from.before, from.num_before, states, from.after,
-                                                from.num_after, out);
+    contract_log<T, IsLogarithm<Algebra>::kMax>(from.table, from.stride, from.before, from.num_before, states,
+                                                from.after, from.num_after, out);
   else
     contract<Algebra, T, S>(from.table, from.stride, from.before, from.num_before, states, from.after, from.num_after,
                             out);
@@ -300,12 +301,12 @@ RF_INLINE void update_message(const Context<T>& context, const Item<T>& item, in
   Algebra::template finish_message<S>(m, states, settings, [&](int x) { return lanes.message(in, slot, x); });
   const int first = Algebra::template first_state<S>(states);
   if (scratch.watch) {
-    RF_UNROLL for (int x = first; x < states; ++x) {
+    RF_FOR (x, first, states) {
       const V<T> moved = Algebra::movement(m[x], lanes.message(in, slot, x), context.settled);
       scratch.moved = vmax<T>(scratch.moved, lanes.valid(moved));
     }
   }
-  RF_UNROLL for (int x = first; x < states; ++x) lanes.set_message(out, slot, x, m[x]);
+  RF_FOR (x, first, states) lanes.set_message(out, slot, x, m[x]);
 }
 
 // The change beliefs would have made without damping, which shortens the steps of their logarithms by one factor.
@@ -331,24 +332,24 @@ RF_INLINE void update_belief(const Context<T>& context, Item<T>& item, const Nod
   V<T> fixed[S ? S : 1];
   V<T>* b = S ? fixed : scratch.out;
   const int first = Algebra::template first_state<S>(states);
-  RF_UNROLL for (int x = 0; x < states; ++x) b[x] = load<T>(item.node_theta.get() + tile.address + Index(x) * tile.stride);
+  RF_FOR (x, 0, states) b[x] = load<T>(item.node_theta.get() + tile.address + Index(x) * tile.stride);
   for (int d = 0; d < tile.degree; ++d) {
     const Connection& connection = plan.connections[tile.connections + d];
     if (Contiguous || connection.contiguous) {
-      RF_UNROLL for (int x = first; x < states; ++x)
+      RF_FOR (x, first, states)
         b[x] = Algebra::join(b[x], load<T>(messages + connection.message + Index(x) * connection.stride));
     } else {
       const Index* address = &plan.lane_messages[connection.message];
       const std::int32_t* stride = &plan.lane_strides[connection.message];
-      RF_UNROLL for (int x = first; x < states; ++x) {
+      RF_FOR (x, first, states) {
         V<T> m = splat<T>(1);
         for (int l = 0; l < tile.count; ++l) set_lane<T>(m, l, messages[address[l] + Index(x) * stride[l]]);
         b[x] = Algebra::join(b[x], m);
       }
     }
   }
-  V<T> possible =
-      Algebra::template finish_belief<S>(b, states, context.node_power, load<T>(context.node_inverse.data() + tile.first));
+  V<T> possible = Algebra::template finish_belief<S>(b, states, context.node_power,
+                                                     load<T>(context.node_inverse.data() + tile.first));
   T* beliefs = item.beliefs.get() + tile.address;
   if (scratch.measure) {
     V<T> change{};
@@ -358,7 +359,7 @@ RF_INLINE void update_belief(const Context<T>& context, Item<T>& item, const Nod
       change = Algebra::template change<S>(b, states, [&](int x) { return load<T>(beliefs + Index(x) * tile.stride); });
     scratch.change = vmax<T>(scratch.change, first_lanes<T>(change, V<T>{}, tile.count));
   }
-  RF_UNROLL for (int x = 0; x < states; ++x) store_some<T>(beliefs + Index(x) * tile.stride, b[x], tile.count);
+  RF_FOR (x, 0, states) store_some<T>(beliefs + Index(x) * tile.stride, b[x], tile.count);
   if (std::is_same<Algebra, Expectation<T>>::value && scratch.tape)
     for (int x = 0; x < states; ++x, scratch.tape += kLanes<T>) store<T>(scratch.tape, b[x]);
   possible = first_lanes<T>(possible, splat<T>(1), tile.count);
@@ -399,9 +400,12 @@ void with_states(int states, Body body) {
   if constexpr (Algebra::kFixedStates >= 2)
     if (states == 2) return body(std::integral_constant<int, 2>{});
   if constexpr (Algebra::kFixedStates >= 5) switch (states) {
-      case 3: return body(std::integral_constant<int, 3>{});
-      case 4: return body(std::integral_constant<int, 4>{});
-      case 5: return body(std::integral_constant<int, 5>{});
+      case 3:
+        return body(std::integral_constant<int, 3>{});
+      case 4:
+        return body(std::integral_constant<int, 4>{});
+      case 5:
+        return body(std::integral_constant<int, 5>{});
     }
   body(std::integral_constant<int, 0>{});
 }

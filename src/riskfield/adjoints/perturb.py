@@ -120,7 +120,8 @@ class Perturb(AbstractAdjoint):
         stop = replace(request.stop, tol=self._tolerance(request.stop.tol, eps, size, reach))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
-            runs = replace(request, graph=_untied(graph)).solve(theta=perturbed, messages=messages, stop=stop)
+            again = replace(request, graph=_untied(graph), keep_messages=False)
+            runs = again.solve(theta=perturbed, messages=messages, stop=stop)
         difference = weights[0] * runs.mu[0]
         for weight, mu in zip(weights[1:], runs.mu[1:], strict=True):
             difference.add_(mu, alpha=weight)
@@ -156,8 +157,8 @@ class Perturb(AbstractAdjoint):
 
 def _largest(x: Tensor) -> Tensor:
     """The largest absolute value along the last axis, which it keeps."""
-    low, high = torch.aminmax(x, dim=-1, keepdim=True)
-    return torch.maximum(-low, high)
+    # Much faster than the infinity norm, or both at once.
+    return torch.maximum(x.amax(-1, keepdim=True), -x.amin(-1, keepdim=True))
 
 
 def _untied(graph: FactorGraph) -> FactorGraph:

@@ -54,6 +54,7 @@ class Request:
     messages: Tensor | None
     kernels: str | None
     progress: bool
+    keep_messages: bool = True  # whether the solution is to have them
 
     def run(self, started: Run | None = None) -> Solution:
         """Run inference, or finish a run that was `started`.
@@ -67,7 +68,7 @@ class Request:
         sweeps, residual = _loop(run, self.stop, batch.numel(), self.progress)
         mu = run.marginals()
         _check_possible(mu, batch, self.algorithm)
-        state, value = run.messages(), self.algorithm.value(run)
+        state, value = run.messages() if self.keep_messages else None, self.algorithm.value(run)
         tol = self.stop.tol
         converged = residual <= tol if tol is not None else torch.zeros_like(residual, dtype=torch.bool)
         if tol is not None and not converged.all():
