@@ -181,5 +181,5 @@ def test_other_dtypes_are_refused():
 
 def test_repr_says_what_it_does():
     assert repr(MarginalInference(GRID, rf.MeanField(), rf.Unroll(), stop=TRUNCATED)) == (
-        f"MarginalInference({GRID!r}, MeanField(order=None), Unroll(), stop=Stop(sweeps=3, tol=None))"
+        f"MarginalInference({GRID!r}, MeanField(order=None), Unroll(checkpoint=False), stop=Stop(sweeps=3, tol=None))"
     )
