@@ -62,6 +62,8 @@ def test_the_public_surface():
         *("AbstractDecoder", "AbstractSoftDecoder", "MaxMarginal", "MAP", "EqualCount", "decode"),
         *("ExpectedValue", "SoftArgmax", "SoftEqualCount", "error_rate", "f_measure", "regression_error"),
         *("Conditional", "LinearModel", "Tables", "Generative"),
+        *("ImageFeatures", "PictureFeatures", "Colour", "Intensity", "Position", "Fourier", "HOG", "Constant"),
+        *("ColourDifference", "SobelResponse", "resize"),
         *("UAIModel", "read_evidence", "read_uai", "write_mar", "write_pr"),
         *("get_num_threads", "set_num_threads"),
         *("ConvergenceWarning", "FileFormatError", "ImpossibleEvidenceError", "RiskfieldError", "TreewidthError"),

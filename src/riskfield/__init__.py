@@ -34,6 +34,19 @@ from riskfield.errors import (
     RiskfieldError,
     TreewidthError,
 )
+from riskfield.features.image import (
+    HOG,
+    Colour,
+    ColourDifference,
+    Constant,
+    Fourier,
+    ImageFeatures,
+    Intensity,
+    PictureFeatures,
+    Position,
+    SobelResponse,
+)
+from riskfield.features.resample import resize
 from riskfield.graph.builders import Union, chain, from_edges, grid
 from riskfield.graph.factor_graph import FactorGraph, FactorGroup, NodeGroup
 from riskfield.graph.schedule import Levels, Parallel, Sequential, colour_order, colours, compile_levels
@@ -86,6 +99,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CRF",
+    "HOG",
     "KKT",
     "L1",
     "LBFGS",
@@ -109,7 +123,10 @@ __all__ = [
     "CliqueLogistic",
     "CliqueQuadratic",
     "CliqueSmoothedClassification",
+    "Colour",
+    "ColourDifference",
     "Conditional",
+    "Constant",
     "ContrastiveDivergence",
     "ConvergenceWarning",
     "Counting",
@@ -128,13 +145,16 @@ __all__ = [
     "FileFormatError",
     "Fit",
     "FixedPoint",
+    "Fourier",
     "Generative",
     "GradientReport",
     "GridCRF",
     "Hybrid",
+    "ImageFeatures",
     "ImpossibleEvidenceError",
     "Independent",
     "Inference",
+    "Intensity",
     "Levels",
     "LinearModel",
     "MaxMarginal",
@@ -147,7 +167,9 @@ __all__ = [
     "PatchPseudolikelihood",
     "PerVariable",
     "Perturb",
+    "PictureFeatures",
     "Piecewise",
+    "Position",
     "Pseudolikelihood",
     "Ranks",
     "Reason",
@@ -157,6 +179,7 @@ __all__ = [
     "SaddlePoint",
     "Sequential",
     "SmoothedClassification",
+    "SobelResponse",
     "SoftArgmax",
     "SoftEqualCount",
     "Solution",
@@ -200,6 +223,7 @@ __all__ = [
     "read_evidence",
     "read_uai",
     "regression_error",
+    "resize",
     "sample",
     "set_num_threads",
     "spanning_tree_rho",

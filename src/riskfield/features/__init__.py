@@ -1,0 +1,1 @@
+"""What models read: features of pictures."""

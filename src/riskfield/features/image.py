@@ -1,0 +1,351 @@
+r"""Features of pictures, as Domke (2013), section 8, uses them.
+
+A recipe, `ImageFeatures`, lists features of pixels and of edges, and says at which resolution inference will run:
+
+    u(y, i):     sin(c . s_i) and cos(c . s_i) for all binary c, with s = (red, green, blue, row, column): 64;
+                 a histogram of oriented gradients around i: 36
+    v(y, i, j):  1; whether |rgb_i - rgb_j| is above each of 10 thresholds; whether the larger Sobel response of i and j
+                 is: 21, with parameters of their own for horizontal and for vertical edges
+
+All maps are computed at the resolution of the picture and then averaged by area to that of inference; what compares
+two pixels compares the averages.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from riskfield.features.hog import NUM_FEATURES as _HOG_FEATURES
+from riskfield.features.hog import dense_hog
+from riskfield.features.resample import resize
+
+Floats = npt.NDArray[np.float64]
+
+# Between neighbours in photographs the median difference is about 0.02, and one in a thousand is above 0.6.
+THRESHOLDS = (0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.18, 0.27, 0.4, 0.6)
+
+
+def _check_thresholds(thresholds: tuple[float, ...]) -> None:
+    if not isinstance(thresholds, tuple) or not thresholds or not all(map(math.isfinite, thresholds)):
+        raise ValueError(f"`thresholds` must be a tuple of finite numbers. Got {thresholds!r}.")
+
+
+def _check_parts(name: str, parts: object, kind: type) -> None:
+    if not isinstance(parts, tuple) or not parts or not all(isinstance(part, kind) for part in parts):
+        raise TypeError(f"`{name}` must be a tuple of objects of type {kind.__name__}. Got {parts!r}.")
+
+
+class AbstractPixelFeature(ABC):
+    """Something to know of every pixel."""
+
+    @property
+    @abstractmethod
+    def num_features(self) -> int:
+        """How many numbers that is."""
+
+    @abstractmethod
+    def map(self, picture: Floats) -> Floats:
+        """These numbers, (row, column, feature), of a picture of shape (row, column, 1) or (row, column, 3)."""
+
+
+class AbstractEdgeFeature(ABC):
+    """Something to know of every pair of neighbours."""
+
+    @property
+    @abstractmethod
+    def num_edge_features(self) -> int:
+        """How many numbers that is."""
+
+    @abstractmethod
+    def map(self, picture: Floats) -> Floats:
+        """What has to be known of the pixels for it, (row, column, channel)."""
+
+    @abstractmethod
+    def compare(self, first: Floats, second: Floats) -> Floats:
+        """The features (..., feature) of pairs of pixels, from their entries (..., channel) of the map."""
+
+
+@dataclass(frozen=True)
+class Constant(AbstractPixelFeature, AbstractEdgeFeature):
+    """1, for pixels and for edges."""
+
+    num_features = 1
+    num_edge_features = 1
+
+    def map(self, picture: Floats) -> Floats:
+        """Ones."""
+        return np.ones((*picture.shape[:2], 1))
+
+    def compare(self, first: Floats, second: Floats) -> Floats:
+        """Ones."""
+        return np.ones((*first.shape[:-1], 1))
+
+
+@dataclass(frozen=True)
+class Colour(AbstractPixelFeature):
+    """Red, green and blue, from 0 to 1. A grey picture has three times the same."""
+
+    num_features = 3
+
+    def map(self, picture: Floats) -> Floats:
+        """The three channels."""
+        return picture if picture.shape[-1] == 3 else np.repeat(picture, 3, axis=-1)
+
+
+@dataclass(frozen=True)
+class Intensity(AbstractPixelFeature):
+    """The value of a grey picture, or the luminance of a coloured one."""
+
+    num_features = 1
+
+    def map(self, picture: Floats) -> Floats:
+        """The one channel."""
+        if picture.shape[-1] == 1:
+            return picture
+        from skimage.color import rgb2gray
+
+        grey: Floats = rgb2gray(picture)[..., None]
+        return grey
+
+
+@dataclass(frozen=True)
+class Position(AbstractPixelFeature):
+    """How far down and how far to the right a pixel is, from 0 to 1."""
+
+    num_features = 2
+
+    def map(self, picture: Floats) -> Floats:
+        """The coordinates of the centres of the pixels."""
+        rows, columns = picture.shape[:2]
+        down, right = (np.arange(rows) + 0.5) / rows, (np.arange(columns) + 0.5) / columns
+        return np.stack(np.broadcast_arrays(down[:, None], right), axis=-1)
+
+
+@dataclass(frozen=True)
+class Fourier(AbstractPixelFeature):
+    """The sinusoidal expansion of other features s: sin(c . s) and cos(c . s) for all binary vectors c.
+
+    k features become 2 * 2**k: first the sines, then the cosines, with c counted in binary. The first sine is 0 and the
+    first cosine 1, a constant.
+    """
+
+    of: tuple[AbstractPixelFeature, ...] = (Colour(), Position())
+
+    def __post_init__(self) -> None:
+        _check_parts("of", self.of, AbstractPixelFeature)
+        if not 1 <= self._num_inputs <= 12:
+            raise ValueError(f"`of` must have between 1 and 12 features, which become 2**13. Got {self._num_inputs}.")
+
+    @property
+    def num_features(self) -> int:
+        """Two for each binary vector."""
+        return int(2 ** (self._num_inputs + 1))
+
+    def map(self, picture: Floats) -> Floats:
+        """The sines and the cosines."""
+        inputs = np.concatenate([feature.map(picture) for feature in self.of], axis=-1)
+        # exp(i c . s) is a product over the entries of s with c = 1: trigonometry for k numbers instead of 2**k.
+        turns = np.exp(1j * inputs)
+        expanded = np.ones((*picture.shape[:2], 1), np.complex128)
+        for k in reversed(range(self._num_inputs)):
+            expanded = np.concatenate([expanded, expanded * turns[..., k : k + 1]], axis=-1)
+        return np.concatenate([expanded.imag, expanded.real], axis=-1)
+
+    @property
+    def _num_inputs(self) -> int:
+        return sum(feature.num_features for feature in self.of)
+
+
+@dataclass(frozen=True)
+class HOG(AbstractPixelFeature):
+    """A histogram of oriented gradients around every pixel: 9 orientations in four cells, normalised together.
+
+    Arguments:
+        cell: the side of a cell in pixels of the picture; the features of a pixel see twice as much.
+    """
+
+    cell: int = 8
+    num_features = _HOG_FEATURES
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.cell, int) or self.cell < 1:
+            raise ValueError(f"`cell` must be a positive integer. Got {self.cell!r}.")
+
+    def map(self, picture: Floats) -> Floats:
+        """The 36 numbers."""
+        return dense_hog(picture, self.cell)
+
+
+@dataclass(frozen=True)
+class ColourDifference(AbstractEdgeFeature):
+    """Whether the l2 distance of the colours of two pixels is above each of some thresholds."""
+
+    thresholds: tuple[float, ...] = THRESHOLDS
+
+    def __post_init__(self) -> None:
+        _check_thresholds(self.thresholds)
+
+    @property
+    def num_edge_features(self) -> int:
+        """One for each threshold."""
+        return len(self.thresholds)
+
+    def map(self, picture: Floats) -> Floats:
+        """The colours."""
+        return Colour().map(picture)
+
+    def compare(self, first: Floats, second: Floats) -> Floats:
+        """Zeros and ones."""
+        return _above(np.linalg.norm(first - second, axis=-1), self.thresholds)
+
+
+@dataclass(frozen=True)
+class SobelResponse(AbstractEdgeFeature):
+    """Whether the larger response of a Sobel filter at two pixels is above each of some thresholds."""
+
+    thresholds: tuple[float, ...] = THRESHOLDS
+
+    def __post_init__(self) -> None:
+        _check_thresholds(self.thresholds)
+
+    @property
+    def num_edge_features(self) -> int:
+        """One for each threshold."""
+        return len(self.thresholds)
+
+    def map(self, picture: Floats) -> Floats:
+        """The responses of the filter to the luminance."""
+        from skimage.filters import sobel
+
+        response: Floats = sobel(Intensity().map(picture)[..., 0])[..., None]
+        return response
+
+    def compare(self, first: Floats, second: Floats) -> Floats:
+        """Zeros and ones."""
+        return _above(np.maximum(first, second)[..., 0], self.thresholds)
+
+
+@dataclass(frozen=True, eq=False)
+class PictureFeatures:
+    """The features of one picture at the resolution of inference, in single precision."""
+
+    pixels: Tensor  # (row, column, feature)
+    horizontal: Tensor  # (row, column - 1, feature)  of a pixel and the one to its right
+    vertical: Tensor  # (row - 1, column, feature)  of a pixel and the one below
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of the grid of inference."""
+        return self.pixels.shape[0], self.pixels.shape[1]
+
+    @property
+    def edges(self) -> Tensor:
+        """The features of all edges of `grid(*shape)`, (edge, 2 * feature): horizontal ones in the first half.
+
+        The halves keep the parameters of the directions apart. `inputs` does the same without storing zeros.
+        """
+        joined: Tensor = torch.block_diag(self.horizontal.flatten(0, 1), self.vertical.flatten(0, 1))
+        return joined
+
+    def inputs(self, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
+        """What a `LinearModel` with factors of the types "horizontal" and "vertical" reads."""
+        parts = {"nodes": self.pixels, "horizontal": self.horizontal, "vertical": self.vertical}
+        return {name: part.flatten(0, 1).to(dtype) for name, part in parts.items()}
+
+
+@dataclass(frozen=True)
+class ImageFeatures:
+    """A recipe: which features are computed of a picture, and at what resolution inference is to run.
+
+    A picture is an array of shape (row, column), (row, column, 1) or (row, column, 3): bytes or 16-bit integers, which
+    are taken to [0, 1], booleans, or floats, which are taken as they are.
+
+    Arguments:
+        pixels: features of pixels. By default the 100 of Domke (2013): `Fourier()` and `HOG()`.
+        edges: features of edges. By default the 21 of Domke (2013), which he doubles to 42 to keep directions apart.
+        scale: the resolution of inference, as a part of that of the picture.
+
+    >>> import numpy as np
+    >>> features = ImageFeatures(scale=0.2)
+    >>> features.num_pixel_features, features.num_edge_features
+    (100, 21)
+    >>> of_picture = features(np.zeros((240, 320, 3), np.uint8))
+    >>> of_picture.pixels.shape, of_picture.horizontal.shape
+    (torch.Size([48, 64, 100]), torch.Size([48, 63, 21]))
+    """
+
+    pixels: tuple[AbstractPixelFeature, ...] = (Fourier(), HOG())
+    edges: tuple[AbstractEdgeFeature, ...] = (Constant(), ColourDifference(), SobelResponse())
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_parts("pixels", self.pixels, AbstractPixelFeature)
+        _check_parts("edges", self.edges, AbstractEdgeFeature)
+        if not 0 < self.scale <= 1:
+            raise ValueError(f"`scale` must be above 0 and at most 1. Got {self.scale}.")
+
+    @property
+    def num_pixel_features(self) -> int:
+        """How many features a pixel has."""
+        return sum(feature.num_features for feature in self.pixels)
+
+    @property
+    def num_edge_features(self) -> int:
+        """How many features an edge of either direction has."""
+        return sum(feature.num_edge_features for feature in self.edges)
+
+    def shape(self, rows: int, columns: int) -> tuple[int, int]:
+        """Rows and columns of the grid of inference for a picture of so many."""
+        return max(1, round(rows * self.scale)), max(1, round(columns * self.scale))
+
+    def __call__(self, picture: npt.ArrayLike) -> PictureFeatures:
+        """The features of `picture`."""
+        values = as_floats(picture)
+        shape = self.shape(*values.shape[:2])
+        pixels = torch.cat([_coarse(feature.map(values), shape) for feature in self.pixels], dim=-1)
+        horizontal, vertical = [], []
+        for feature in self.edges:
+            values_at = _coarse(feature.map(values), shape).numpy()
+            horizontal.append(feature.compare(values_at[:, :-1], values_at[:, 1:]))
+            vertical.append(feature.compare(values_at[:-1], values_at[1:]))
+        return PictureFeatures(pixels.float(), _joined(horizontal), _joined(vertical))
+
+
+def as_floats(picture: npt.ArrayLike, name: str = "picture") -> Floats:
+    """A picture as float64 of shape (row, column, 1) or (row, column, 3), integers taken to [0, 1]."""
+    array: npt.NDArray[Any] = np.asarray(picture)
+    if array.ndim == 2:
+        array = array[..., None]
+    if array.ndim != 3 or array.shape[-1] not in (1, 3) or array.size == 0:
+        raise ValueError(
+            f"`{name}` must have shape (row, column), (row, column, 1) or (row, column, 3). Got {np.shape(picture)}."
+        )
+    if array.dtype in (np.uint8, np.uint16):
+        return array / np.iinfo(array.dtype).max
+    if array.dtype.kind not in "fb":
+        raise ValueError(f"`{name}` must be of type uint8, uint16, bool or floating. Got {array.dtype}.")
+    floats = array.astype(np.float64)
+    if not np.isfinite(floats).all():
+        raise ValueError(f"`{name}` must be finite.")
+    return floats
+
+
+def _coarse(values: Floats, shape: tuple[int, int]) -> Tensor:
+    return resize(torch.from_numpy(np.ascontiguousarray(values)), shape)
+
+
+def _joined(parts: Sequence[Floats]) -> Tensor:
+    return torch.from_numpy(np.concatenate(parts, axis=-1)).float()
+
+
+def _above(values: Floats, thresholds: tuple[float, ...]) -> Floats:
+    return (values[..., None] > np.array(thresholds)).astype(np.float64)

@@ -1,0 +1,69 @@
+"""Pictures at another resolution: features and labels made coarser, marginals made finer.
+
+Axes are (*batch, row, column, channel). Row r of n covers the stretch [r/n, (r+1)/n] of a picture at every resolution.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def resize(values: Tensor, shape: tuple[int, int]) -> Tensor:
+    """Maps of shape (*batch, row, column, channel) at the resolution `shape`. Differentiable.
+
+    An axis that becomes shorter is averaged by area, exactly also where the ratio is no integer; one that becomes
+    longer is interpolated linearly between the centres of pixels. Both keep marginals normalised.
+
+    >>> marginals = torch.tensor([[[0.9, 0.1], [0.3, 0.7]]])  # one row, two columns, two states
+    >>> resize(marginals, (1, 4))[0, :, 0]
+    tensor([0.9000, 0.7500, 0.4500, 0.3000])
+    >>> resize(marginals, (1, 1))
+    tensor([[[0.6000, 0.4000]]])
+    """
+    if values.ndim < 3 or not values.is_floating_point():
+        raise ValueError(
+            f"`values` must be floats of shape (*batch, row, column, channel). Got {values.dtype} of shape "
+            f"{tuple(values.shape)}."
+        )
+    if len(shape) != 2 or min(shape) < 1 or 0 in values.shape[-3:-1]:
+        raise ValueError(f"`shape` must be two positive lengths. Got {shape} for a map of {tuple(values.shape)}.")
+    for axis, length in zip((-3, -2), shape, strict=True):
+        if values.shape[axis] != length:
+            weights = _weights(values.shape[axis], length).to(values)
+            values = torch.tensordot(values, weights, dims=([axis], [1])).movedim(-1, axis)
+    return values.contiguous()
+
+
+def reduce_labels(labels: Tensor, shape: tuple[int, int]) -> Tensor:
+    """Label maps of shape (row, column) at a lower resolution: each pixel gets the label that covers most of it.
+
+    -1, not known, counts as the others do. Of labels that cover the same area the smallest is taken, -1 last.
+
+    >>> reduce_labels(torch.tensor([[0, 0, 2, 2, -1, -1], [0, 1, 2, 1, -1, 1]]), (1, 3))
+    tensor([[ 0,  2, -1]])
+    """
+    if labels.ndim != 2 or labels.is_floating_point():
+        raise ValueError(
+            f"`labels` must be integers of shape (row, column). Got {labels.dtype} of {tuple(labels.shape)}."
+        )
+    if shape[0] > labels.shape[0] or shape[1] > labels.shape[1]:
+        raise ValueError(f"`shape` must not be larger than that of the labels, {tuple(labels.shape)}. Got {shape}.")
+    if tuple(labels.shape) == tuple(shape):
+        return labels
+    known = torch.unique(labels[labels >= 0])
+    values = torch.cat([known, known.new_tensor([-1])])
+    shares = resize((labels[..., None] == values).double(), shape)
+    # Shares that are equal but for rounding must not be told apart by it.
+    return values[(shares * 2**40).round().argmax(-1)]
+
+
+def _weights(old: int, new: int) -> Tensor:
+    """The matrix (new, old) that takes an axis of length `old` to one of length `new`."""
+    pixels = torch.arange(old, dtype=torch.float64)
+    if new > old:
+        centres = ((torch.arange(new, dtype=torch.float64) + 0.5) * old / new - 0.5).clamp(0, old - 1)
+        return (1 - (centres[:, None] - pixels).abs()).clamp_min(0)
+    bounds = torch.arange(new + 1, dtype=torch.float64) * old / new
+    overlap = torch.minimum(bounds[1:, None], pixels + 1) - torch.maximum(bounds[:-1, None], pixels)
+    return overlap.clamp_min(0) * (new / old)

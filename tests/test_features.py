@@ -1,0 +1,208 @@
+"""Features of pictures, against other ways to compute them."""
+
+import itertools
+import time
+
+import numpy as np
+import pytest
+import torch
+from skimage.color import rgb2gray
+from skimage.feature import hog
+from skimage.filters import sobel
+
+import riskfield as rf
+from riskfield.features.hog import dense_hog
+from riskfield.features.image import THRESHOLDS, as_floats
+from riskfield.features.resample import reduce_labels, resize
+
+
+@pytest.fixture
+def picture():
+    return np.random.default_rng(0).integers(0, 256, (12, 17, 3), np.uint8)
+
+
+def test_colour_position_and_intensity(picture):
+    recipe = rf.ImageFeatures(pixels=(rf.Colour(), rf.Position(), rf.Intensity(), rf.Constant()))
+    pixels = recipe(picture).pixels
+    assert recipe.num_pixel_features == pixels.shape[-1] == 7
+    torch.testing.assert_close(pixels[5, 3, :3], torch.from_numpy(picture[5, 3] / 255).float())
+    torch.testing.assert_close(pixels[5, 3, 3:5], torch.tensor([5.5 / 12, 3.5 / 17]))
+    torch.testing.assert_close(pixels[..., 5], torch.from_numpy(rgb2gray(picture)).float())
+    assert (pixels[..., 6] == 1).all()
+
+
+def test_grey_pictures_have_the_same_number_of_features(picture):
+    recipe = rf.ImageFeatures()
+    grey, coloured = recipe(picture[..., 0]), recipe(np.repeat(picture[..., :1], 3, axis=-1))
+    for name in ("pixels", "horizontal", "vertical"):
+        torch.testing.assert_close(getattr(grey, name), getattr(coloured, name))
+    assert torch.equal(recipe(picture[..., :1]).pixels, grey.pixels)
+
+
+def test_fourier_has_all_binary_vectors(picture):
+    s = np.concatenate([rf.Colour().map(picture / 255), rf.Position().map(picture / 255)], axis=-1)
+    expanded = rf.Fourier().map(picture / 255)
+    assert expanded.shape[-1] == rf.Fourier().num_features == 64
+    for k, c in enumerate(itertools.product((0, 1), repeat=5)):
+        np.testing.assert_allclose(expanded[..., k], np.sin(s @ c), atol=1e-14)
+        np.testing.assert_allclose(expanded[..., 32 + k], np.cos(s @ c), atol=1e-14)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_hog_is_that_of_scikit_image_on_its_lattice(channels):
+    picture = np.random.default_rng(1).random((40, 56, channels))
+    blocks = hog(picture, 9, (8, 8), (2, 2), "L2-Hys", feature_vector=False, channel_axis=-1)
+    dense = dense_hog(picture, 8)
+    assert dense.shape == (40, 56, 36)
+    # scikit-image adds up in single precision.
+    np.testing.assert_allclose(dense[8:-7:8, 8:-7:8], blocks.reshape(*blocks.shape[:2], 36), rtol=0, atol=1e-6)
+
+
+def test_hog_at_any_pixel_is_that_of_a_picture_cut_around_it():
+    picture = np.random.default_rng(2).random((40, 40, 1))
+    for row, column in [(9, 9), (13, 22), (30, 17)]:
+        # One more pixel on every side: the gradient at the border of a picture is another one.
+        cut = picture[row - 9 : row + 9, column - 9 : column + 9]
+        np.testing.assert_allclose(dense_hog(picture, 8)[row, column], dense_hog(cut, 8)[9, 9], atol=1e-10)
+
+
+def test_hog_of_a_flat_picture_is_zero_and_tiny_pictures_work():
+    assert (dense_hog(np.full((20, 20, 3), 0.7), 8) == 0).all()
+    for shape in [(1, 1), (1, 5), (3, 2)]:
+        features = rf.ImageFeatures()(np.random.default_rng(0).random(shape))
+        assert features.pixels.shape == (*shape, 100)
+        assert torch.isfinite(features.pixels).all()
+        assert features.horizontal.shape == (shape[0], shape[1] - 1, 21)
+
+
+def test_edge_features(picture):
+    recipe = rf.ImageFeatures()
+    features = recipe(picture)
+    values, response = picture / 255, sobel(rgb2gray(picture))
+    for way, (down, right) in {"horizontal": (0, 1), "vertical": (1, 0)}.items():
+        edges = getattr(features, way)
+        assert edges.shape == (12 - down, 17 - right, recipe.num_edge_features)
+        for r, c in [(0, 0), (7, 4), (10, 15)]:
+            distance = np.sqrt(((values[r, c] - values[r + down, c + right]) ** 2).sum())
+            strongest = max(response[r, c], response[r + down, c + right])
+            expected = [1, *(distance > t for t in THRESHOLDS), *(strongest > t for t in THRESHOLDS)]
+            assert edges[r, c].tolist() == expected
+    assert len(THRESHOLDS) == 10
+
+
+def test_doubled_edges_and_typed_inputs_are_the_same_model(picture):
+    recipe = rf.ImageFeatures()
+    features = recipe(picture)
+    graph = rf.grid(*features.shape, num_states=3)
+    assert features.edges.shape == (graph.num_factors, 42)
+    b = recipe.num_edge_features
+    doubled = rf.LinearModel(3, recipe.num_pixel_features, 2 * b)
+    typed = rf.LinearModel(3, recipe.num_pixel_features, {"horizontal": b, "vertical": b})
+    weights = torch.randn(9, 2 * b, dtype=torch.float64)
+    with torch.no_grad():
+        doubled.factors["factors"].weight.copy_(weights)
+        typed.factors["horizontal"].weight.copy_(weights[:, :b])
+        typed.factors["vertical"].weight.copy_(weights[:, b:])
+    nodes = features.inputs()["nodes"]
+    torch.testing.assert_close(
+        doubled(graph, {"nodes": nodes, "factors": features.edges.double()}), typed(graph, features.inputs())
+    )
+
+
+def test_coarse_features_are_means_and_edges_compare_means():
+    picture = np.random.default_rng(3).random((20, 30, 3))
+    recipe = rf.ImageFeatures(edges=(rf.Constant(), rf.ColourDifference()), scale=0.2)
+    assert recipe.shape(20, 30) == (4, 6)
+    features = recipe(picture)
+    fine = rf.ImageFeatures()(picture).pixels
+    means = fine.double().reshape(4, 5, 6, 5, 100).mean((1, 3))
+    torch.testing.assert_close(features.pixels.double(), means, rtol=0, atol=1e-6)
+    colours = picture.reshape(4, 5, 6, 5, 3).mean((1, 3))
+    distance = np.linalg.norm(colours[:, 1:] - colours[:, :-1], axis=-1)
+    np.testing.assert_array_equal(features.horizontal[..., 1:], distance[..., None] > np.array(THRESHOLDS))
+
+
+def test_pictures_that_are_none():
+    recipe = rf.ImageFeatures()
+    for wrong in [np.zeros((3, 4, 2)), np.zeros(5), np.zeros((0, 4)), np.zeros((2, 3, 4, 3))]:
+        with pytest.raises(ValueError, match="`picture` must have shape"):
+            recipe(wrong)
+    with pytest.raises(ValueError, match="`picture` must be of type uint8, uint16, bool or floating"):
+        recipe(np.zeros((3, 4), np.int64))
+    with pytest.raises(ValueError, match="`picture` must be finite"):
+        recipe(np.full((3, 4), np.nan))
+    assert as_floats(np.array([[65535, 0]], np.uint16)).ravel().tolist() == [1, 0]
+    assert as_floats(np.array([[True, False]])).ravel().tolist() == [1, 0]
+
+
+def test_recipes_are_checked():
+    with pytest.raises(ValueError, match="`scale` must be above 0 and at most 1"):
+        rf.ImageFeatures(scale=0)
+    with pytest.raises(TypeError, match="`pixels` must be a tuple of objects of type AbstractPixelFeature"):
+        rf.ImageFeatures(pixels=(rf.ColourDifference(),))
+    with pytest.raises(TypeError, match="`edges` must be a tuple"):
+        rf.ImageFeatures(edges=())
+    with pytest.raises(ValueError, match="`cell` must be a positive integer"):
+        rf.HOG(0)
+    with pytest.raises(ValueError, match="`thresholds` must be a tuple of finite numbers"):
+        rf.SobelResponse(())
+    with pytest.raises(ValueError, match="`of` must have between 1 and 12 features"):
+        rf.Fourier((rf.HOG(),))
+    assert rf.ImageFeatures() == rf.ImageFeatures() != rf.ImageFeatures(scale=0.5)
+
+
+def test_features_of_a_photograph_take_well_under_a_second():
+    picture = np.random.default_rng(0).integers(0, 256, (240, 320, 3), np.uint8)
+    recipe = rf.ImageFeatures()
+    recipe(picture[:20, :20])  # imports
+    seconds = []
+    for _ in range(3):
+        start = time.process_time()
+        recipe(picture)
+        seconds.append(time.process_time() - start)
+    assert min(seconds) < 1
+
+
+@pytest.mark.parametrize(("old", "new"), [(6, 3), (7, 3), (5, 4), (9, 1), (4, 4)])
+def test_coarser_maps_are_means_by_area(old, new):
+    values = torch.rand(old, old, 2, dtype=torch.float64)
+    # Repeating every pixel `new` times makes every coarse pixel a block of `old` whole ones.
+    fine = values.repeat_interleave(new, 0).repeat_interleave(new, 1)
+    expected = fine.reshape(new, old, new, old, 2).mean((1, 3))
+    torch.testing.assert_close(resize(values, (new, new)), expected)
+
+
+@pytest.mark.parametrize("shape", [(13, 9), (5, 31), (12, 3)])
+def test_finer_maps_are_interpolated(shape):
+    values = torch.rand(2, 5, 3, 4, dtype=torch.float64)
+    expected = torch.nn.functional.interpolate(
+        values.movedim(-1, 1), shape, mode="bilinear", align_corners=False
+    ).movedim(1, -1)
+    torch.testing.assert_close(resize(values, shape), expected)
+
+
+@pytest.mark.parametrize("shape", [(3, 2), (17, 11), (17, 2)])
+def test_resized_marginals_stay_normalised_and_carry_gradients(shape):
+    marginals = torch.rand(6, 5, 3, dtype=torch.float64).softmax(-1).requires_grad_()
+    resized = resize(marginals, shape)
+    torch.testing.assert_close(resized.sum(-1), torch.ones(shape, dtype=torch.float64))
+    assert torch.autograd.gradcheck(lambda m: resize(m, shape), marginals)
+
+
+def test_labels_made_coarser():
+    labels = torch.tensor([[0, 0, 1, 1], [1, 2, -1, -1], [1, 0, 2, 2], [0, 1, 2, -1]])
+    assert reduce_labels(labels, (2, 2)).tolist() == [[0, 1], [0, 2]]  # a tie goes to the smaller, -1 last
+    assert reduce_labels(labels, (4, 4)) is labels
+    assert reduce_labels(torch.full((5, 7), -1), (2, 3)).tolist() == [[-1] * 3] * 2
+    assert reduce_labels(torch.tensor([[0, 1, 2]]), (1, 2)).tolist() == [[0, 2]]  # pixel 1 is cut in half
+    with pytest.raises(ValueError, match="`shape` must not be larger than that of the labels"):
+        reduce_labels(labels, (5, 4))
+    with pytest.raises(ValueError, match="`labels` must be integers of shape"):
+        reduce_labels(labels.double(), (2, 2))
+
+
+def test_resize_refuses_what_is_no_map():
+    with pytest.raises(ValueError, match="`values` must be floats of shape"):
+        resize(torch.zeros(3, 3), (2, 2))
+    with pytest.raises(ValueError, match="`shape` must be two positive lengths"):
+        resize(torch.zeros(3, 3, 1), (0, 2))
