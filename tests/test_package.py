@@ -64,6 +64,7 @@ def test_the_public_surface():
         *("Conditional", "LinearModel", "Tables", "Generative"),
         *("ImageFeatures", "PictureFeatures", "Colour", "Intensity", "Position", "Fourier", "HOG", "Constant"),
         *("ColourDifference", "SobelResponse", "resize"),
+        *("FeatureCache", "Picture", "PictureSet", "image_folder", "picture_examples"),
         *("UAIModel", "read_evidence", "read_uai", "write_mar", "write_pr"),
         *("get_num_threads", "set_num_threads"),
         *("ConvergenceWarning", "FileFormatError", "ImpossibleEvidenceError", "RiskfieldError", "TreewidthError"),

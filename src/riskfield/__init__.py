@@ -11,6 +11,10 @@ from riskfield.adjoints.perturb import Perturb
 from riskfield.adjoints.second_order import hessian_vector_product
 from riskfield.adjoints.unroll import Unroll
 from riskfield.data.examples import Examples
+from riskfield.data.feature_cache import FeatureCache
+from riskfield.data.folders import image_folder
+from riskfield.data.picture_examples import picture_examples
+from riskfield.data.pictures import Picture, PictureSet
 from riskfield.decoders import (
     MAP,
     AbstractDecoder,
@@ -142,6 +146,7 @@ __all__ = [
     "FMeasure",
     "FactorGraph",
     "FactorGroup",
+    "FeatureCache",
     "FileFormatError",
     "Fit",
     "FixedPoint",
@@ -167,7 +172,9 @@ __all__ = [
     "PatchPseudolikelihood",
     "PerVariable",
     "Perturb",
+    "Picture",
     "PictureFeatures",
+    "PictureSet",
     "Piecewise",
     "Position",
     "Pseudolikelihood",
@@ -215,10 +222,12 @@ __all__ = [
     "get_num_threads",
     "grid",
     "hessian_vector_product",
+    "image_folder",
     "incremental",
     "infer",
     "nn",
     "num_counted",
+    "picture_examples",
     "ranks",
     "read_evidence",
     "read_uai",

@@ -1,0 +1,64 @@
+"""From pictures to examples on grids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from riskfield.data.examples import Examples
+from riskfield.data.feature_cache import FeatureCache
+from riskfield.data.pictures import Picture
+from riskfield.features.image import ImageFeatures, PictureFeatures
+from riskfield.features.resample import reduce_labels
+from riskfield.graph.builders import grid
+
+
+def picture_examples(
+    pictures: Iterable[Picture],
+    features: ImageFeatures,
+    num_states: int,
+    *,
+    cache: FeatureCache | None = None,
+    dtype: torch.dtype = torch.float64,
+) -> list[Examples]:
+    """Pictures as a data set for a `LinearModel`: an `Examples` for every size, in the order in which sizes appear.
+
+    The model has factors of the types "horizontal" and "vertical". Where the recipe has a `scale` below 1, a pixel of
+    the grid has the label that covers most of it.
+
+    Arguments:
+        pictures: with labels.
+        features: the recipe.
+        num_states: how many labels there are.
+        cache: where features are kept. By default nowhere.
+        dtype: of the features, that of the model.
+
+    >>> import numpy as np
+    >>> shapes = [(4, 5), (6, 3), (4, 5)]
+    >>> pictures = [Picture(str(k), np.zeros(s), np.zeros(s, np.int64)) for k, s in enumerate(shapes)]
+    >>> [(len(block), block.graph.num_variables) for block in picture_examples(pictures, ImageFeatures(), 2)]
+    [(2, 20), (1, 18)]
+    """
+    groups: dict[tuple[int, int], list[tuple[PictureFeatures, Tensor]]] = {}
+    for picture in pictures:
+        if picture.labels is None:
+            raise ValueError(f"`pictures` must have labels. {picture.name} has none.")
+        if picture.labels.max() >= num_states:
+            raise ValueError(
+                f"`pictures` must have labels below `num_states`, {num_states}. {picture.name} has the label "
+                f"{picture.labels.max()}."
+            )
+        computed = features(picture.image) if cache is None else cache(features, picture.image)
+        labels = reduce_labels(torch.from_numpy(picture.labels), computed.shape)
+        groups.setdefault(computed.shape, []).append((computed, labels.flatten()))
+    return [_block(shape, num_states, group, dtype) for shape, group in groups.items()]
+
+
+def _block(
+    shape: tuple[int, int], num_states: int, group: list[tuple[PictureFeatures, Tensor]], dtype: torch.dtype
+) -> Examples:
+    each = [computed.inputs(dtype) for computed, _ in group]
+    inputs = {name: torch.stack([own[name] for own in each]) for name in each[0]}
+    return Examples(grid(*shape, num_states), torch.stack([labels for _, labels in group]), inputs)

@@ -1,0 +1,157 @@
+"""Pictures and their label maps, read from files when they are asked for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from riskfield.errors import FileFormatError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Labels = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """A picture, and its labels where they are known.
+
+    Arguments:
+        name: tells it from the others of a set.
+        image: of shape (row, column) or (row, column, 3), of a type that `ImageFeatures` takes.
+        labels: integers of shape (row, column) from 0, with -1 for a pixel without a label; or None.
+    """
+
+    name: str
+    image: npt.NDArray[Any]
+    labels: Labels | None = None
+
+    def __post_init__(self) -> None:
+        if self.labels is not None and self.labels.shape != self.image.shape[:2]:
+            raise ValueError(
+                f"`labels` of {self.name} must have the shape of its image, {self.image.shape[:2]}. "
+                f"Got {self.labels.shape}."
+            )
+
+
+class PictureSet(Sequence[Picture]):
+    """Pictures by number or name, read each time they are asked for.
+
+    Arguments:
+        names: of the pictures, in order.
+        read: gives the picture of a name.
+        classes: the names of the labels 0, 1, ...; empty if there are no labels.
+
+    >>> pictures = PictureSet(["a", "b", "c"], lambda name: Picture(name, np.zeros((2, 3))))
+    >>> len(pictures), pictures[1].name, pictures[1:].names, pictures.select(["c", "a"]).names
+    (3, 'b', ('b', 'c'), ('c', 'a'))
+    """
+
+    def __init__(self, names: Iterable[str], read: Callable[[str], Picture], classes: Iterable[str] = ()):
+        self.names = tuple(names)
+        self.classes = tuple(classes)
+        self._read = read
+        if len(set(self.names)) < len(self.names):
+            raise ValueError(f"`names` must differ from each other. Got {self.names}.")
+
+    def __len__(self) -> int:
+        """How many pictures there are."""
+        return len(self.names)
+
+    @overload
+    def __getitem__(self, index: int) -> Picture: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> PictureSet: ...
+
+    def __getitem__(self, index: int | slice) -> Picture | PictureSet:
+        """The picture of a number, or the set of several."""
+        if isinstance(index, slice):
+            return PictureSet(self.names[index], self._read, self.classes)
+        return self._read(self.names[index])
+
+    def select(self, names: Iterable[str]) -> PictureSet:
+        """The pictures of these names, in this order.
+
+        Raises:
+            KeyError: if one of them is not there.
+        """
+        chosen = tuple(names)
+        missing = sorted(set(chosen) - set(self.names))
+        if missing:
+            raise KeyError(f"The set has no {few(missing)}.")
+        return PictureSet(chosen, self._read, self.classes)
+
+    def map(self, function: Callable[[Picture], Picture], classes: Iterable[str] | None = None) -> PictureSet:
+        """The set of what `function` makes of each picture, again made when it is asked for."""
+        return PictureSet(
+            self.names, lambda name: function(self._read(name)), self.classes if classes is None else classes
+        )
+
+    def __repr__(self) -> str:
+        """How many pictures, and which labels."""
+        return f"PictureSet({len(self)} pictures, classes {self.classes})"
+
+
+def read_image(path: str | os.PathLike[str]) -> npt.NDArray[Any]:
+    """The image in a file: grey (row, column), in bytes or 16-bit integers, or coloured (row, column, 3), in bytes.
+
+    It is turned as its EXIF data say; transparency is left out.
+
+    Raises:
+        FileFormatError: if the file holds no image, or only part of one.
+    """
+    with _opened(path) as image:
+        if image.mode.startswith("I"):
+            return _sixteen_bits(image, path)
+        return np.asarray(image.convert("L" if image.mode in ("1", "L", "LA") else "RGB"))
+
+
+def read_mask(path: str | os.PathLike[str]) -> Labels:
+    """The integers in an image of one channel: grey levels, or the indices of a palette.
+
+    Raises:
+        FileFormatError: if the file holds no such image.
+    """
+    with _opened(path) as image:
+        if image.mode in ("1", "L", "P") or image.mode.startswith("I"):
+            return np.asarray(image).astype(np.int64)
+        channels = np.asarray(image)
+        if image.mode == "RGB" and (channels == channels[..., :1]).all():
+            return channels[..., 0].astype(np.int64)
+        raise FileFormatError(f"{path} must be an image of one channel to be a mask. It has the mode {image.mode}.")
+
+
+def few(names: Sequence[object]) -> str:
+    """The first of many names."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(map(str, names[:3])) + more
+
+
+@contextmanager
+def _opened(path: str | os.PathLike[str]) -> Iterator[Image]:
+    from PIL import Image, ImageOps
+
+    try:
+        with Image.open(path) as image:
+            image.load()
+            yield ImageOps.exif_transpose(image)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        # Pillow reports a damaged file in all these ways; a file that cannot be opened has an error number.
+        if isinstance(error, FileFormatError) or (isinstance(error, OSError) and error.errno is not None):
+            raise
+        raise FileFormatError(f"{path} cannot be read as an image: {error}") from error
+
+
+def _sixteen_bits(image: Image, path: str | os.PathLike[str]) -> npt.NDArray[np.uint16]:
+    values = np.asarray(image)
+    if values.min() < 0 or values.max() > np.iinfo(np.uint16).max:
+        raise FileFormatError(f"{path} must have values from 0 to 65535. Got {values.min()} to {values.max()}.")
+    return values.astype(np.uint16)

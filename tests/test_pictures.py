@@ -1,0 +1,308 @@
+"""Pictures from folders, their features on the disk, and examples of them."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import riskfield as rf
+from riskfield.data.pictures import read_image, read_mask
+from riskfield.features.resample import reduce_labels
+
+RNG = np.random.default_rng(0)
+RECIPE = rf.ImageFeatures(pixels=(rf.Constant(), rf.Colour()), edges=(rf.Constant(), rf.ColourDifference()))
+
+
+def save(path, array, mode=None, **options):
+    path.parent.mkdir(exist_ok=True)
+    image = Image.fromarray(np.asarray(array))
+    (image.convert(mode) if mode else image).save(path, **options)
+
+
+def random_bytes(*shape):
+    return RNG.integers(0, 256, shape, np.uint8)
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """Images of two sizes, grey and coloured, PNG and JPEG, with masks of 0, 128, 255 and 7 for nothing."""
+    images, masks = tmp_path / "images", tmp_path / "masks"
+    save(images / "a.png", random_bytes(6, 8, 3))
+    save(images / "b.jpg", random_bytes(5, 9))
+    save(images / "c.JPG", random_bytes(6, 8, 3))
+    for name, shape in {"a": (6, 8), "b": (5, 9), "c": (6, 8)}.items():
+        mask = RNG.choice(np.array([0, 128, 255], np.uint8), shape)
+        mask[0, :2] = 7
+        save(masks / f"{name}.png", mask)
+    (images / "notes.txt").write_text("not an image")
+    (images / "._a.png").write_bytes(b"what some systems leave behind")
+    return images, masks
+
+
+def test_a_folder_of_images_and_a_folder_of_masks(folders):
+    pictures = rf.image_folder(*folders, ignore=7)
+    assert pictures.names == ("a", "b", "c")
+    assert pictures.classes == ("0", "128", "255")
+    assert [picture.image.shape for picture in pictures] == [(6, 8, 3), (5, 9), (6, 8, 3)]
+    mask = read_mask(folders[1] / "b.png")
+    labels = pictures[1].labels
+    assert labels[0, :2].tolist() == [-1, -1]
+    for label, value in enumerate([0, 128, 255]):
+        np.testing.assert_array_equal(labels == label, mask == value)
+    with Image.open(folders[0] / "a.png") as image:
+        np.testing.assert_array_equal(pictures[0].image, np.asarray(image))
+
+
+def test_classes_give_the_order_of_labels(folders):
+    pictures = rf.image_folder(*folders, classes={255: "sky", 128: "tree", 0: "road"}, ignore=7)
+    assert pictures.classes == ("sky", "tree", "road")
+    mask = read_mask(folders[1] / "a.png")
+    np.testing.assert_array_equal(pictures[0].labels == 0, mask == 255)
+
+
+def test_without_masks_there_are_no_labels(folders):
+    pictures = rf.image_folder(folders[0])
+    assert pictures.classes == ()
+    assert pictures[2].labels is None
+    with pytest.raises(ValueError, match=r"`pictures` must have labels. a has none"):
+        rf.picture_examples(pictures, RECIPE, 2)
+
+
+def test_folders_that_will_not_do(folders, tmp_path):
+    images, masks = folders
+    with pytest.raises(FileNotFoundError, match=r"`images` must be a folder; there is none: .*nowhere"):
+        rf.image_folder(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"`masks`: .*empty has no images \(.png"):
+        rf.image_folder(images, tmp_path / "empty")
+    with pytest.raises(rf.FileFormatError, match=r"a.png has the values 7, which are none of the classes 0, 128, 255"):
+        rf.image_folder(images, masks, classes={0: "0", 128: "1", 255: "2"})
+    with pytest.raises(rf.FileFormatError, match=r"has the values 0, 128, 255, which .* nor 7, to be ignored"):
+        rf.image_folder(images, masks, classes={1: "1"}, ignore=7)
+    (masks / "b.png").rename(masks / "d.png")
+    with pytest.raises(ValueError, match=r"has no mask for b.jpg. A mask has the name of its image"):
+        rf.image_folder(images, masks)
+    save(images / "a.bmp", random_bytes(6, 8))
+    with pytest.raises(ValueError, match=r"`images`: .* has both a.bmp and a.png"):
+        rf.image_folder(images)
+    save(tmp_path / "one" / "x.png", random_bytes(3, 3))
+    save(tmp_path / "none" / "x.png", np.full((3, 3), 9, np.uint8))
+    with pytest.raises(ValueError, match="has no labels but 9, to be ignored"):
+        rf.image_folder(tmp_path / "one", tmp_path / "none", ignore=9)
+
+
+def test_a_mask_of_another_size(folders):
+    images, masks = folders
+    save(masks / "b.png", np.zeros((9, 5), np.uint8))
+    pictures = rf.image_folder(images, masks, ignore=7)
+    with pytest.raises(rf.FileFormatError, match=r"b.png must have the size of b.jpg, 5 x 9 pixels. It has 9 x 5"):
+        pictures[1]
+
+
+@pytest.mark.parametrize("kept", [0, 20, 120])
+def test_damaged_images(folders, kept):
+    path = folders[0] / "a.png"
+    path.write_bytes(path.read_bytes()[:kept])
+    pictures = rf.image_folder(*folders, ignore=7)
+    with pytest.raises(rf.FileFormatError, match=r"a.png cannot be read as an image"):
+        pictures[0]
+    mask = folders[1] / "a.png"
+    mask.write_bytes(b"no image at all")
+    with pytest.raises(rf.FileFormatError, match=r"masks.a.png cannot be read as an image"):
+        rf.image_folder(*folders, ignore=7)
+
+
+def test_modes_of_images(tmp_path):
+    colour, grey = random_bytes(4, 5, 3), random_bytes(4, 5)
+    save(tmp_path / "rgba.png", np.dstack([colour, grey]))
+    save(tmp_path / "la.png", np.dstack([grey, grey]))
+    save(tmp_path / "palette.png", (colour // 128) * 255, "P")
+    save(tmp_path / "one.png", (grey > 99) * np.uint8(255), "1")
+    save(tmp_path / "deep.png", grey.astype(np.uint16) * 257)
+    np.testing.assert_array_equal(read_image(tmp_path / "rgba.png"), colour)
+    np.testing.assert_array_equal(read_image(tmp_path / "la.png"), grey)
+    np.testing.assert_array_equal(read_image(tmp_path / "palette.png"), (colour // 128) * 255)
+    np.testing.assert_array_equal(read_image(tmp_path / "one.png"), (grey > 99) * 255)
+    deep = read_image(tmp_path / "deep.png")
+    assert deep.dtype == np.uint16
+    np.testing.assert_array_equal(deep, grey * 257.0)
+
+
+def test_images_are_turned_as_their_camera_says(tmp_path):
+    turned = random_bytes(4, 6)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned clockwise
+    save(tmp_path / "photo.png", turned, exif=exif)
+    np.testing.assert_array_equal(read_image(tmp_path / "photo.png"), np.rot90(turned, -1))
+
+
+def test_modes_of_masks(tmp_path):
+    values = RNG.integers(0, 5, (4, 6)).astype(np.uint8)
+    palette = Image.fromarray(values)
+    palette.putpalette([200, 0, 0, 0, 200, 0, 0, 0, 200, 9, 9, 9, 0, 0, 0])
+    palette.save(tmp_path / "palette.png")
+    save(tmp_path / "grey.png", np.repeat(values[..., None], 3, axis=-1))
+    save(tmp_path / "deep.png", values.astype(np.uint16) * 1000)
+    save(tmp_path / "colour.png", random_bytes(4, 6, 3))
+    with Image.open(tmp_path / "palette.png") as image:
+        assert image.mode == "P"
+    np.testing.assert_array_equal(read_mask(tmp_path / "palette.png"), values)
+    np.testing.assert_array_equal(read_mask(tmp_path / "grey.png"), values)
+    np.testing.assert_array_equal(read_mask(tmp_path / "deep.png"), values * 1000.0)
+    with pytest.raises(rf.FileFormatError, match=r"must be an image of one channel to be a mask. It has the mode RGB"):
+        read_mask(tmp_path / "colour.png")
+
+
+def test_sets_are_sequences():
+    def read(name):
+        return rf.Picture(name, np.zeros((2, 2)))
+
+    pictures = rf.PictureSet("abcd", read, ["x"])
+    assert pictures[-1].name == "d"
+    assert pictures[1:3].names == ("b", "c")
+    assert pictures[1:3].classes == ("x",)
+    assert [picture.name for picture in pictures.select("db")] == ["d", "b"]
+    assert pictures.map(lambda p: rf.Picture(p.name, p.image + 1))[0].image.max() == 1
+    with pytest.raises(KeyError, match="The set has no e, f"):
+        pictures.select("afe")
+    with pytest.raises(IndexError):
+        pictures[4]
+    with pytest.raises(ValueError, match="`names` must differ"):
+        rf.PictureSet("aa", read)
+    with pytest.raises(ValueError, match="`labels` of a must have the shape of its image"):
+        rf.Picture("a", np.zeros((2, 3)), np.zeros((3, 2), np.int64))
+
+
+def test_examples_of_pictures(folders):
+    pictures = rf.image_folder(*folders, ignore=7)
+    blocks = rf.picture_examples(pictures, RECIPE, 3)
+    assert [len(block) for block in blocks] == [2, 1]  # a and c; b
+    np.testing.assert_array_equal(blocks[0].labels[1], pictures[2].labels.ravel())
+    np.testing.assert_array_equal(blocks[1].labels[0], pictures[1].labels.ravel())
+    for name, value in RECIPE(pictures[2].image).inputs().items():
+        assert torch.equal(blocks[0].inputs[name][1], value)
+    edges = RECIPE.num_edge_features
+    model = rf.LinearModel(3, RECIPE.num_pixel_features, {"horizontal": edges, "vertical": edges})
+    fitted = rf.fit(
+        model,
+        blocks,
+        rf.UnivariateLogistic(),
+        rf.Inference(rf.MessagePassing(rf.TRW(0.5)), rf.Stop(sweeps=3, tol=None), rf.Unroll()),
+        optimiser=rf.LBFGS(iterations=5),
+        progress=False,
+    )
+    assert fitted.best.risk < np.log(3)
+    with pytest.raises(ValueError, match=r"labels below `num_states`, 2. a has the label 2"):
+        rf.picture_examples(pictures, RECIPE, 2)
+
+
+def test_examples_at_a_lower_resolution(folders):
+    recipe = rf.ImageFeatures(pixels=(rf.Colour(),), edges=(rf.Constant(),), scale=0.5)
+    pictures = rf.image_folder(*folders, ignore=7)
+    (first, _) = rf.picture_examples(pictures, recipe, 3, dtype=torch.float32)
+    assert first.graph.num_variables == 12
+    assert torch.equal(first.labels[0], reduce_labels(torch.from_numpy(pictures[0].labels), (3, 4)).flatten())
+    assert first.inputs["nodes"].dtype == torch.float32
+
+
+class Counted:
+    """A recipe that counts how often it is followed."""
+
+    def __init__(self, recipe):
+        self.recipe, self.count = recipe, 0
+
+    def __call__(self, picture):
+        self.count += 1
+        return self.recipe(picture)
+
+    def __repr__(self):
+        return repr(self.recipe)
+
+
+def same(first, second):
+    return all(
+        torch.equal(getattr(first, name), getattr(second, name)) for name in ("pixels", "horizontal", "vertical")
+    )
+
+
+def test_the_cache_computes_once(tmp_path):
+    recipe, picture = Counted(rf.ImageFeatures()), random_bytes(9, 7, 3)
+    first = rf.FeatureCache(tmp_path / "new" / "folder")(recipe, picture)
+    second = rf.FeatureCache(tmp_path / "new" / "folder")(recipe, picture.copy())
+    assert recipe.count == 1
+    assert same(first, second)
+    assert same(first, rf.ImageFeatures()(picture))
+    assert len(list((tmp_path / "new" / "folder").iterdir())) == 1
+
+
+def test_the_key_changes_with_recipe_and_picture(tmp_path):
+    cache, picture = rf.FeatureCache(tmp_path), random_bytes(6, 6)
+    other = picture.copy()
+    other[3, 3] ^= 1
+    recipes = [
+        RECIPE,
+        rf.ImageFeatures(pixels=RECIPE.pixels, edges=RECIPE.edges, scale=0.5),
+        rf.ImageFeatures(pixels=(rf.Constant(),), edges=RECIPE.edges),
+        rf.ImageFeatures(pixels=RECIPE.pixels, edges=(rf.ColourDifference((0.1,)),)),
+        rf.ImageFeatures(pixels=RECIPE.pixels, edges=(rf.ColourDifference((0.1000000001,)),)),
+    ]
+    for recipe in recipes:
+        cache(recipe, picture)
+    pictures = [other, picture.reshape(4, 9), picture.astype(np.uint16), picture / 255]
+    for one in pictures:
+        assert same(cache(RECIPE, one), RECIPE(one))
+    assert len(list(tmp_path.iterdir())) == len(recipes) + len(pictures)
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "flip", "foreign"])
+def test_damaged_files_are_computed_again(tmp_path, damage):
+    cache, recipe, picture = rf.FeatureCache(tmp_path), Counted(rf.ImageFeatures()), random_bytes(6, 6)
+    right = cache(recipe, picture)
+    (path,) = tmp_path.iterdir()
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1  # one bit
+    path.write_bytes({"cut": content[:-100], "empty": b"", "flip": content, "foreign": b"something else" * 9}[damage])
+    assert same(cache(recipe, picture), right)
+    assert recipe.count == 2
+    assert same(cache(recipe, picture), right)
+    assert recipe.count == 2  # it was mended
+
+
+KILLED = """
+import os, sys, numpy as np
+import riskfield as rf
+os.replace = lambda *names: os._exit(9)  # dies before the file is in place
+rf.FeatureCache(sys.argv[1])(rf.ImageFeatures(), np.zeros((5, 5)))
+"""
+
+
+def test_a_killed_writer_leaves_no_file_to_be_read(tmp_path):
+    ran = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], timeout=120, check=False)
+    assert ran.returncode == 9
+    recipe = Counted(rf.ImageFeatures())
+    rf.FeatureCache(tmp_path)(recipe, np.zeros((5, 5)))
+    assert recipe.count == 1
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="needs a user whom permissions stop")
+def test_a_folder_that_cannot_be_written(tmp_path):
+    tmp_path.chmod(0o500)
+    try:
+        with pytest.raises(PermissionError):
+            rf.FeatureCache(tmp_path)(RECIPE, np.zeros((5, 5)))
+    finally:
+        tmp_path.chmod(0o700)
+
+
+def test_examples_with_a_cache_are_the_same(folders, tmp_path):
+    pictures = rf.image_folder(*folders, ignore=7)
+    plain = rf.picture_examples(pictures, RECIPE, 3)
+    for _ in range(2):
+        cached = rf.picture_examples(pictures, RECIPE, 3, cache=rf.FeatureCache(tmp_path / "cache"))
+        for one, other in zip(plain, cached, strict=True):
+            assert torch.equal(one.inputs["horizontal"], other.inputs["horizontal"])
+    assert len(list((tmp_path / "cache").iterdir())) == 3
