@@ -35,6 +35,7 @@ from riskfield.errors import (
     DivergenceWarning,
     FileFormatError,
     ImpossibleEvidenceError,
+    MissingDataError,
     RiskfieldError,
     TreewidthError,
 )
@@ -167,6 +168,7 @@ __all__ = [
     "MeanField",
     "MessagePassing",
     "Minres",
+    "MissingDataError",
     "NodeGroup",
     "Parallel",
     "PatchPseudolikelihood",

@@ -13,6 +13,10 @@ class FileFormatError(RiskfieldError, ValueError):
     """A file does not follow its format; the message says where and why."""
 
 
+class MissingDataError(RiskfieldError, FileNotFoundError):
+    """A data set is not where it should be; the message says what to download and where to put it."""
+
+
 class TreewidthError(RiskfieldError, MemoryError):
     """Exact inference would need more memory than it is allowed to use."""
 

@@ -1,0 +1,54 @@
+"""Stanford Background Data Set: outdoor scenes of eight classes (Gould, Fulton & Koller, ICCV 2009)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from riskfield.data._source import Root, Source
+from riskfield.data.pictures import Labels, Picture, PictureSet, few, read_image
+from riskfield.errors import FileFormatError, MissingDataError
+
+SOURCE = Source(
+    "The Stanford Background Dataset",
+    "http://dags.stanford.edu/projects/scenedataset.html (iccv09Data.tar.gz)",
+    "iccv09Data/images/0000047.jpg and iccv09Data/labels/0000047.regions.txt",
+)
+CLASSES = ("sky", "tree", "road", "grass", "water", "building", "mountain", "foreground")
+
+
+def stanford_background(root: Root = None) -> PictureSet:
+    """The 715 pictures of the Stanford Background Dataset, about 240 by 320, with labels of eight classes; -1 for none.
+
+    Arguments:
+        root: the folder that has `iccv09Data/`. By default the environment variable RISKFIELD_DATA says it.
+
+    Raises:
+        MissingDataError: if it is not there; it says what to download.
+    """
+    images, regions = SOURCE.find(root, "iccv09Data/images", "iccv09Data/labels")
+    names = sorted(path.stem for path in images.glob("*.jpg"))
+    without = [name for name in names if not (regions / f"{name}.regions.txt").exists()]
+    if not names or without:
+        raise MissingDataError(f"{regions} has no labels for {few(without)}." if names else f"{images} has no *.jpg.")
+
+    def read(name: str) -> Picture:
+        image, path = read_image(images / f"{name}.jpg"), regions / f"{name}.regions.txt"
+        labels = _read_regions(path)
+        if labels.shape != image.shape[:2]:
+            raise FileFormatError(f"{path} must be of shape {image.shape[:2]}, as {name}.jpg is. It is {labels.shape}.")
+        return Picture(name, image, labels)
+
+    return PictureSet(names, read, CLASSES)
+
+
+def _read_regions(path: Path) -> Labels:
+    """A line of integers for every row of the picture; what is negative has no label."""
+    try:
+        labels = np.array([line.split() for line in path.read_text().splitlines() if line.strip()]).astype(np.int64)
+    except ValueError as error:
+        raise FileFormatError(f"{path} must have lines of equally many integers: {error}") from error
+    if labels.size and labels.max() >= len(CLASSES):
+        raise FileFormatError(f"{path} must have labels from 0 to {len(CLASSES) - 1}. Got {labels.max()}.")
+    return np.maximum(labels, -1)

@@ -1,0 +1,75 @@
+"""Pictures that need no download: those that come with scikit-image."""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+import numpy.typing as npt
+
+from riskfield.data.pictures import Picture, PictureSet
+
+_PICTURES = (
+    *("astronaut", "brick", "camera", "cell", "chelsea", "clock", "coffee", "coins", "grass", "gravel"),
+    *("hubble_deep_field", "immunohistochemistry", "moon", "page", "retina", "rocket", "text"),
+)
+_TEXTURES = ("brick", "grass", "gravel")
+
+
+def bundled_pictures() -> PictureSet:
+    """Seventeen pictures of scikit-image, without labels; `denoising` makes a task of them.
+
+    >>> pictures = bundled_pictures()
+    >>> len(pictures), pictures.select(["camera"])[0].image.shape
+    (17, (512, 512))
+    """
+    return PictureSet(_PICTURES, lambda name: Picture(name, _bundled(name)))
+
+
+def mosaics(count: int = 16, shape: tuple[int, int] = (96, 128), *, test: bool = False, seed: int = 0) -> PictureSet:
+    """Grey pictures put together from patches of brick, grass and gravel; the labels say which is where.
+
+    The patches are bounded by smooth random curves. Those for training are cut from the left halves of scikit-image's
+    textures, those for testing from the right ones, so that no pixel is in both.
+
+    Arguments:
+        count: how many pictures.
+        shape: their rows and columns, at most 512 and 256.
+        test: whether they are for testing.
+        seed: of the curves and of where patches are cut out.
+
+    >>> pictures = mosaics(4)
+    >>> pictures, pictures[0].labels.shape
+    (PictureSet(4 pictures, classes ('brick', 'grass', 'gravel')), (96, 128))
+    """
+    if not (1 <= shape[0] <= 512 and 1 <= shape[1] <= 256):
+        raise ValueError(f"`shape` must be from 1 to 512 rows and from 1 to 256 columns. Got {shape}.")
+
+    def read(name: str) -> Picture:
+        generator = np.random.default_rng([seed, zlib.crc32(name.encode())])
+        labels = _regions(shape, generator)
+        image = np.zeros(shape, np.uint8)
+        for label, texture in enumerate(_TEXTURES):
+            half = _bundled(texture)[:, 256 * test :][:, :256]
+            top, left = (int(generator.integers(0, n - k + 1)) for n, k in zip(half.shape, shape, strict=True))
+            patch = half[top : top + shape[0], left : left + shape[1]]
+            image[labels == label] = patch[labels == label]
+        return Picture(name, image, labels)
+
+    kind = "test" if test else "train"
+    return PictureSet((f"{kind}-{k:03}" for k in range(count)), read, _TEXTURES)
+
+
+def _regions(shape: tuple[int, int], generator: np.random.Generator) -> npt.NDArray[np.int64]:
+    """Which of smooth random functions, one for each texture, is largest where."""
+    from scipy.ndimage import gaussian_filter
+
+    functions = [gaussian_filter(generator.standard_normal(shape), sum(shape) / 20) for _ in _TEXTURES]
+    return np.asarray(np.argmax(functions, axis=0), np.int64)
+
+
+def _bundled(name: str) -> npt.NDArray[np.uint8]:
+    import skimage.data
+
+    image: npt.NDArray[np.uint8] = getattr(skimage.data, name)()
+    return image

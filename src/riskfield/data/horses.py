@@ -1,0 +1,51 @@
+"""Weizmann horses: figure and ground (Borenstein & Ullman, ECCV 2002)."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from riskfield.data._source import Root, Source
+from riskfield.data.pictures import Picture, PictureSet, few, read_image
+from riskfield.errors import FileFormatError, MissingDataError
+from riskfield.features.image import as_floats
+from riskfield.features.resample import resize
+
+SOURCE = Source(
+    "The Weizmann horse database",
+    "http://www.msri.org/people/members/eranb/ (weizmann_horse_db.tar.gz), or a mirror of it",
+    "weizmann_horse_db/rgb/horse001.jpg and weizmann_horse_db/figure_ground/horse001.jpg",
+)
+_BLACK_IN_SOME_COPIES = "horse318"
+
+
+def weizmann_horses(root: Root = None) -> PictureSet:
+    """The Weizmann horses, with the labels "ground" and "horse".
+
+    A photograph and its mask differ in size. The photograph is brought to the size of the mask, and is then of floats
+    in [0, 1]. Masks are JPEG files, and cut at half. In some copies `horse318` is black; there it is left out, and 327
+    of 328 pictures stay.
+
+    Arguments:
+        root: the folder that has `weizmann_horse_db/`. By default the environment variable RISKFIELD_DATA says it.
+
+    Raises:
+        MissingDataError: if it is not there; it says what to download.
+    """
+    photographs, masks = SOURCE.find(root, "weizmann_horse_db/rgb", "weizmann_horse_db/figure_ground")
+    names = sorted(path.stem for path in photographs.glob("*.jpg"))
+    without = [name for name in names if not (masks / f"{name}.jpg").exists()]
+    if not names or without:
+        raise MissingDataError(f"{masks} has no mask for {few(without)}." if names else f"{photographs} has no *.jpg.")
+    if _BLACK_IN_SOME_COPIES in names and read_image(photographs / f"{_BLACK_IN_SOME_COPIES}.jpg").max() < 16:
+        names.remove(_BLACK_IN_SOME_COPIES)
+
+    def read(name: str) -> Picture:
+        mask = as_floats(read_image(masks / f"{name}.jpg"))
+        labels = (mask.mean(axis=-1) > 0.5).astype(np.int64)
+        photograph = as_floats(read_image(photographs / f"{name}.jpg"))
+        if not 0.95 < photograph.shape[0] / photograph.shape[1] * labels.shape[1] / labels.shape[0] < 1.05:
+            raise FileFormatError(f"{name}: the mask, {labels.shape}, and the photograph have another aspect.")
+        return Picture(name, resize(torch.from_numpy(photograph), labels.shape).numpy(), labels)
+
+    return PictureSet(names, read, ("ground", "horse"))

@@ -1,0 +1,44 @@
+"""A stand-in for the binary images of Kumar & Hebert, which cannot be had: four shapes, 64 by 64, drawn here.
+
+Domke (2010) has four images of which each is corrupted fifty times, and trains on ten versions of the first. The
+numbers are kept, the images are others: results are not to be compared with published ones.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+
+from riskfield.data.noise import AbstractNoise
+from riskfield.data.pictures import Labels, Picture, PictureSet
+from riskfield.data.splits import Split
+
+_SIDE, _VERSIONS, _TRAINING = 64, 50, 10
+
+
+def draw_shapes() -> tuple[Labels, ...]:
+    """The four clean images, of zeros and ones: a disc in a frame, a ring and bars, a star, waves."""
+    down, right = np.mgrid[:_SIDE, :_SIDE] + 0.5
+    radius = np.hypot(down - 32, right - 32)
+    angle = np.arctan2(down - 32, right - 32)
+    frame = np.maximum(abs(down - 32), abs(right - 32))
+    images = (
+        (radius < 16) | ((frame > 24) & (frame < 28)),
+        ((radius > 12) & (radius < 20)) | ((abs(right - 32) > 24) & (down % 16 < 8)),
+        radius < 18 + 9 * np.cos(5 * angle),
+        np.sin(right / 9 + 1.5 * np.sin(down / 7)) > 0.1,
+    )
+    return tuple(image.astype(np.int64) for image in images)
+
+
+def noisy_shapes(noise: AbstractNoise, seed: int = 0) -> tuple[PictureSet, Split]:
+    """Fifty noisy versions of each shape, and the split: ten versions of the first to train on, 190 to test on."""
+    clean = draw_shapes()
+    names = [f"{shape}-{version:02}" for shape in range(len(clean)) for version in range(_VERSIONS)]
+
+    def read(name: str) -> Picture:
+        labels = clean[int(name.partition("-")[0])]
+        return Picture(name, noise(labels, np.random.default_rng([seed, zlib.crc32(name.encode())])), labels)
+
+    return PictureSet(names, read, ("0", "1")), Split(tuple(names[:_TRAINING]), tuple(names[_TRAINING:]))
