@@ -21,6 +21,16 @@ inline Index user_message(const Plan& plan, const Group& group, Index f, int slo
   return start + group.user_row[f] * from.shape[axis];
 }
 
+// The caller's numbers of neighbouring factors lie apart: ask early for those of the tile after this one.
+template <class T, class Address>
+RF_INLINE void prefetch_user(const Group& group, const FactorTile& tile, Address address) {
+  constexpr Index kLine = 64 / sizeof(T);
+  if (!tile.contiguous) return;
+  const Index first = tile.first + tile.count, last = std::min<Index>(first + kLanes<T>, group.count);
+  for (Index f = first; f < last; ++f)
+    for (Index e = 0; e < group.table_size; e += kLine) __builtin_prefetch(address(f) + e, 0, 2);
+}
+
 template <class T>
 class Packer {
  public:
@@ -122,6 +132,7 @@ class Packer {
 
   void pack_tables(std::size_t g, const FactorTile& tile) {
     const Group& group = plan_.groups[g];
+    prefetch_user<T>(group, tile, [&](Index f) { return user_table(plan_, group, f, theta_); });
     for (int l = 0; l < tile.count; ++l) {
       const Index f = tile.contiguous ? tile.first + l : group.lanes[tile.first + l];
       const T* from = user_table(plan_, group, f, theta_);

@@ -102,27 +102,26 @@ class Perturb(AbstractAdjoint):
         if grad.numel() == 0:
             return graph.collapse(grad)
         # The factors that share a table are perturbed each by its own part of g: sums over a table would be wrong.
-        theta = graph.expand(request.theta.detach())
-        possible = theta > -torch.inf
-        size = theta
-        if not possible.all():
+        theta = size = graph.expand(request.theta.detach())
+        if theta.amin() == -torch.inf:
             # Mu stays 0 where theta is -inf: such states take no part in the step size.
+            possible = theta > -torch.inf
             size, grad = torch.where(possible, theta, 0), torch.where(possible, grad, 0)
         size = 1 + _largest(size)
         scale = _largest(grad)
-        direction = grad / torch.where(scale > 0, scale, 1)
+        scale = torch.where(scale > 0, scale, 1)
         steps, weights, power = _SCHEMES[self.sides]
         eps = torch.finfo(theta.dtype).eps
         reach = self.multiplier * eps**power * size  # r |g|_inf
 
-        perturbed = torch.addcmul(theta, torch.stack([step * reach for step in steps]), direction)
+        perturbed = torch.addcmul(theta, torch.stack([step * reach / scale for step in steps]), grad)
         messages = None if solution.messages is None else solution.messages.expand(len(steps), *solution.messages.shape)
         stop = replace(request.stop, tol=self._tolerance(request.stop.tol, eps, size, reach))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
             again = replace(request, graph=_untied(graph), keep_messages=False)
             runs = again.solve(theta=perturbed, messages=messages, stop=stop)
-        difference = weights[0] * runs.mu[0]
+        difference = runs.mu[0].mul_(weights[0])
         for weight, mu in zip(weights[1:], runs.mu[1:], strict=True):
             difference.add_(mu, alpha=weight)
         if not runs.converged.all():
@@ -135,7 +134,7 @@ class Perturb(AbstractAdjoint):
                 stacklevel=2,
             )
         # Marginals are rounded to about eps; mu g is the size of what their differences must resolve.
-        signal = reach * _largest(solution.mu * direction)
+        signal = reach * _largest(torch.mul(solution.mu, grad, out=perturbed[0])) / scale
         noise = float(torch.where(signal > 0, _ROUNDING * eps / signal, 0).max())
         if noise > _NOISE:
             warnings.warn(
@@ -144,7 +143,7 @@ class Perturb(AbstractAdjoint):
                 AdjointWarning,
                 stacklevel=2,
             )
-        return graph.collapse(difference * (scale / reach))
+        return graph.collapse(difference.mul_(scale / reach))
 
     def _tolerance(self, tol: float | None, eps: float, size: Tensor, reach: Tensor) -> float:
         if self.tol is not None or tol is None:  # None: exact inference, which has nothing to stop

@@ -166,6 +166,7 @@ def infer(
     if not isinstance(algorithm, AbstractAlgorithm):
         raise TypeError(f"`algorithm` must be an object such as `MessagePassing()`. Got {algorithm!r}.")
     graph.check_values(theta)
+    algorithm.check(graph, theta.shape[:-1])
     if evidence is not None:
         theta = clamp(graph, theta, evidence)
     if adjoint is not None and not isinstance(adjoint, AbstractAdjoint):
@@ -222,13 +223,13 @@ def _flat_messages(messages: Tensor | None, batch: torch.Size) -> Tensor | None:
         return None
     if messages.shape[:-1] != batch:
         raise ValueError(f"`messages` must have the batch shape {tuple(batch)} of theta. Got {tuple(messages.shape)}.")
-    if (torch.isnan(messages) | (messages == float("inf"))).any():
+    if not messages.sum() < float("inf"):  # one pass; -inf may be among them
         raise ValueError("`messages` must not hold NaN or +inf.")
     return messages.reshape(batch.numel(), messages.shape[-1])
 
 
 def _check_possible(mu: Tensor, batch: torch.Size, algorithm: AbstractAlgorithm) -> None:
-    impossible = torch.isnan(mu).any(-1)
+    impossible = torch.isnan(mu.sum(-1))
     if impossible.any():
         item = f" (batch item {int(impossible.nonzero()[0])})" if batch else ""
         raise ImpossibleEvidenceError(
