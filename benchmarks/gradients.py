@@ -116,7 +116,7 @@ def pgmax_times(rows: int, columns: int, states: int) -> tuple[float, float] | N
     )
 
 
-def growth(sweeps: int, adjoint: str, stop_tol: str = "None") -> float:
+def growth(sweeps: int, adjoint: str) -> float:
     """Bytes by which a fresh process has grown at most, with a run of so many sweeps and its gradient."""
     code = f"""
 import resource, torch, riskfield as rf
@@ -124,7 +124,7 @@ rf.set_num_threads(1)
 graph = rf.grid({_ROWS}, {_COLUMNS}, 2)
 theta = torch.zeros(graph.theta_size, dtype=torch.float64).uniform_(-1, 1).requires_grad_()
 def gradient(sweeps, adjoint):
-    stop = rf.Stop(sweeps=sweeps, tol={stop_tol})
+    stop = rf.Stop(sweeps=sweeps, tol=None)
     rf.infer(graph, theta, rf.MessagePassing(rf.TRW(0.5)), stop=stop, adjoint=adjoint).mu.sum().backward()
 gradient(1, rf.Unroll())
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -171,12 +171,10 @@ def main() -> None:
     grid = rf.grid(_ROWS, _COLUMNS, 2)
     message_bytes = 2 * grid.num_factors * 8
     for sweeps in (20, 100):
-        ratio(
-            f"memory of {sweeps} sweeps, over messages x sweeps x 8 bytes: "
-            f"{growth(sweeps, 'rf.Unroll()') / (message_bytes * sweeps):.2f}"
-        )
-    kept = growth(100, "rf.Unroll(checkpoint=True)") / message_bytes
-    ratio(f"memory of 100 sweeps with checkpoints, in sweeps of messages (2 sqrt(100) = 20): {kept:.1f}")
+        kept = growth(sweeps, "rf.Unroll()") / (message_bytes * sweeps)
+        ratio(f"memory of {sweeps} sweeps / (messages x sweeps x 8 bytes) = {kept:.2f}")
+    kept = growth(400, "rf.Unroll(checkpoint=True)") / message_bytes
+    ratio(f"memory of 400 sweeps with checkpoints, in sweeps of messages (2 sqrt(400) = 40) = {kept:.1f}")
 
     graph, stop = rf.grid(200, 200, 5), rf.Stop(tol=1e-6)
     adjoints = [rf.FixedPoint(tol=1e-6), rf.Unroll(), rf.Perturb()]
