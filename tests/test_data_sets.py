@@ -256,13 +256,13 @@ def test_mosaics():
     textures = {p.name: p.image for p in bundled_pictures().select(pictures.classes)}
     for some, first in [(pictures, 0), (testing, 256)]:
         for picture in some:
-            assert picture.image.shape == picture.labels.shape == (96, 128)
+            assert picture.image.shape == picture.labels.shape == (120, 160)
             assert set(np.unique(picture.labels)) <= {0, 1, 2}
         # The patch of one label is found in its half of its texture.
         label = int(np.bincount(some[0].labels.ravel()).argmax())
         inside = some[0].labels == label
         half = textures[some.classes[label]][:, first : first + 256]
-        windows = np.lib.stride_tricks.sliding_window_view(half, (96, 128))
+        windows = np.lib.stride_tricks.sliding_window_view(half, (120, 160))
         rows, columns = np.nonzero(inside)
         few = slice(None, None, len(rows) // 20)
         matches = (windows[:, :, rows[few], columns[few]] == some[0].image[rows[few], columns[few]]).all(-1)

@@ -14,6 +14,7 @@ import riskfield as rf
 from riskfield.features.hog import dense_hog
 from riskfield.features.image import THRESHOLDS, as_floats
 from riskfield.features.resample import reduce_labels, resize
+from riskfield.io.model_file import read_model, write_model
 
 
 @pytest.fixture
@@ -149,6 +150,16 @@ def test_recipes_are_checked():
     with pytest.raises(ValueError, match="`of` must have between 1 and 12 features"):
         rf.Fourier((rf.HOG(),))
     assert rf.ImageFeatures() == rf.ImageFeatures() != rf.ImageFeatures(scale=0.5)
+
+
+def test_recipes_can_be_kept_with_a_model(tmp_path):
+    recipe = rf.ImageFeatures(
+        pixels=(rf.Constant(), rf.Intensity(), rf.Fourier((rf.Colour(), rf.Position())), rf.HOG(4)),
+        edges=(rf.Constant(), rf.ColourDifference((0.1, 0.2)), rf.SobelResponse()),
+        scale=0.2,
+    )
+    write_model(tmp_path / "model", {"features": recipe})
+    assert read_model(tmp_path / "model")["features"] == recipe
 
 
 def test_features_of_a_photograph_take_well_under_a_second():

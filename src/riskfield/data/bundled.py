@@ -26,7 +26,7 @@ def bundled_pictures() -> PictureSet:
     return PictureSet(_PICTURES, lambda name: Picture(name, _bundled(name)))
 
 
-def mosaics(count: int = 16, shape: tuple[int, int] = (96, 128), *, test: bool = False, seed: int = 0) -> PictureSet:
+def mosaics(count: int = 16, shape: tuple[int, int] = (120, 160), *, test: bool = False, seed: int = 0) -> PictureSet:
     """Grey pictures put together from patches of brick, grass and gravel; the labels say which is where.
 
     The patches are bounded by smooth random curves. Those for training are cut from the left halves of scikit-image's
@@ -40,7 +40,7 @@ def mosaics(count: int = 16, shape: tuple[int, int] = (96, 128), *, test: bool =
 
     >>> pictures = mosaics(4)
     >>> pictures, pictures[0].labels.shape
-    (PictureSet(4 pictures, classes ('brick', 'grass', 'gravel')), (96, 128))
+    (PictureSet(4 pictures, classes ('brick', 'grass', 'gravel')), (120, 160))
     """
     if not (1 <= shape[0] <= 512 and 1 <= shape[1] <= 256):
         raise ValueError(f"`shape` must be from 1 to 512 rows and from 1 to 256 columns. Got {shape}.")
