@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import ClassVar, Protocol
 
+import torch
 from torch import Tensor
 
 from riskfield.graph.factor_graph import FactorGraph
@@ -65,6 +66,9 @@ class AbstractAlgorithm(ABC):
 
     # What else than an impossible model can make the marginals NaN; the end of an error message.
     impossible_caveat: ClassVar[str] = ""
+
+    def check(self, graph: FactorGraph, batch: torch.Size) -> None:  # noqa: B027
+        """Raise a `ValueError` if the settings do not fit the graph, or thetas of batch shape `batch`."""
 
     @abstractmethod
     def start(self, graph: FactorGraph, theta: Tensor, messages: Tensor | None, kernels: str | None) -> Run:
