@@ -51,6 +51,7 @@ def test_the_public_surface():
         *("Levels", "Parallel", "Sequential", "colour_order", "colours", "compile_levels"),
         *("AbstractEntropy", "Bethe", "Counting", "CountingNumbers", "TRW", "spanning_tree_rho"),
         *("AbstractAlgorithm", "Exact", "MaxProduct", "MeanField", "MessagePassing"),
+        *("ConvexFreeEnergy", "ConvexFunction", "Term", "NEGATIVE_ENTROPY", "NEGATIVE_LOG", "SQUARE"),
         *("Solution", "Stop", "clamp", "frequencies", "hessian_vector_product", "infer", "sample"),
         *("AbstractAdjoint", "AdjointError", "AdjointWarning", "Envelope", "FixedPoint", "Perturb", "Unroll"),
         *("KKT", "Direct", "Minres", "GradientReport", "check_gradients"),

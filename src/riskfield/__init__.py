@@ -56,6 +56,14 @@ from riskfield.graph.builders import Union, chain, from_edges, grid
 from riskfield.graph.factor_graph import FactorGraph, FactorGroup, NodeGroup
 from riskfield.graph.schedule import Levels, Parallel, Sequential, colour_order, colours, compile_levels
 from riskfield.inference.algorithm import AbstractAlgorithm
+from riskfield.inference.convex import (
+    NEGATIVE_ENTROPY,
+    NEGATIVE_LOG,
+    SQUARE,
+    ConvexFreeEnergy,
+    ConvexFunction,
+    Term,
+)
 from riskfield.inference.evidence import clamp
 from riskfield.inference.exact import Exact
 from riskfield.inference.gibbs import frequencies, sample
@@ -110,7 +118,10 @@ __all__ = [
     "LBFGS",
     "MAP",
     "MSE",
+    "NEGATIVE_ENTROPY",
+    "NEGATIVE_LOG",
     "SMD",
+    "SQUARE",
     "TRW",
     "AbstractAdjoint",
     "AbstractAlgorithm",
@@ -134,6 +145,8 @@ __all__ = [
     "Constant",
     "ContrastiveDivergence",
     "ConvergenceWarning",
+    "ConvexFreeEnergy",
+    "ConvexFunction",
     "Counting",
     "CountingNumbers",
     "Custom",
@@ -197,6 +210,7 @@ __all__ = [
     "SurrogateEM",
     "SurrogateLikelihood",
     "Tables",
+    "Term",
     "Torch",
     "TreewidthError",
     "UAIModel",

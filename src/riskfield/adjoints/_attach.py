@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -10,20 +10,22 @@ import torch
 from torch import Tensor
 
 from riskfield.errors import AdjointError
+from riskfield.inference.convex import ConvexFreeEnergy
 from riskfield.inference.exact import Exact
 from riskfield.inference.infer import Request
 from riskfield.inference.message_passing import MaxProduct, MessagePassing
 from riskfield.inference.solution import Solution
 
-Vjp = Callable[[Tensor], Tensor]
+Vjp = Callable[[Tensor], Tensor | tuple[Tensor, ...]]
 
 
-def attach(request: Request, solution: Solution, vjp: Vjp) -> Solution:
+def attach(request: Request, solution: Solution, vjp: Vjp, numbers: Sequence[Tensor] = ()) -> Solution:
     """`solution` with a mu whose gradient g, of the shape of mu, is sent to `request.theta` as vjp(g).
 
-    Second derivatives through it are refused by autograd.
+    Where there are other `numbers` to send gradients to, vjp(g) is a tuple of all of them, that of theta first. Second
+    derivatives through it are refused by autograd.
     """
-    mu = _Attached.apply(request.theta, solution.mu, vjp)
+    mu = _Attached.apply(solution.mu, vjp, request.theta, *numbers)
     return replace(solution, theta=request.theta, mu=mu, _value=request.algorithm.log_partition)
 
 
@@ -33,6 +35,8 @@ def require_convergence(request: Request, name: str, theta_only: bool = True) ->
         raise ValueError(
             f"`{name}` cannot differentiate MaxProduct: a maximiser does not vary smoothly. Use MessagePassing."
         )
+    if isinstance(request.algorithm, ConvexFreeEnergy):
+        _require_convex(request, request.algorithm, name, theta_only)
     if request.stop.tol is None and not isinstance(request.algorithm, Exact):
         raise ValueError(
             f"`{name}` needs a run to convergence: give `stop` a tolerance, or use `Unroll` for a truncated run."
@@ -44,6 +48,22 @@ def require_convergence(request: Request, name: str, theta_only: bool = True) ->
                 f"`{name}` sends gradients to theta only, and the counting numbers of the entropy require one. Use "
                 "`FixedPoint` or `Unroll`, or detach the counting numbers."
             )
+
+
+def _require_convex(request: Request, algorithm: ConvexFreeEnergy, name: str, theta_only: bool) -> None:
+    if name == "FixedPoint":
+        raise ValueError(
+            "`FixedPoint` sweeps backwards over messages, and ConvexFreeEnergy has none. Use `KKT`, or `Perturb` for "
+            "the gradient in theta alone."
+        )
+    if request.stop.tol is None:
+        raise ValueError(f"`{name}` needs a run to convergence: give `stop` a tolerance.")
+    weights = algorithm.weights(request.graph)
+    if theta_only and torch.is_grad_enabled() and any(weight.requires_grad for weight in weights):
+        raise ValueError(
+            f"`{name}` sends gradients to theta only, and weights of the ConvexFreeEnergy require one. Use `KKT`, or "
+            "detach the weights."
+        )
 
 
 def require_finite(grad: Tensor, name: str) -> None:
@@ -84,12 +104,15 @@ class _FirstOrder(torch.autograd.Function):
 
 class _Attached(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, theta: Tensor, value: Tensor, vjp: Vjp) -> Tensor:
-        ctx.vjp, ctx.theta = vjp, theta
+    def forward(ctx: Any, value: Tensor, vjp: Vjp, *inputs: Tensor) -> Tensor:
+        ctx.vjp, ctx.inputs = vjp, inputs
         return value.clone()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         with torch.no_grad():
-            gradient = ctx.vjp(grad.detach())
-        return first_order_only(gradient, ctx.theta, "This adjoint"), None, None
+            found = ctx.vjp(grad.detach())
+        gradients = [found] if isinstance(found, Tensor) else list(found)
+        for number in ctx.inputs:
+            gradients = [first_order_only(gradient, number, "This adjoint") for gradient in gradients]
+        return None, None, *gradients

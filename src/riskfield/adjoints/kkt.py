@@ -1,6 +1,7 @@
 r"""`KKT`: the gradient of a loss from the optimality conditions of inference, as one sparse linear system.
 
 Message passing ends at a stationary point of theta . mu + H(mu) under the constraints B mu = d of the local polytope,
+and a `ConvexFreeEnergy` at one with H(mu) = -sum_f w_f . f(mu),
 
     theta + dH/dmu + B^T lambda = 0,        B mu = d                                               (Domke 2010, eq. 20)
 
@@ -8,10 +9,11 @@ and differentiating these gives dmu/dtheta as minus the upper left block of the 
 Domke 2008, claim 2). With g = dL/dmu, dL/dtheta is the x of
 
     [ D  B^T ] [ x ]   [ -g ]
-    [ B  0   ] [ y ] = [  0 ],        D = d^2H/dmu^2, diagonal: -c_c / mu_c and -c_i / mu_i.
+    [ B  0   ] [ y ] = [  0 ],        D = d^2H/dmu^2, diagonal: -c_c / mu_c and -c_i / mu_i, or -sum_f w_f f''(mu).
 
 Where D is regular this is (D^-1 B^T (B D^-1 B^T)^-1 B D^-1 - D^-1) g (Domke 2010, eq. 13; Domke 2013, the theorem of
 section 5); solved whole, it also serves counting numbers c_i = 0. States of probability 0 stay at 0 and are left out.
+The gradient in the weights of a free energy is -x f'(mu) (Domke 2008, eq. 19).
 
 The rows of B: one per message (factor, slot, state), sum_{x_c \ i} mu_c - mu_i = 0, and one per variable, sum mu_i = 1.
 Of every slot of a factor but the first one row is dropped, since all of them repeat that mu_c sums to 1.
@@ -31,9 +33,11 @@ import torch
 from torch import Tensor
 
 from riskfield.adjoints._attach import attach, require_convergence, require_finite
+from riskfield.entropy import Counting
 from riskfield.errors import AdjointError, AdjointWarning
-from riskfield.graph._scopes import IntArray
+from riskfield.graph._scopes import IntArray, index_tensor
 from riskfield.graph.factor_graph import FactorGraph
+from riskfield.inference.convex import ConvexFreeEnergy
 from riskfield.inference.exact import Exact
 from riskfield.inference.infer import AbstractAdjoint, Request
 from riskfield.inference.message_passing import MessagePassing
@@ -49,6 +53,7 @@ FloatArray = npt.NDArray[np.float64]
 _REGULARISATION = 1e-10
 _REFINEMENTS = 30
 _LOOK_EVERY = 10  # steps between two looks at the residual, each of which costs about one more
+_SMALLEST = 1e-300  # the inverse of smaller marginals, times a counting number, may not be finite
 # A warning is due where the marginals disagree by this share.
 _UNSETTLED = 1e-2
 
@@ -199,10 +204,11 @@ def _refined(
 
 @dataclass(frozen=True)
 class KKT(AbstractAdjoint):
-    """Differentiate converged marginals of message passing by a sparse linear solve.
+    """Differentiate converged marginals on the local polytope by a sparse linear solve.
 
-    For `MessagePassing` with any entropy. The run itself must converge: its error enters the gradient. Memory does not
-    grow with the number of sweeps, but that of `Direct` grows faster than the graph.
+    For `MessagePassing` with any entropy, and for `ConvexFreeEnergy`, where gradients reach theta and all weights. The
+    run itself must converge: its error enters the gradient. Memory does not grow with the number of sweeps, but that of
+    `Direct` grows faster than the graph.
 
     Arguments:
         solver: `Direct()` or `Minres()`.
@@ -211,6 +217,10 @@ class KKT(AbstractAdjoint):
         ValueError: on use, for a run without a tolerance and for other algorithms; the message names the alternative.
         AdjointError: in the backward pass, if the solve fails; the message has its residual. At a stationary point
             that is about to split or vanish there is no gradient, and it does.
+
+    Warns:
+        AdjointWarning: in the backward pass, if marginals have not settled, or if a belief is about to become 0 or to
+            leave it, where a `ConvexFreeEnergy` without a steep function is not differentiable.
 
     >>> import torch
     >>> from riskfield import KKT, MessagePassing, Stop, TRW, grid, infer
@@ -231,28 +241,50 @@ class KKT(AbstractAdjoint):
 
     def apply(self, request: Request) -> Solution:
         """Run without gradients; the backward pass solves the system."""
-        require_convergence(request, "KKT")
         algorithm = request.algorithm
+        require_convergence(request, "KKT", theta_only=not isinstance(algorithm, ConvexFreeEnergy))
+        if isinstance(algorithm, ConvexFreeEnergy):
+            return self._apply_convex(request, algorithm)
         if not isinstance(algorithm, MessagePassing):
             other = "`Unroll` or `Perturb`" if isinstance(algorithm, Exact) else "`FixedPoint`, `Perturb` or `Unroll`"
             raise ValueError(
                 f"`KKT` needs the optimality conditions on the local polytope, which {type(algorithm).__name__} does "
                 f"not solve. Use {other}, or MessagePassing."
             )
-        solution = request.solve()
-        return attach(request, solution, lambda grad: self._vjp(request, algorithm, solution.mu, grad))
+        graph, solution = request.graph, request.solve()
+        mu, numbers = solution.mu, _counting_numbers(graph, algorithm.entropy.counting(graph))
+        curvature = torch.where(mu > 0, numbers.to(mu).double() / mu.double(), 0)
+        return attach(request, solution, lambda grad: graph.collapse(self._vjp(graph, mu, curvature, grad)))
 
-    def _vjp(self, request: Request, algorithm: MessagePassing, mu: Tensor, grad: Tensor) -> Tensor:
+    def _apply_convex(self, request: Request, algorithm: ConvexFreeEnergy) -> Solution:
+        graph, solution = request.graph, request.solve()
+        mu = solution.mu
+        weights = [weight.to(mu).expand_as(mu) for weight in algorithm.weights(graph)]
+        undecided = algorithm.undecided(graph, solution)
+
+        def vjp(grad: Tensor) -> tuple[Tensor, ...]:
+            if undecided.any():
+                warnings.warn(
+                    f"`KKT`: {int(undecided.sum())} beliefs are at 0 and about to leave it, where they are not "
+                    "differentiable: the gradient is one-sided. Give these configurations some NEGATIVE_ENTROPY.",
+                    AdjointWarning,
+                    stacklevel=2,
+                )
+            found = self._vjp(graph, mu, algorithm.curvature(graph, mu.double()), grad)
+            return graph.collapse(found), *(-slope * found for slope in algorithm.slopes(mu))
+
+        return attach(request, solution, vjp, weights)
+
+    def _vjp(self, graph: FactorGraph, mu: Tensor, curvature: Tensor, grad: Tensor) -> Tensor:
+        """dL/dtheta in the layout of mu, at marginals where -D is diag(curvature)."""
         require_finite(grad, "KKT")
-        graph = request.graph
-        counting = algorithm.entropy.counting(graph)
-        conditions = _Conditions(graph, counting.factor.detach().numpy(), counting.node_total.detach().numpy())
+        conditions = _Conditions(graph)
         items, out = mu.reshape(-1, graph.mu_size) if mu.numel() else mu[:0], torch.zeros_like(grad)
-        rows = zip(items.double().cpu().numpy(), grad.reshape(items.shape).double().cpu().numpy(), strict=True)
-        smallest = torch.finfo(mu.dtype).tiny
+        rows = zip(*(t.reshape(items.shape).double().cpu().numpy() for t in (items, curvature, grad)), strict=True)
+        smallest = max(torch.finfo(mu.dtype).tiny, _SMALLEST)
         unsettled, solved = 0.0, []
-        for item, item_grad in rows:
-            solved.append(conditions.solve(item, item_grad, self.solver, smallest))
+        for item, item_curvature, item_grad in rows:
+            solved.append(conditions.solve(item, item_curvature, item_grad, self.solver, smallest))
             unsettled = max(unsettled, conditions.unsettled(item, item_grad, smallest))
         if unsettled > _UNSETTLED:
             warnings.warn(
@@ -263,33 +295,35 @@ class KKT(AbstractAdjoint):
             )
         if solved:
             out = torch.from_numpy(np.stack(solved)).reshape(grad.shape).to(grad)
-        return graph.collapse(out)
+        return out
+
+
+def _counting_numbers(graph: FactorGraph, counting: Counting) -> Tensor:
+    """c_i and c_c in the layout of mu."""
+    node, factor = counting.node(graph).detach(), counting.factor.detach()
+    parts = [node[index_tensor(g.variables)].repeat_interleave(g.num_states) for g in graph.node_groups]
+    parts += [factor[index_tensor(g.factors)].repeat_interleave(g.table_size) for g in graph.factor_groups]
+    return torch.cat(parts) if parts else node
 
 
 class _Conditions:
-    """Stationarity and constraints on one graph: what does not depend on mu."""
+    """The constraints on one graph: what does not depend on mu."""
 
-    def __init__(self, graph: FactorGraph, factor: FloatArray, node_total: FloatArray):
+    def __init__(self, graph: FactorGraph):
         from scipy.sparse import coo_array
 
         self.graph = graph
-        total = np.empty(graph.mu_size)  # c^_i and c_c, all positive: what every equation is scaled by
-        own = np.empty(graph.mu_size)  # c_i and c_c
         variable = np.repeat(np.arange(graph.num_variables), graph.num_states)
         state = np.arange(len(variable)) - np.repeat(np.cumsum(graph.num_states) - graph.num_states, graph.num_states)
         node_entry = graph.node_start[variable] + state
-        node = node_total.copy()
         first = graph.message_size
         rows, columns, values = [first + variable], [node_entry], [np.ones(len(variable))]
         self.entry_of_row = np.empty(first, np.int64)  # the node marginal that each message constraint is about
         self.ends: list[tuple[int, int, int]] = []  # rows of a slot other than the first: start, factors, states
         for group in graph.factor_groups:
-            share = factor[group.factors]
-            total[group.mu_start : group.mu_stop] = np.repeat(share, group.table_size)
             cells = np.arange(group.mu_start, group.mu_stop)
             table_states = np.unravel_index(np.arange(group.table_size), group.shape)
             for slot, size in enumerate(group.shape):
-                np.subtract.at(node, group.variables[:, slot], share)
                 start, stop = group.message_range(slot)
                 of_factor = start + size * np.arange(group.num_factors)[:, None]
                 entry = (graph.node_start[group.variables[:, slot]][:, None] + np.arange(size)).ravel()
@@ -299,13 +333,13 @@ class _Conditions:
                 self.entry_of_row[start:stop] = entry
                 if slot:
                     self.ends.append((start, group.num_factors, size))
-        own[:] = total
-        total[node_entry], own[node_entry] = node_total[variable], node[variable]
-        self.total, self.diagonal = total, -own / total
         triple: Any = (np.concatenate(values), (np.concatenate(rows), np.concatenate(columns)))
         self.matrix = coo_array(triple, shape=(first + graph.num_variables, graph.mu_size)).tocsr()
+        self.sums = self.matrix[:first].maximum(0)  # of the marginals of factors, for each message constraint
 
-    def solve(self, mu: FloatArray, grad: FloatArray, solver: AbstractSolver, smallest: float) -> FloatArray:
+    def solve(
+        self, mu: FloatArray, curvature: FloatArray, grad: FloatArray, solver: AbstractSolver, smallest: float
+    ) -> FloatArray:
         """dL/dtheta in the layout of mu, for one item."""
         from scipy.sparse import block_array, diags_array
 
@@ -313,7 +347,7 @@ class _Conditions:
         states = np.flatnonzero(mu >= smallest)
         # In the unknowns x / scale every entry of the matrix is at most 1 however improbable a state is: those of B
         # become square roots of conditional probabilities.
-        scale = np.sqrt(mu[states] / self.total[states])
+        scale = 1 / np.sqrt(self._total(mu, curvature, states)[states])
         right = -scale * grad[states]
         largest = np.abs(right).max(initial=0.0)
         out = np.zeros(graph.mu_size)
@@ -322,11 +356,24 @@ class _Conditions:
         constraints = self.matrix[self._kept_rows(mu, smallest)][:, states] @ diags_array(scale)
         lengths = np.sqrt(constraints.multiply(constraints).sum(axis=1))
         constraints = diags_array(1 / lengths) @ constraints
-        matrix = block_array([[diags_array(self.diagonal[states]), constraints.T], [constraints, None]], format="csr")
+        matrix = block_array(
+            [[diags_array(-curvature[states] * scale**2), constraints.T], [constraints, None]], format="csr"
+        )
         rhs = np.concatenate([right / largest, np.zeros(len(lengths))])
         system = System(matrix, rhs, len(states), np.concatenate([scale, lengths]))
         out[states] = largest * scale * solver.solve(system)[: len(states)]
         return out
+
+    def _total(self, mu: FloatArray, curvature: FloatArray, states: IntArray) -> FloatArray:
+        """The curvature of each marginal when its factors follow: c^_i / mu_i and c_c / mu_c for an entropy."""
+        inverse = np.zeros_like(mu)
+        own = states[curvature[states] > 0]
+        inverse[own] = 1 / curvature[own]
+        sums = self.sums @ inverse
+        total = curvature.copy()
+        np.add.at(total, self.entry_of_row[sums > 0], 1 / sums[sums > 0])
+        # A scale is all it is for: where marginals have not settled, any positive number will do.
+        return np.where(total > 0, total, 1 / np.maximum(mu, _SMALLEST))
 
     def unsettled(self, mu: FloatArray, grad: FloatArray, smallest: float) -> float:
         """How inconsistent the marginals are, relative to each and weighed by its share in the gradient.

@@ -1,0 +1,584 @@
+"""`ConvexFreeEnergy` against SciPy's general solver, message passing and differences; and what it refuses."""
+
+import functools
+import pickle
+import time
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import riskfield as rf
+from gradient_cases import finite_differences, losses
+from strategies import brute_force, graphs, potentials, seeds
+from test_conformance import relabelled
+
+MIXED = rf.FactorGraph([2, 3, 2, 1, 2], [(0, 1), (1, 2), (2, 0), (0, 1, 2), (3, 2), (1,)])  # variable 4 is isolated
+LOOP = rf.FactorGraph([2, 2, 2], [(0, 1), (1, 2), (2, 0)])
+TIGHT = rf.Stop(sweeps=100, tol=1e-12)
+
+CUBE = rf.ConvexFunction(lambda b: b**3, lambda b: 3 * b**2, lambda b: 6 * b)
+ENERGIES = {
+    "entropy": [rf.NEGATIVE_ENTROPY],
+    "log": [rf.NEGATIVE_LOG],
+    "square": [rf.SQUARE],
+    "entropy and square": [rf.NEGATIVE_ENTROPY, rf.SQUARE],
+    "all, and one's own": [rf.NEGATIVE_ENTROPY, rf.NEGATIVE_LOG, rf.SQUARE, CUBE],
+}
+NAMED = pytest.mark.parametrize("name", ENERGIES)
+
+
+def random_weights(graph, functions, seed, *batch):
+    rng = np.random.default_rng(seed)
+    return [torch.from_numpy(rng.uniform(0.05, 2.0, size=(*batch, graph.mu_size))) for _ in functions]
+
+
+def energy(graph, name, seed=0, weights=None):
+    functions = ENERGIES[name]
+    weights = random_weights(graph, functions, seed) if weights is None else weights
+    return rf.ConvexFreeEnergy([rf.Term(f, w) for f, w in zip(functions, weights, strict=True)])
+
+
+def constraints(graph):
+    """B and d, row by row from the definition."""
+    rows, right = [], []
+    for v in range(graph.num_variables):
+        row = torch.zeros(graph.mu_size, dtype=torch.float64)
+        graph.node(row, v)[:] = 1
+        rows.append(row)
+        right.append(1.0)
+    for group in graph.factor_groups:
+        for k, scope in enumerate(group.variables.tolist()):
+            for slot, v in enumerate(scope):
+                for x in range(group.shape[slot]):
+                    row = torch.zeros(graph.mu_size, dtype=torch.float64)
+                    start = group.mu_start + k * group.table_size
+                    block = row[start : start + group.table_size].unflatten(0, group.shape)
+                    block.select(slot, x).fill_(1)
+                    graph.node(row, v)[x] = -1
+                    rows.append(row)
+                    right.append(0.0)
+    return torch.stack(rows).numpy(), np.array(right)
+
+
+def scipy_minimum(graph, theta, algorithm):
+    """The beliefs by `trust-constr`, on a basis of the null space of B so that only bounds are left."""
+    from scipy.linalg import null_space
+    from scipy.optimize import LinearConstraint, minimize
+
+    matrix, right = constraints(graph)
+    basis = null_space(matrix)
+    inside = np.concatenate(
+        [
+            np.full(view.numel(), 1 / view.flatten(1).shape[1])
+            for view in (*graph.node_views(torch.zeros(graph.mu_size)), *graph.factor_views(torch.zeros(graph.mu_size)))
+        ]
+    )
+    np.testing.assert_allclose(matrix @ inside, right, atol=1e-12)
+    linear = theta.numpy()
+
+    def at(x, what):
+        b = torch.from_numpy(np.maximum(inside + basis @ x, 1e-14))
+        return sum((t.weight * getattr(t.function, what)(b)).numpy() for t in algorithm.terms)
+
+    found = minimize(
+        lambda x: float(at(x, "value").sum() - linear @ (inside + basis @ x)),
+        np.zeros(basis.shape[1]),
+        jac=lambda x: basis.T @ (at(x, "slope") - linear),
+        hess=lambda x: basis.T @ (at(x, "curvature")[:, None] * basis),
+        constraints=LinearConstraint(basis, -inside, np.inf, keep_feasible=True),
+        method="trust-constr",
+        options={"gtol": 1e-13, "xtol": 1e-16, "barrier_tol": 1e-15, "maxiter": 3000},
+    )
+    return torch.from_numpy(inside + basis @ found.x)
+
+
+# -- beliefs --------------------------------------------------------------------------------------------------------
+
+
+@NAMED
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("graph", [MIXED, LOOP], ids=["mixed", "loop"])
+def test_beliefs_equal_those_of_a_general_solver(name, seed, graph):
+    theta = 1.5 * potentials(graph, seed)
+    algorithm = energy(graph, name, seed)
+    solution = rf.infer(graph, theta, algorithm, stop=TIGHT)
+    assert solution.converged
+    torch.testing.assert_close(solution.mu, scipy_minimum(graph, theta, algorithm), rtol=0, atol=1e-6)
+
+
+@NAMED
+def test_beliefs_are_consistent_and_optimal(name):
+    """Stationarity with multipliers of the right sign proves the minimum, since the problem is convex."""
+    theta = 2 * potentials(MIXED, 3)
+    algorithm = energy(MIXED, name, 3)
+    mu = rf.infer(MIXED, theta, algorithm, stop=TIGHT).mu
+    matrix, right = constraints(MIXED)
+    np.testing.assert_allclose(matrix @ mu.numpy(), right, atol=1e-9)
+    slope = sum(t.weight * t.function.slope(mu.clamp(min=1e-300)) for t in algorithm.terms) - theta
+    positive = mu > 0
+    multipliers = np.linalg.lstsq(matrix.T[positive.numpy()], slope[positive].numpy(), rcond=None)[0]
+    reduced = slope.numpy() - matrix.T @ multipliers
+    assert np.abs(reduced[positive.numpy()]).max() < 1e-7
+    if name != "square":
+        assert positive.all()
+
+
+def test_a_square_alone_has_beliefs_of_zero():
+    theta = 5 * potentials(LOOP, 0)
+    solution = rf.infer(LOOP, theta, energy(LOOP, "square"), stop=TIGHT)
+    assert (solution.mu == 0).any()
+    assert solution.converged
+
+
+@pytest.mark.parametrize("scale", [1.0, 20.0, 300.0])
+@pytest.mark.parametrize("weight", [1e-3, 1.0, 100.0])
+def test_strong_potentials_and_small_weights_converge(scale, weight):
+    graph = rf.grid(6, 6, 3)
+    theta = scale * potentials(graph, 1)
+    weights = weight * random_weights(graph, [0], 1)[0]
+    algorithm = rf.ConvexFreeEnergy([rf.Term(rf.NEGATIVE_ENTROPY, weights)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        solution = rf.infer(graph, theta, algorithm, stop=rf.Stop(60, 1e-9))
+    for group, view in zip(graph.factor_groups, solution.factor_marginals, strict=True):
+        for slot in range(2):
+            node = solution.node_marginals[0][torch.tensor(group.variables[:, slot])]
+            torch.testing.assert_close(view.sum(2 - slot), node, rtol=0, atol=1e-8)
+
+
+def test_impossible_states_and_evidence():
+    theta = potentials(MIXED, 4)
+    MIXED.factor(theta, 0)[0, 1] = -torch.inf
+    algorithm = energy(MIXED, "entropy and square", 4)
+    solution = rf.infer(MIXED, theta, algorithm, stop=TIGHT, evidence={2: 1})
+    assert MIXED.node(solution.mu, 2).tolist() == [0.0, pytest.approx(1.0, abs=1e-12)]
+    assert MIXED.factor(solution.mu, 0)[0, 1] == 0
+    barely = torch.where(theta == -torch.inf, -1e4, theta)
+    MIXED.node(barely, 2)[0] = -1e4
+    near = rf.infer(MIXED, barely, algorithm, stop=TIGHT)
+    torch.testing.assert_close(solution.mu, near.mu, rtol=0, atol=1e-8)
+
+
+def test_a_contradiction_is_an_error():
+    theta = LOOP.zeros()
+    LOOP.factor(theta, 0)[0] = -torch.inf  # variable 0 is not in state 0
+    with pytest.raises(rf.ImpossibleEvidenceError):
+        rf.infer(LOOP, theta, energy(LOOP, "entropy"), evidence={0: 0})
+
+
+# -- counting numbers -----------------------------------------------------------------------------------------------
+
+
+def weights_of(graph, entropy):
+    """Counting numbers in the layout of mu."""
+    counting = entropy.counting(graph)
+    weights = torch.empty(graph.mu_size, dtype=torch.float64)
+    for v, number in enumerate(counting.node(graph).tolist()):
+        graph.node(weights, v)[:] = number
+    for f, number in enumerate(counting.factor.tolist()):
+        graph.factor(weights, f)[:] = number
+    return weights
+
+
+@pytest.mark.parametrize("entropy", [rf.Bethe(), rf.TRW(0.5), rf.CountingNumbers(0.7, 0.3)], ids=lambda e: repr(e)[:5])
+@pytest.mark.parametrize("graph", [MIXED, rf.grid(4, 5, 2)], ids=["mixed", "grid"])
+def test_counting_numbers_are_message_passing(graph, entropy):
+    theta = 0.5 * potentials(graph, 5)
+    stop = rf.Stop(5000, 1e-13)
+    expected = rf.infer(graph, theta, rf.MessagePassing(entropy), stop=stop)
+    algorithm = rf.ConvexFreeEnergy([rf.Term(rf.NEGATIVE_ENTROPY, weights_of(graph, entropy))])
+    solution = rf.infer(graph, theta, algorithm, stop=stop)
+    torch.testing.assert_close(solution.mu, expected.mu, rtol=0, atol=1e-12)
+    torch.testing.assert_close(solution.log_partition, expected.log_partition)
+    assert solution.sweeps == expected.sweeps
+
+
+def test_the_interior_point_method_agrees_with_message_passing():
+    """Weights that differ from counting numbers by less than can be seen are not message passing's."""
+    graph = rf.grid(5, 5, 2)
+    theta = potentials(graph, 6)
+    entropy = rf.CountingNumbers(0.7, 0.3)
+    expected = rf.infer(graph, theta, rf.MessagePassing(entropy), stop=rf.Stop(5000, 1e-14))
+    weights = weights_of(graph, entropy)
+    weights[0] *= 1 + 1e-15
+    solution = rf.infer(graph, theta, rf.ConvexFreeEnergy([rf.Term(rf.NEGATIVE_ENTROPY, weights)]), stop=TIGHT)
+    assert solution.sweeps < 20
+    torch.testing.assert_close(solution.mu, expected.mu, rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(solution.log_partition, expected.log_partition)
+
+
+# -- gradients ------------------------------------------------------------------------------------------------------
+
+
+@NAMED
+@pytest.mark.parametrize("solver", [rf.Direct(), rf.Minres()], ids=["direct", "minres"])
+@pytest.mark.parametrize("graph", [MIXED, LOOP], ids=["mixed", "loop"])
+def test_gradients_in_theta_and_all_weights(name, solver, graph):
+    """Univariate and clique logistic losses, and a quadratic; the log-partition value too."""
+    theta = 0.7 * potentials(graph, 8)
+    weights = random_weights(graph, ENERGIES[name], 8)
+
+    def outputs(theta, *logs):
+        algorithm = energy(graph, name, weights=[w.exp() for w in logs])
+        solution = rf.infer(graph, theta, algorithm, stop=TIGHT, adjoint=rf.KKT(solver))
+        values = losses(graph, solution.mu.clamp(min=1e-3) if name == "square" else solution.mu, 8)
+        return torch.cat([values, solution.log_partition[None]])
+
+    inputs = [theta, *(w.log() for w in weights)]
+    assert torch.autograd.gradcheck(outputs, [x.requires_grad_() for x in inputs], fast_mode=True, atol=1e-5, rtol=1e-5)
+
+
+@NAMED
+def test_gradients_entry_by_entry(name):
+    """Every weight against four-sided differences."""
+    theta = 0.7 * potentials(LOOP, 9)
+    weights = random_weights(LOOP, ENERGIES[name], 9)
+    direction = torch.from_numpy(np.random.default_rng(9).normal(size=LOOP.mu_size))
+
+    def loss(weights, adjoint=None):
+        batch = max((w.shape[:-1] for w in weights), key=len)
+        algorithm = energy(LOOP, name, weights=weights)
+        mu = rf.infer(LOOP, theta.expand(*batch, -1), algorithm, stop=TIGHT, adjoint=adjoint).mu
+        return (direction * mu + mu**2).sum(-1)
+
+    leaves = [w.clone().requires_grad_() for w in weights]
+    found = torch.autograd.grad(loss(leaves, rf.KKT()).sum(), leaves)
+    for k, gradient in enumerate(found):
+        expected = finite_differences(lambda w, k=k: loss([*weights[:k], w, *weights[k + 1 :]]), weights[k], step=1e-4)
+        torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("sides", [2, 4])
+def test_perturb_and_kkt_agree_in_theta(sides):
+    theta = potentials(MIXED, 10, "mild", 2)
+    algorithm = energy(MIXED, "entropy and square", weights=random_weights(MIXED, range(2), 10, 2))
+    gradients = []
+    for adjoint in (rf.KKT(), rf.Perturb(sides)):
+        leaf = theta.clone().requires_grad_()
+        mu = rf.infer(MIXED, leaf, algorithm, stop=TIGHT, adjoint=adjoint).mu
+        gradients.append(torch.autograd.grad(losses(MIXED, mu, 10).sum(), leaf)[0])
+    torch.testing.assert_close(*gradients, rtol=0, atol=1e-6)
+
+
+def test_envelope():
+    theta = potentials(MIXED, 11).requires_grad_()
+    solution = rf.infer(MIXED, theta, energy(MIXED, "entropy and square"), stop=TIGHT, adjoint=rf.Envelope())
+    (gradient,) = torch.autograd.grad(solution.log_partition, theta)
+    assert torch.equal(gradient, solution.mu)
+    objective = lambda t: rf.infer(MIXED, t, energy(MIXED, "entropy and square"), stop=TIGHT).log_partition  # noqa: E731
+    step = 1e-5 * potentials(MIXED, 12)
+    with torch.no_grad():
+        expected = (objective(theta + step) - objective(theta - step)) / 2
+    assert float(gradient @ step) == pytest.approx(float(expected), rel=1e-6)
+
+
+def test_gradients_of_counting_numbers():
+    """Also where message passing runs, each weight has its gradient."""
+    graph = rf.grid(3, 3, 2)
+    theta, direction = potentials(graph, 13), potentials(graph, 14)
+    weights = weights_of(graph, rf.TRW(0.5))
+    leaf = weights.clone().requires_grad_()
+    algorithm = rf.ConvexFreeEnergy([rf.Term(rf.NEGATIVE_ENTROPY, leaf)])
+    mu = rf.infer(graph, theta, algorithm, stop=rf.Stop(5000, 1e-13), adjoint=rf.KKT()).mu
+    (found,) = torch.autograd.grad(direction @ mu, leaf)
+    counting = rf.TRW(0.5).counting(graph)
+    factor, node = counting.factor.requires_grad_(), counting.node(graph).detach().requires_grad_()
+    other = rf.MessagePassing(rf.CountingNumbers(factor, node))
+    mu = rf.infer(graph, theta, other, stop=rf.Stop(5000, 1e-13), adjoint=rf.FixedPoint()).mu
+    by_factor, by_node = torch.autograd.grad(direction @ mu, [factor, node])
+    for v in range(graph.num_variables):
+        assert float(graph.node(found, v).sum()) == pytest.approx(float(by_node[v]), abs=1e-8)
+    for f in range(graph.num_factors):
+        assert float(graph.factor(found, f).sum()) == pytest.approx(float(by_factor[f]), abs=1e-8)
+
+
+def test_a_belief_about_to_leave_zero_is_reported():
+    graph = rf.FactorGraph([2])
+    algorithm = rf.ConvexFreeEnergy([rf.Term(rf.SQUARE)])
+    theta = torch.tensor([0.0, -2.0], dtype=torch.float64, requires_grad=True)  # b = (1, 0), and its multiplier 0
+    mu = rf.infer(graph, theta, algorithm, stop=rf.Stop(100, 1e-8), adjoint=rf.KKT()).mu
+    torch.testing.assert_close(mu.detach(), torch.tensor([1.0, 0.0], dtype=torch.float64), rtol=0, atol=1e-7)
+    with pytest.warns(rf.AdjointWarning, match="about to leave it"):
+        mu[0].backward()
+
+
+def test_weights_stay_positive_while_they_are_learned():
+    graph = rf.grid(3, 3, 2)
+    raw = torch.zeros(graph.mu_size, dtype=torch.float64, requires_grad=True)
+    optimiser = torch.optim.SGD([raw], lr=50.0)
+    values = []
+    for _ in range(5):
+        algorithm = rf.ConvexFreeEnergy([rf.Term.from_log(rf.NEGATIVE_ENTROPY, raw)])
+        mu = rf.infer(graph, 2 * potentials(graph, 15), algorithm, stop=rf.Stop(200, 1e-10), adjoint=rf.KKT()).mu
+        loss = -graph.node_views(mu)[0][:, 1].log().mean()
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        values.append(loss.item())
+    assert values[-1] < values[0]
+    assert (raw.exp() > 0).all()
+
+
+# -- what holds for every algorithm ---------------------------------------------------------------------------------
+
+
+def by_arity_energy(graph):
+    """Weights that do not depend on labels, nor on what else is in a union; the square keeps message passing away."""
+    weights = torch.full((graph.mu_size,), 0.4, dtype=torch.float64)
+    for group in graph.factor_groups:
+        weights[group.mu_start : group.mu_stop] = 0.3 + 0.2 * group.arity
+    return rf.ConvexFreeEnergy([rf.Term(rf.NEGATIVE_ENTROPY, weights), rf.Term(rf.SQUARE, 0.5)])
+
+
+@settings(max_examples=25)
+@given(graph=graphs(max_states=4), seed=seeds, kind=st.sampled_from(["mild", "impossible"]))
+def test_relabelling_permutes_the_answer(graph, seed, kind):
+    theta = potentials(graph, seed, kind)
+    if brute_force(graph, theta).best == -torch.inf:
+        return
+    other, translate, _ = relabelled(graph, seed)
+    first, second = (
+        rf.infer(g, t, by_arity_energy(g), stop=rf.Stop(60, 1e-9))
+        for g, t in ((graph, theta), (other, translate(theta, False)))
+    )
+    torch.testing.assert_close(second.mu, translate(first.mu, True), rtol=0, atol=1e-8)
+    torch.testing.assert_close(second.log_partition, first.log_partition, rtol=0, atol=1e-7)
+
+
+@settings(max_examples=15)
+@given(parts=st.lists(graphs(max_variables=3, max_factors=4), min_size=1, max_size=3), seed=seeds)
+def test_a_union_is_separate_runs(parts, seed):
+    union = rf.Union(parts)
+    thetas = [potentials(part, seed + k) for k, part in enumerate(parts)]
+    whole = rf.infer(union.graph, union.join(thetas), by_arity_energy(union.graph), stop=TIGHT)
+    for mu, part, theta in zip(union.split(whole.mu), parts, thetas, strict=True):
+        alone = rf.infer(part, theta, by_arity_energy(part), stop=TIGHT)
+        torch.testing.assert_close(mu, alone.mu, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        rf.FactorGraph([]),
+        rf.FactorGraph([3, 1, 2]),
+        rf.FactorGraph([1, 1], [(0, 1), (1,)]),
+        rf.FactorGraph([1, 3, 1], [(0, 1, 2), (2, 1)]),
+        rf.FactorGraph([2, 2], [(0,), (0,), (1, 0), (0, 1)]),
+    ],
+    ids=["nothing", "no factors", "single states", "some single states", "repeated scopes"],
+)
+def test_degenerate_graphs(graph):
+    theta = potentials(graph, 0).requires_grad_()
+    solution = rf.infer(graph, theta, by_arity_energy(graph), stop=rf.Stop(100, 1e-10), adjoint=rf.KKT())
+    assert solution.converged
+    assert solution.mu.shape == (graph.mu_size,)
+    assert torch.isfinite(solution.mu).all()
+    (gradient,) = torch.autograd.grad((solution.mu**2).sum(), theta)
+    assert torch.isfinite(gradient).all()
+
+
+def test_an_empty_batch_is_fine():
+    solution = rf.infer(LOOP, LOOP.zeros(0), by_arity_energy(LOOP))
+    assert solution.mu.shape == (0, LOOP.mu_size)
+    assert solution.log_partition.shape == (0,)
+
+
+def test_runs_go_on_from_their_messages():
+    theta = potentials(MIXED, 25)
+    whole = rf.infer(MIXED, theta, by_arity_energy(MIXED), stop=rf.Stop(5, None))
+    half = rf.infer(MIXED, theta, by_arity_energy(MIXED), stop=rf.Stop(2, None))
+    rest = rf.infer(MIXED, theta, by_arity_energy(MIXED), stop=rf.Stop(3, None), messages=half.messages)
+    torch.testing.assert_close(rest.mu, whole.mu, rtol=0, atol=1e-11)
+    with pytest.raises(ValueError, match=r"`messages` must have shape \(\*batch, \d+\)"):
+        rf.infer(MIXED, theta, by_arity_energy(MIXED), messages=half.messages[:-1])
+
+
+def test_algorithms_are_frozen_and_pickle():
+    algorithm = by_arity_energy(LOOP)
+    with pytest.raises(AttributeError):
+        algorithm.anything = 1
+    copy = pickle.loads(pickle.dumps(algorithm))
+    theta = potentials(LOOP, 26)
+    assert torch.equal(*(rf.infer(LOOP, theta, a).mu for a in (algorithm, copy)))
+    counting = pickle.loads(pickle.dumps(rf.ConvexFreeEnergy()))
+    assert counting.counting_numbers(LOOP) is not None
+
+
+# -- batches, warm starts, dtypes -----------------------------------------------------------------------------------
+
+
+@functools.cache
+def batched():
+    theta = potentials(MIXED, 16, "mild", 2, 3)
+    weights = random_weights(MIXED, range(2), 16, 3)
+    return theta, weights
+
+
+def test_a_batch_is_a_loop_also_over_weights():
+    theta, weights = batched()
+    batch = rf.infer(MIXED, theta, energy(MIXED, "entropy and square", weights=weights), stop=TIGHT)
+    for j in range(2):
+        for k in range(3):
+            alone = energy(MIXED, "entropy and square", weights=[w[k] for w in weights])
+            single = rf.infer(MIXED, theta[j, k], alone, stop=TIGHT)
+            torch.testing.assert_close(batch.mu[j, k], single.mu, rtol=0, atol=1e-11)
+            torch.testing.assert_close(batch.log_partition[j, k], single.log_partition)
+            assert batch.sweeps[j, k] == single.sweeps
+
+
+def test_gradients_of_a_batch_reach_shared_and_separate_weights():
+    theta, weights = batched()
+    shared = random_weights(MIXED, [0], 17)[0].requires_grad_()
+    separate = weights[1].clone().requires_grad_()
+    algorithm = energy(MIXED, "entropy and square", weights=[shared, separate])
+    mu = rf.infer(MIXED, theta, algorithm, stop=TIGHT, adjoint=rf.KKT()).mu
+    whole = torch.autograd.grad((mu**2).sum(), [shared, separate])
+    total = torch.zeros_like(shared)
+    for k in range(3):
+        algorithm = energy(MIXED, "entropy and square", weights=[shared, separate[k]])
+        for j in range(2):
+            mu = rf.infer(MIXED, theta[j, k], algorithm, stop=TIGHT, adjoint=rf.KKT()).mu
+            total += torch.autograd.grad((mu**2).sum(), shared, retain_graph=True)[0]
+    torch.testing.assert_close(whole[0], total, rtol=1e-8, atol=1e-9)
+    assert whole[1].shape == separate.shape
+
+
+@NAMED
+def test_warm_starts(name):
+    theta = potentials(MIXED, 18)
+    algorithm = energy(MIXED, name, 18)
+    cold = rf.infer(MIXED, theta, algorithm, stop=rf.Stop(100, 1e-10))
+    again = rf.infer(MIXED, theta, algorithm, stop=rf.Stop(100, 1e-10), messages=cold.messages)
+    assert again.sweeps < cold.sweeps
+    for shift in (1e-3, 1.0, 30.0):
+        moved = theta + shift * potentials(MIXED, 19)
+        truth = rf.infer(MIXED, moved, algorithm, stop=rf.Stop(100, 1e-10))
+        warm = rf.infer(MIXED, moved, algorithm, stop=rf.Stop(100, 1e-10), messages=cold.messages)
+        assert warm.converged
+        torch.testing.assert_close(warm.mu, truth.mu, rtol=0, atol=1e-7)
+    zeros = rf.infer(MIXED, theta, algorithm, stop=rf.Stop(100, 1e-10), messages=torch.zeros_like(cold.messages))
+    assert torch.equal(zeros.mu, cold.mu)
+
+
+def test_messages_go_on_where_weights_become_counting_numbers_or_cease_to_be():
+    graph = rf.grid(3, 3, 2)
+    theta = potentials(graph, 20)
+    weights = random_weights(graph, [0], 20)[0]
+    plain, varied = (rf.ConvexFreeEnergy([rf.Term(rf.NEGATIVE_ENTROPY, w)]) for w in (1.0, weights))
+    first = rf.infer(graph, theta, plain)
+    second = rf.infer(graph, theta, varied, stop=TIGHT, messages=first.messages)
+    third = rf.infer(graph, theta, plain, messages=second.messages)
+    assert first.messages.shape == second.messages.shape == third.messages.shape
+    assert second.converged
+    assert third.converged
+
+
+def test_float32():
+    theta = potentials(MIXED, 21)
+    algorithm = energy(MIXED, "entropy and square")
+    single, double = (rf.infer(MIXED, t, algorithm, stop=rf.Stop(100, 1e-8)).mu for t in (theta.float(), theta))
+    assert single.dtype == torch.float32
+    torch.testing.assert_close(single.double(), double, rtol=0, atol=1e-6)
+
+
+def test_a_picture_takes_well_under_a_second():
+    graph = rf.grid(28, 28, 2)
+    theta = potentials(graph, 22).requires_grad_()
+    weights = random_weights(graph, [0], 22)[0].requires_grad_()
+
+    def once():
+        began = time.perf_counter()
+        algorithm = rf.ConvexFreeEnergy([rf.Term(rf.NEGATIVE_ENTROPY, weights)])
+        mu = rf.infer(graph, theta, algorithm, stop=rf.Stop(100, 1e-10), adjoint=rf.KKT()).mu
+        torch.autograd.grad(-graph.node_views(mu)[0][:, 0].log().sum(), [theta, weights])
+        return time.perf_counter() - began
+
+    assert min(once() for _ in range(3)) < 1.0
+
+
+# -- refusals and diagnostics ---------------------------------------------------------------------------------------
+
+
+def refuse(match, error=ValueError, graph=LOOP, theta=None, stop=None, adjoint=None, **options):
+    def attempt():
+        algorithm = rf.ConvexFreeEnergy([rf.Term(**options)])
+        rf.infer(graph, graph.zeros() if theta is None else theta, algorithm, stop=stop, adjoint=adjoint)
+
+    with pytest.raises(error, match=match):
+        attempt()
+
+
+def test_weights_that_do_not_fit_are_refused():
+    varied = torch.linspace(0.5, 1, LOOP.mu_size, dtype=torch.float64)
+    negative = varied.clone()
+    negative[4] = -0.1
+    refuse(
+        r"`weight` of terms\[0\] must not be negative.* Got -0.1 at \(4,\)",
+        function=rf.NEGATIVE_ENTROPY,
+        weight=negative,
+    )
+    refuse("must not be negative", function=rf.SQUARE, weight=-1.0)
+    refuse("must not be negative", function=rf.NEGATIVE_ENTROPY, weight=-1.0)
+    refuse(r"`weight` .* shape \(\*batch, 18\), .* Got \(5,\)", function=rf.SQUARE, weight=torch.ones(5))
+    refuse("`weight` must be finite. Got nan", function=rf.SQUARE, weight=float("nan"))
+    refuse("strictly convex function with a weight above 0", function=rf.SQUARE, weight=0.0)
+    batch = varied.expand(3, -1)
+    for shape in ((), (2,), (3, 5)):
+        refuse("batch shape", function=rf.SQUARE, weight=batch, theta=LOOP.zeros(*shape))
+    refuse("`weight` must be a number or a tensor", TypeError, function=rf.SQUARE, weight="1")
+    refuse("`function` must be a ConvexFunction", TypeError, function=torch.exp)
+    with pytest.raises(ValueError, match="`terms` must hold at least one"):
+        rf.ConvexFreeEnergy([])
+    with pytest.raises(TypeError, match=r"`terms\[0\]` must be a Term"):
+        rf.ConvexFreeEnergy([rf.SQUARE])
+
+
+def test_functions_that_are_not_convex_are_refused():
+    with pytest.raises(ValueError, match="`curvature` must not be negative"):
+        rf.ConvexFunction(torch.log, torch.reciprocal, lambda b: -(b**-2))
+    with pytest.raises(ValueError, match="`slope` must give a finite number"):
+        rf.ConvexFunction(torch.square, lambda b: b * torch.nan, torch.ones_like)
+    with pytest.raises(TypeError, match="`value` must be a function"):
+        rf.ConvexFunction(1.0, torch.square, torch.square)
+
+
+@pytest.mark.parametrize("adjoint", [rf.Unroll(), None, rf.FixedPoint()])
+def test_other_adjoints_name_the_alternative(adjoint):
+    varied = torch.linspace(0.5, 1, LOOP.mu_size, dtype=torch.float64)
+    name = "FixedPoint" if isinstance(adjoint, rf.FixedPoint) else "Unroll"
+    options = {"function": rf.NEGATIVE_ENTROPY, "adjoint": adjoint}
+    match = f"`{name}`.* ConvexFreeEnergy.* Use `KKT`, or `Perturb`"
+    refuse(match, weight=varied, theta=LOOP.zeros().requires_grad_(), **options)
+    refuse(match, weight=varied.clone().requires_grad_(), **options)
+
+
+@pytest.mark.parametrize("adjoint", [rf.Perturb(), rf.Envelope()])
+def test_weights_have_gradients_by_kkt_only(adjoint):
+    varied = torch.linspace(0.5, 1, LOOP.mu_size, dtype=torch.float64).requires_grad_()
+    match = f"`{type(adjoint).__name__}` sends gradients to theta only.* Use `KKT`"
+    refuse(match, function=rf.NEGATIVE_ENTROPY, weight=varied, adjoint=adjoint)
+
+
+@pytest.mark.parametrize("adjoint", [rf.Perturb(), rf.KKT()])
+def test_truncated_runs_have_no_gradient(adjoint):
+    name = type(adjoint).__name__
+    refuse(f"`{name}` needs a run to convergence", function=rf.SQUARE, stop=rf.Stop(5, None), adjoint=adjoint)
+
+
+def test_too_few_steps_are_reported():
+    with pytest.warns(rf.ConvergenceWarning):
+        solution = rf.infer(LOOP, potentials(LOOP, 23), energy(LOOP, "entropy"), stop=rf.Stop(3, 1e-10))
+    assert not solution.converged
+    assert solution.residual > 1e-10
+
+
+def test_second_derivatives_are_refused():
+    theta = potentials(LOOP, 24).requires_grad_()
+    mu = rf.infer(LOOP, theta, energy(LOOP, "entropy"), stop=TIGHT, adjoint=rf.KKT()).mu
+    (first,) = torch.autograd.grad((mu**2).sum(), theta, create_graph=True)
+    with pytest.raises(rf.AdjointError, match="first derivatives only"):
+        first.sum().backward()
