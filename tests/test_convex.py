@@ -477,6 +477,16 @@ def test_messages_go_on_where_weights_become_counting_numbers_or_cease_to_be():
     assert third.converged
 
 
+def test_warm_starts_from_another_set_of_functions():
+    """A multiplier that was let go under an entropy is needed again without it."""
+    theta = 5 * potentials(LOOP, 0)
+    before = rf.infer(LOOP, theta, energy(LOOP, "entropy"), stop=TIGHT)
+    cold = rf.infer(LOOP, theta, energy(LOOP, "square"), stop=TIGHT)
+    warm = rf.infer(LOOP, theta, energy(LOOP, "square"), stop=TIGHT, messages=before.messages)
+    assert (cold.mu == 0).any()
+    torch.testing.assert_close(warm.mu, cold.mu, rtol=0, atol=1e-10)
+
+
 def test_float32():
     theta = potentials(MIXED, 21)
     algorithm = energy(MIXED, "entropy and square")

@@ -31,8 +31,8 @@ from riskfield.graph.factor_graph import FactorGraph
 _CLOSE = 1e-10
 # A step stops short of the boundary by this share of the way to it.
 _MARGIN = 0.01
-# A warm start whose first step moves a node belief by more is given up for a cold one.
-_FAR = 0.05
+# A warm start whose first step moves a belief by more is given up for a cold one; b and z of a bound start above this.
+_FAR, _INWARD = 0.05, 1e-3
 # Not before beliefs above the second number are right to this share of themselves has a run converged.
 _LOG_CHANGE, _SMALL = 0.1, 1e-8
 # Factors whose variables are bound to each other have singular blocks. Refinement takes the effect of this out again.
@@ -76,10 +76,8 @@ class Polytope:
     def __init__(self, graph: FactorGraph):
         self.graph = graph
         self.nodes = graph.node_size
-        variable = np.empty(self.nodes, np.int64)
-        for number, (start, size) in enumerate(zip(graph.node_start, graph.num_states, strict=True)):
-            variable[start : start + size] = number
-        self.variable = index_tensor(variable)
+        groups = [np.repeat(group.variables, group.num_states) for group in graph.node_groups]
+        self.variable = index_tensor(np.concatenate([np.empty(0, np.int64), *groups]))  # of each node belief
         self.blocks = [self._block(graph, group) for group in graph.factor_groups]
         self.places, self.size = self._places()
 
@@ -137,7 +135,7 @@ class Polytope:
 
     def consistent(self, possible: Tensor) -> Tensor:
         """The states left when those without a possible partner in some factor are struck out again and again."""
-        while True:
+        while not possible.all():
             before = possible
             possible = before.clone()
             for block in self.blocks:
@@ -150,7 +148,8 @@ class Polytope:
                 allowed = (~possible[:, block.entries]).double() @ block.sums == 0
                 possible[:, block.start : block.stop] &= allowed.flatten(1)
             if torch.equal(possible, before):
-                return possible
+                break
+        return possible
 
 
 class _Newton:
@@ -259,7 +258,7 @@ class InteriorPointRun:
 
     def __init__(self, graph: FactorGraph, energy: Energy, state: Tensor | None):
         self.energy, self.polytope = energy, Polytope(graph)
-        self.possible = energy.possible & self.polytope.consistent(energy.possible)
+        self.possible = self.polytope.consistent(energy.possible)
         self.b = self.polytope.uniform(self.possible)
         items = len(self.b)
         # A region without possible states is a contradiction: NaN, of which `infer` makes an error.
@@ -274,7 +273,10 @@ class InteriorPointRun:
             self._continue(state.to("cpu", torch.float64))
 
     def advance(self, sweeps: int, tol: float) -> tuple[Tensor, Tensor]:
-        """A sweep is a Newton step; the residual, the largest change of a node belief it asks for before damping."""
+        """A sweep is a Newton step; the residual, the largest change of a belief it asks for before damping.
+
+        While multipliers remain, the residual is no less than what they say is left.
+        """
         ran = torch.zeros(len(self.b), dtype=torch.int64)
         for _ in range(sweeps):
             items = torch.nonzero(~self.failed & ~self.stuck & ~(self.residual <= tol)).ravel()
@@ -286,15 +288,12 @@ class InteriorPointRun:
 
     def marginals(self) -> Tensor:
         """The beliefs; 0 where the bound b >= 0 is active."""
-        b = torch.where(self._active() | (self.b <= _ZERO), 0.0, self.b)
+        b = torch.where((self.z > self.b) | (self.b <= _ZERO), 0.0, self.b)
         return torch.where(self.failed[:, None], float("nan"), b)
 
     def messages(self) -> Tensor:
         """log b and log z."""
         return torch.cat([self.b, self.z], dim=1).log()
-
-    def _active(self) -> Tensor:
-        return self.z > self.b
 
     def _restart(self, items: Tensor) -> None:
         """Cold: uniform beliefs, multipliers of the size of the slopes."""
@@ -310,13 +309,14 @@ class InteriorPointRun:
     def _continue(self, state: Tensor) -> None:
         """Go on from the state of an earlier run; one of zeros, and one of other possible states, is a cold start."""
         b, z = state.exp().chunk(2, dim=1)
-        warm = (state != 0).any(1) & ((b > 0) == self.possible).all(1) & ~self.failed
+        bounded = (z > 0) | self.energy.steep | ~self.possible  # weights may have changed, and what is steep with them
+        warm = (state != 0).any(1) & ((b > 0) == self.possible).all(1) & bounded.all(1) & ~self.failed
         self.b[warm], self.z[warm] = b[warm], z[warm]
-        # On the way, with all multipliers, a run goes on as it was. At its end it may be stuck in a corner.
-        self.untried = warm & ~((z > 0) == self.possible).all(1)
-        stuck = self.untried[:, None] & (z > 0)
-        self.b = torch.where(stuck, self.b.clamp(min=1e-3), self.b)
-        self.z = torch.where(stuck, self.z.clamp(min=1e-3), self.z)
+        # A run that was on the way goes on as it was. One at its end may be in a corner that is now the wrong one.
+        self.untried = warm & _is_close(b, z, self.possible)
+        corner = self.untried[:, None] & (z > 0)
+        self.b = torch.where(corner, self.b.clamp(min=_INWARD), self.b)
+        self.z = torch.where(corner, self.z.clamp(min=_INWARD), self.z)
 
     def _step(self, items: Tensor) -> None:
         if not self.b.shape[1]:
@@ -370,12 +370,17 @@ class InteriorPointRun:
     def _settle(self, items: Tensor, change: Tensor, log_change: Tensor, inside: Tensor) -> None:
         """Let go of multipliers close to the solution, and say what is left to do."""
         b, z, steep = self.b[items], self.z[items], self.energy.steep[items]
-        close = (b * z).sum(1) <= _CLOSE * inside.sum(1)
+        close = _is_close(b, z, self.possible[items])
         self.z[items] = torch.where(close[:, None] & steep, 0.0, z)
         unsure = inside & steep | (log_change > _LOG_CHANGE) & (b > _SMALL) & ~inside
         # Of b and z one is 0 at the solution: the smaller of them is an error of one or the other.
         left = torch.maximum(change, torch.minimum(b, z).amax(1))
         self.residual[items] = torch.where(unsure.any(1), left.clamp(min=_LOG_CHANGE), left)
+
+
+def _is_close(b: Tensor, z: Tensor, possible: Tensor) -> Tensor:
+    """Whether the duality gap says that the solution is near, of shape (batch,)."""
+    return (b * z).sum(1) <= _CLOSE * possible.sum(1)
 
 
 def _reach(b: Tensor, z: Tensor, step: Tensor, step_z: Tensor, inside: Tensor) -> Tensor:

@@ -28,14 +28,14 @@ from riskfield.inference.solution import Solution, inner_product
 Elementwise = Callable[[Tensor], Tensor]
 
 # The beliefs at which functions are asked whether they are convex.
-_PROBES = (1e-6, 1e-3, 0.03, 0.1, 0.3, 0.5, 0.7, 0.9, 0.999)
+_PROBES = (1e-6, 1e-3, 0.03, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
 # A bound with a belief and a multiplier below this is about to become active, or to cease to be.
 _UNDECIDED = 1e-5
 
 
 @dataclass(frozen=True)
 class ConvexFunction:
-    """A convex function of a belief in (0, 1), with two derivatives; all three act on tensors entry by entry.
+    """A convex function of a belief in (0, 1], with two derivatives; all three act on tensors entry by entry.
 
     Arguments:
         value: f.
@@ -46,7 +46,7 @@ class ConvexFunction:
 
     Raises:
         TypeError: if one of them is not callable.
-        ValueError: if f'' is negative, or one of them not finite, somewhere in (0, 1).
+        ValueError: if f'' is negative, or one of them not finite, somewhere in (0, 1].
 
     >>> cube = ConvexFunction(lambda b: b**3, lambda b: 3 * b**2, lambda b: 6 * b)
     """
@@ -64,9 +64,9 @@ class ConvexFunction:
                 raise TypeError(f"`{name}` must be a function of a tensor. Got {function!r}.")
             found = function(probes)
             if not (isinstance(found, Tensor) and found.shape == probes.shape and torch.isfinite(found).all()):
-                raise ValueError(f"`{name}` must give a finite number for every belief in (0, 1). Got {found!r}.")
+                raise ValueError(f"`{name}` must give a finite number for every belief in (0, 1]. Got {found!r}.")
         if (self.curvature(probes) < 0).any():
-            raise ValueError("`curvature` must not be negative in (0, 1): the function has to be convex.")
+            raise ValueError("`curvature` must not be negative in (0, 1]: the function has to be convex.")
 
 
 def _x_log_x(b: Tensor) -> Tensor:
@@ -159,8 +159,8 @@ class ConvexFreeEnergy(AbstractAlgorithm):
     """Beliefs that minimise -theta . b + sum_f w_f . f(b) over the local polytope.
 
     A sweep is a Newton step of an interior-point method, in float64 on the CPU whatever the dtype and device of theta;
-    about fifteen reach any tolerance. Where the weights are counting numbers message passing runs instead, and a sweep
-    is one of its. Gradients reach theta and the weights by `KKT`, theta alone by `Perturb` and `Envelope`.
+    ten to twenty-five are enough as a rule. Where the weights are counting numbers message passing runs instead, and a
+    sweep is one of its. Gradients reach theta and the weights by `KKT`, theta alone by `Perturb` and `Envelope`.
 
     Arguments:
         terms: what is added to the linear term -theta . b. By default b log b with weights 1.
