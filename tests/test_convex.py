@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import riskfield as rf
-from gradient_cases import finite_differences, losses
+from gradient_cases import TIED, finite_differences, free_entries, losses
 from strategies import brute_force, graphs, potentials, seeds
 from test_conformance import relabelled
 
@@ -250,6 +250,31 @@ def test_gradients_entry_by_entry(name):
     for k, gradient in enumerate(found):
         expected = finite_differences(lambda w, k=k: loss([*weights[:k], w, *weights[k + 1 :]]), weights[k], step=1e-4)
         torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["entropy", "square", "all, and one's own"])
+def test_gradients_with_tied_tables_impossible_states_and_evidence(name):
+    theta = 0.7 * potentials(TIED, 27)
+    TIED.factor(theta, 3)[1, 1] = TIED.factor(theta, 0)[1, 1] = -torch.inf
+    weights = random_weights(TIED, ENERGIES[name], 27)
+    direction = torch.from_numpy(np.random.default_rng(27).normal(size=TIED.mu_size))
+    free, whole = free_entries(theta)
+
+    def loss(x, adjoint=None):
+        algorithm = energy(TIED, name, weights=weights)
+        mu = rf.infer(TIED, whole(x), algorithm, stop=TIGHT, evidence={3: 1}, adjoint=adjoint).mu
+        return (direction * mu + mu**2).sum(-1)
+
+    for k, weight in enumerate(weights):
+        weights[k] = weight.clone().requires_grad_()
+    leaf = free.clone().requires_grad_()
+    found, *by_weight = torch.autograd.grad(loss(leaf, rf.KKT()), [leaf, *weights])
+    weights = [w.detach() for w in weights]
+    torch.testing.assert_close(found, finite_differences(loss, free), rtol=0, atol=1e-7)
+    impossible = TIED.expand(theta) == -torch.inf
+    for gradient in by_weight:
+        assert torch.isfinite(gradient).all()
+        assert (gradient[impossible] == 0).all()
 
 
 @pytest.mark.parametrize("sides", [2, 4])
@@ -584,6 +609,17 @@ def test_too_few_steps_are_reported():
         solution = rf.infer(LOOP, potentials(LOOP, 23), energy(LOOP, "entropy"), stop=rf.Stop(3, 1e-10))
     assert not solution.converged
     assert solution.residual > 1e-10
+
+
+@pytest.mark.parametrize("name", ["entropy", "log", "entropy and square"])
+def test_beliefs_that_the_polytope_holds_at_zero(name):
+    """Around the loop 0 implies 0, so that of the joint state (1, 0) is 0 as well: there is no interior."""
+    theta = TIED.zeros()
+    TIED.factor(theta, 0)[0, 1] = -torch.inf
+    stop = rf.Stop(50, 1e-8)
+    solution = rf.infer(TIED, theta, energy(TIED, name), stop=stop)
+    TIED.factor(theta, 0)[1, 0] = -torch.inf
+    torch.testing.assert_close(solution.mu, rf.infer(TIED, theta, energy(TIED, name), stop=stop).mu, rtol=0, atol=1e-6)
 
 
 def test_second_derivatives_are_refused():
