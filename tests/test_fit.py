@@ -331,6 +331,20 @@ def test_a_start_that_is_not_finite_is_refused():
         fit(model, chain_examples())
 
 
+def test_a_loss_on_marginals_refuses_an_adjoint_that_does_not_differentiate_them():
+    envelope = rf.Inference(rf.MessagePassing(), rf.Stop(), rf.Envelope())
+    for loss in (rf.CliqueLogistic(), rf.Hybrid(rf.MSE(), LOSS, 0.5), lambda s, labels, mask: s.mu.sum(-1)):
+        model = chain_model()
+        with pytest.raises(ValueError, match=r"`adjoint` must .* `Unroll\(\)` or `FixedPoint\(\)`.*Got Envelope\(\)\."):
+            fit(model, chain_examples(), loss, envelope)
+        assert not values(model).any()
+    # Without a gradient there is nothing to lose: a likelihood trains by it, and a loss on marginals looks on.
+    validation = rf.Validation(chain_examples(10, seed=1), loss=LOSS)
+    assert fit(
+        chain_model(), chain_examples(), rf.SurrogateLikelihood(), envelope, validation=validation
+    ).best.validation
+
+
 # -- seeing and asking ------------------------------------------------------------------------------------------------
 
 

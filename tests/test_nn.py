@@ -174,6 +174,11 @@ def test_refusals(arguments, message):
     assert str(caught.value) == message
 
 
+def test_an_adjoint_that_does_not_differentiate_marginals_is_refused():
+    with pytest.raises(ValueError, match=r"`adjoint` must .* `Unroll\(\)` or `FixedPoint\(\)`.*Got Envelope\(\)\."):
+        MarginalInference(GRID, TRW, rf.Envelope())
+
+
 def test_other_dtypes_are_refused():
     with pytest.raises(TypeError, match=r"`theta` must be float32 or float64\. Got torch\.float16\."):
         MarginalInference(GRID)(GRID.zeros(dtype=torch.float16))

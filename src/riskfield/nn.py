@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor
 from torch.nn import Module
 
+from riskfield.adjoints.envelope import require_marginal_gradient
 from riskfield.adjoints.unroll import Unroll
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.inference.algorithm import AbstractAlgorithm
@@ -51,6 +52,7 @@ class MarginalInference(Module):
         super().__init__()
         if not isinstance(graph, FactorGraph):
             raise TypeError(f"`graph` must be a FactorGraph. Got {type(graph).__name__}.")
+        require_marginal_gradient(adjoint)
         self.graph = graph
         self.inference = Inference(
             MessagePassing() if algorithm is None else algorithm,

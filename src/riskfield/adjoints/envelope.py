@@ -43,6 +43,15 @@ class Envelope(AbstractAdjoint):
         return replace(solution, theta=request.theta, _value=value)
 
 
+def require_marginal_gradient(adjoint: AbstractAdjoint | None) -> None:
+    """Refuse to differentiate marginals by `Envelope`: they would be constants, and nothing would be learned."""
+    if isinstance(adjoint, Envelope):
+        raise ValueError(
+            "`adjoint` must differentiate marginals, as `Unroll()` or `FixedPoint()` does; `Envelope` serves losses on "
+            f"the log-partition value only, such as `SurrogateLikelihood()`. Got {adjoint!r}."
+        )
+
+
 class _Value(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, theta: Tensor, value: Tensor, statistics: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from riskfield.adjoints.envelope import require_marginal_gradient
 from riskfield.adjoints.unroll import Unroll
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.inference.settings import Inference
@@ -165,6 +166,8 @@ class AbstractMarginalLoss(AbstractLoss):
 
 def marginals(graph: FactorGraph, theta: Tensor, target: Target, inference: Inference) -> Solution:
     """Run `inference`; where it has no adjoint, through the sweeps that ran, as `infer` does but on native kernels."""
+    if theta.requires_grad and torch.is_grad_enabled():
+        require_marginal_gradient(inference.adjoint)
     if inference.adjoint is None:
         inference = replace(inference, adjoint=Unroll())
     return inference(graph, theta, evidence=target.evidence)
