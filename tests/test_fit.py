@@ -340,9 +340,26 @@ def test_a_loss_on_marginals_refuses_an_adjoint_that_does_not_differentiate_them
         assert not values(model).any()
     # Without a gradient there is nothing to lose: a likelihood trains by it, and a loss on marginals looks on.
     validation = rf.Validation(chain_examples(10, seed=1), loss=LOSS)
-    assert fit(
-        chain_model(), chain_examples(), rf.SurrogateLikelihood(), envelope, validation=validation
-    ).best.validation
+    result = fit(chain_model(), chain_examples(), rf.SurrogateLikelihood(), envelope, validation=validation)
+    assert math.isfinite(result.best.validation)
+
+
+@pytest.mark.parametrize("optimiser", [rf.LBFGS(), ADAM], ids=["lbfgs", "adam"])
+@pytest.mark.parametrize(
+    "loss",
+    [lambda s, labels, mask: (s.mode() != labels).sum(-1), lambda s, labels, mask: s.mu.detach().square().sum(-1)],
+    ids=["errors", "detached"],
+)
+def test_a_loss_without_a_gradient_is_refused(loss, optimiser):
+    with pytest.raises(ValueError, match=r"`loss` must have a gradient with respect to theta\. Custom has none"):
+        fit(chain_model(), chain_examples(), loss, EXACT, optimiser=optimiser)
+
+
+def test_examples_that_the_loss_does_not_look_at_are_no_reason_to_refuse():
+    """A clique loss sees nothing of single variables."""
+    alone = rf.chain(1, 3, tied=True)
+    data = [chain_examples(), chain_examples(5, graph=alone)]
+    assert fit(chain_model(), data, rf.CliqueLogistic(), EXACT, ridge=1e-2).reason is rf.Reason.CONVERGED
 
 
 # -- seeing and asking ------------------------------------------------------------------------------------------------

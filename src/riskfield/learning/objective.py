@@ -176,7 +176,7 @@ class Objective:
         theta = self.model(part.graph, part.inputs)
         if not (theta < math.inf).all():
             raise Diverged("the model gives a theta with NaN or +inf")
-        return empirical_risk(
+        risk = empirical_risk(
             self.loss,
             part.graph,
             theta,
@@ -186,6 +186,13 @@ class Objective:
             mask=part.mask,
             weights=part.weights,
         )
+        # A loss may see nothing of some examples, such as the cliques of single variables; but then it is 0.
+        if theta.requires_grad and torch.is_grad_enabled() and not risk.requires_grad and risk != 0:
+            raise ValueError(
+                f"`loss` must have a gradient with respect to theta. {type(self.loss).__name__} has none: it must be "
+                "computed from marginals by operations that torch differentiates, and not be detached."
+            )
+        return risk
 
     def _inference_on(self, chunk: _Chunk) -> Inference | None:
         if not isinstance(self.inference, WarmStart):
