@@ -8,6 +8,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <complex>
+#include <mutex>
 #include <type_traits>
 
 #include "run.hpp"
@@ -75,8 +76,7 @@ class PythonRun {
   PythonRun(const std::string& isa, std::shared_ptr<Plan> plan, const std::string& kind, double damping, Index record,
             Matrix<const Number<T>> theta, std::optional<Vector<const double>> factor_counting,
             std::optional<Vector<const double>> node_counting, std::optional<Matrix<const Number<T>>> state,
-            Index node_size, Index message_size, Index mu_size, int threads)
-      : batch_(static_cast<Index>(theta.shape(0))) {
+            Index node_size, Index message_size, Index mu_size, int threads) {
     riskfield::RunInput<T> input;
     input.plan = std::move(plan);
     input.kind = kind == "sum-product"   ? riskfield::Kind::kSumProduct
@@ -84,7 +84,7 @@ class PythonRun {
                                          : riskfield::Kind::kMeanField;
     input.damping = damping;
     input.record = record;
-    input.batch = batch_;
+    input.batch = static_cast<Index>(theta.shape(0));
     input.theta_size = static_cast<Index>(theta.shape(1));
     input.node_size = node_size;
     input.message_size = message_size;
@@ -105,34 +105,40 @@ class PythonRun {
 
   void advance(Index sweeps, double tol, int threads, Vector<double> residual, Vector<Index> ran) {
     const nb::gil_scoped_release release;
+    const std::lock_guard<std::mutex> lock(mutex_);
     run_->advance(sweeps, tol, threads, residual.data(), ran.data());
   }
   void marginals(Matrix<Number<T>> out, int threads) {
     const nb::gil_scoped_release release;
+    const std::lock_guard<std::mutex> lock(mutex_);
     run_->marginals(engine_numbers<T>(out.data()), threads);
   }
   void backward(Matrix<const Number<T>> grad_mu, Matrix<Number<T>> grad_theta, int threads) {
     const nb::gil_scoped_release release;
+    const std::lock_guard<std::mutex> lock(mutex_);
     run_->backward(engine_numbers<T>(grad_mu.data()), engine_numbers<T>(grad_theta.data()), threads);
   }
   void backward_counting(Matrix<const Number<T>> grad_mu, Matrix<Number<T>> grad_theta, Vector<double> grad_counting) {
     const nb::gil_scoped_release release;
+    const std::lock_guard<std::mutex> lock(mutex_);
     run_->backward_counting(engine_numbers<T>(grad_mu.data()), engine_numbers<T>(grad_theta.data()),
                             grad_counting.data());
   }
   void backward_fixed_point(Matrix<const Number<T>> grad_mu, Matrix<Number<T>> grad_theta, Index steps, double tol,
                             int threads, Vector<double> residual, Vector<Index> ran) {
     const nb::gil_scoped_release release;
+    const std::lock_guard<std::mutex> lock(mutex_);
     run_->backward_fixed_point(engine_numbers<T>(grad_mu.data()), engine_numbers<T>(grad_theta.data()), steps, tol,
                                threads, residual.data(), ran.data());
   }
   void state(Matrix<Number<T>> out, int threads) {
     const nb::gil_scoped_release release;
+    const std::lock_guard<std::mutex> lock(mutex_);
     run_->state(engine_numbers<T>(out.data()), threads);
   }
 
  private:
-  Index batch_;
+  std::mutex mutex_;  // several Python threads may use one run
   std::unique_ptr<riskfield::Run<T>> run_;
 };
 

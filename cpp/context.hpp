@@ -1,6 +1,7 @@
 // What all items of a run share, and the working memory of one thread.
 #pragma once
 
+#include <iterator>
 #include <memory>
 #include <vector>
 
@@ -12,6 +13,8 @@ namespace riskfield::RISKFIELD_ISA {
 // Marginals near 0 or 1 hide messages that still move by orders of magnitude and have yet to reach other variables.
 // While some stored log-message moves by more than this in a sweep, a run has not converged.
 constexpr double kSettled = 0.1;
+// The same where the last sweep is to stand for all others.
+constexpr double kSettledAtFixedPoint = 0.01;
 
 template <class T>
 struct Context {
@@ -26,7 +29,7 @@ struct Context {
   bool node_power = false;                        // whether any c^ differs from 1
 
   explicit Context(const RunInput<T>& in) : plan(in.plan), kind(in.kind), damping(static_cast<T>(in.damping)) {
-    settled = static_cast<T>(kSettled * (1 - in.damping));
+    settled = static_cast<T>((in.record == kLastSweep ? kSettledAtFixedPoint : kSettled) * (1 - in.damping));
     const bool mean_field = kind == Kind::kMeanField;
     for (const Group& group : plan->groups) {
       std::vector<T> c(group.count + kLanes<T>, T(1)), inverse_c(c);
@@ -68,16 +71,13 @@ struct Scratch {
   V<T> least{};          // lane by lane, 0 if an impossible variable was met
 
   explicit Scratch(const Plan& plan) {
-    const Index sizes[] = {plan.max_table, plan.max_states, plan.max_table,  plan.max_table,
-                           plan.max_table, plan.max_table,  plan.max_states, plan.max_states};
     V<T>** parts[] = {&table, &cavities, &before, &after, &spare, &weights, &out, &rates};
-    Index total = 0;
-    for (Index size : sizes) total += size;
-    storage.allocate(total * kLanes<T>);
+    const Index size = std::max<Index>(plan.max_table, plan.max_states);
+    storage.allocate(size * kLanes<T> * std::size(parts));
     V<T>* at = reinterpret_cast<V<T>*>(storage.get());
-    for (int k = 0; k < 8; ++k) {
-      *parts[k] = at;
-      at += sizes[k];
+    for (V<T>** part : parts) {
+      *part = at;
+      at += size;
     }
   }
 };

@@ -127,8 +127,10 @@ class EngineRun final : public Run<T> {
   // Calls body(item, thread, back, gradients) between the beginning and the end of a way back.
   template <class Body>
   void go_back(const T* grad_mu, T* grad_theta, int threads, Body body, bool counting = false) {
+    // Each item is gone back through by one thread.
+    threads = std::max<int>(1, static_cast<int>(std::min<Index>(threads, static_cast<Index>(items_.size()))));
     reserve_scratch(threads);
-    while (gradients_.size() < scratch_.size()) gradients_.push_back(std::make_unique<Gradients<T>>(plan_));
+    while (static_cast<int>(gradients_.size()) < threads) gradients_.push_back(std::make_unique<Gradients<T>>(plan_));
     for_each_item(threads, [&](Index b, int thread, int) {
       T* out = grad_theta + b * sizes_.theta_size;
       std::fill(out, out + sizes_.theta_size, T(0));
@@ -148,21 +150,33 @@ class EngineRun final : public Run<T> {
     Buffer<T> messages, beliefs;
     if (!mean_field()) messages.copy(item.messages[item.current]);
     beliefs.copy(item.beliefs);
-    Scratch<T>& scratch = *scratch_[thread];
-    for (std::size_t k = item.checkpoints.size(); k-- > 0;) {
-      const Index begin = static_cast<Index>(k) * sizes_.record, end = std::min(begin + sizes_.record, item.sweeps);
-      return_to(item, item.checkpoints[k], scratch);
+    auto restore = [&] {
       item.tape.clear();
-      for (Index s = begin; s < end; ++s) {
-        begin_sweep(scratch, -1, false);
-        sweep(item, scratch, 0, plan_.parts, nullptr, end - s);
-        if (plan_.sweep == Sweep::kAllAtOnce) item.current = 1 - item.current;
+      if (!mean_field()) item.messages[item.current].copy(messages);
+      item.beliefs.copy(beliefs);
+    };
+    try {
+      for (Index k = static_cast<Index>(item.checkpoints.size()); k-- > 0;) {
+        run_again(item, k, *scratch_[thread]);
+        back_through_tape(item, back);
       }
-      back_through_tape(item, back);
+    } catch (...) {  // out of memory
+      restore();
+      throw;
     }
+    restore();
+  }
+
+  // The sweeps that follow checkpoint k.
+  void run_again(Item<T>& item, Index k, Scratch<T>& scratch) {
+    const Index begin = k * sizes_.record, end = std::min(begin + sizes_.record, item.sweeps);
+    return_to(item, item.checkpoints[k], scratch);
     item.tape.clear();
-    if (!mean_field()) item.messages[item.current].copy(messages);
-    item.beliefs.copy(beliefs);
+    for (Index s = begin; s < end; ++s) {
+      begin_sweep(scratch, -1, false);
+      sweep(item, scratch, 0, plan_.parts, nullptr, end - s);
+      if (plan_.sweep == Sweep::kAllAtOnce) item.current = 1 - item.current;
+    }
   }
 
   void return_to(Item<T>& item, const Buffer<T>& checkpoint, Scratch<T>& scratch) {

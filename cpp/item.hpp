@@ -24,6 +24,7 @@ class Buffer {
   void allocate(Index size) {
     const std::size_t padded = static_cast<std::size_t>(size) + kLanes<T>;
     give_back(data_);
+    data_ = nullptr;
     data_ = static_cast<T*>(take(padded * sizeof(T)));
     std::fill(data_ + size, data_ + padded, T(0));
     size_ = size;
@@ -50,10 +51,11 @@ class Tape {
   T* add(Index size, Index expected) {
     if (room_ == 0) {
       constexpr Index kSlab = Index(1) << 26;
-      room_ = std::max<Index>(1, std::min(expected, kSlab / std::max<Index>(1, size * sizeof(T))));
+      const Index room = std::max<Index>(1, std::min(expected, kSlab / std::max<Index>(1, size * sizeof(T))));
       slabs_.emplace_back();
-      slabs_.back().allocate(room_ * size);
+      slabs_.back().allocate(room * size);
       next_ = slabs_.back().get();
+      room_ = room;
     }
     --room_;
     T* begin = next_;

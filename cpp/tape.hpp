@@ -119,18 +119,16 @@ class Backward {
     const Index stride = plan_.node_stride[p];
     const T* belief = item_.beliefs.get() + plan_.node_address[p];
     T* to = grad_.beliefs.get() + plan_.node_address[p];
-    auto weight = [&](int x) { return item_.log_domain ? exp(belief[Index(x) * stride]) : belief[Index(x) * stride]; };
+    auto weight = [&](int x) { return item_.log_domain ? exp(belief[x * stride]) : belief[x * stride]; };
     T total = 0, mean = 0;
-    for (int x = 0; x < n; ++x) {
-      total += weight(x);
-      mean += weight(x) * gradient[x];
-    }
+    for (int x = 0; x < n; ++x) total += weight(x);
     for (int x = 0; x < n; ++x) {
       const T share = weight(x) / total * gradient[x];
+      mean += share;
       set_lane<T>(grad_.scale, 0, T(grad_.scale[0]) + share * share);
     }
-    mean = mean_field() ? T(0) : mean / total;
-    for (int x = 0; x < (one_row(n) ? 1 : n); ++x) to[Index(x) * stride] += weight(x) / total * (gradient[x] - mean);
+    if (mean_field()) mean = 0;
+    for (int x = 0; x < (one_row(n) ? 1 : n); ++x) to[x * stride] += weight(x) / total * (gradient[x] - mean);
   }
 
   template <class Body>

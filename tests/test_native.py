@@ -168,3 +168,11 @@ def test_changing_rho_on_a_tied_graph_keeps_one_plan():
     for step in range(5):
         rf.infer(graph, graph.zeros(), rf.MessagePassing(rf.TRW(0.5 + 0.01 * step)), kernels="native")
     assert len(native._plans[graph]) == 1
+
+
+def test_a_lone_variable_with_more_states_than_any_table_has_entries():
+    graph = rf.FactorGraph([2, 2, 2, 2, 20], [(0, 1), (1, 2), (2, 3)])
+    theta = torch.randn(graph.theta_size, dtype=torch.float64, generator=torch.manual_seed(0))
+    algorithm, stop = rf.MessagePassing(damping=0.5), rf.Stop(3, tol=None)
+    native, reference = (rf.infer(graph, theta, algorithm, stop=stop, kernels=k).mu for k in ("native", "torch"))
+    torch.testing.assert_close(native, reference)

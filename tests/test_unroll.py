@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -115,6 +116,24 @@ def test_second_derivatives_and_slopes_equal_those_of_autograd(case, monkeypatch
     assert started
 
 
+@pytest.mark.parametrize("rho", [torch.tensor(0.6, dtype=torch.float64), torch.tensor(0.6)])
+def test_one_rho_for_all_factors_to_second_order(rho):
+    graph = rf.grid(3, 3, 2)
+    theta = potentials(graph, 0).requires_grad_()
+    rho = rho.clone().requires_grad_()
+
+    def gradient(kernels, create_graph):
+        algorithm = rf.MessagePassing(rf.TRW(rho))
+        solution = rf.infer(graph, theta, algorithm, stop=rf.Stop(50, 1e-2), adjoint=rf.Unroll(), kernels=kernels)
+        return torch.autograd.grad((solution.mu**3).sum(), (theta, rho), create_graph=create_graph)
+
+    plain, twice = gradient(None, False), gradient(None, True)
+    for first, second in zip(plain, twice, strict=True):
+        torch.testing.assert_close(first, second, rtol=1e-6, atol=1e-9)
+    assert twice[1].abs() > 1e-3
+    assert torch.isfinite(torch.autograd.grad(twice[1], rho)[0])
+
+
 def test_third_derivatives():
     graph = rf.chain(3, 2)
     theta = potentials(graph, 0).requires_grad_()
@@ -149,6 +168,42 @@ def test_mean_field_skips_impossible_joint_states_that_evidence_avoids():
         found.append(leaf.grad)
     assert torch.isfinite(found[0]).all()
     torch.testing.assert_close(*found, rtol=1e-12, atol=1e-14)
+
+
+def test_several_threads_may_go_back_through_one_run():
+    graph = rf.grid(20, 20, 2)
+    theta = potentials(graph, 0).requires_grad_()
+    for adjoint in (rf.Unroll(), rf.Unroll(checkpoint=2)):
+        solution = rf.infer(graph, theta, rf.MessagePassing(), stop=rf.Stop(6, tol=None), adjoint=adjoint)
+        losses = [solution.mu[k] for k in range(40)]
+        expected = [torch.autograd.grad(loss, theta, retain_graph=True)[0] for loss in losses]
+        with ThreadPoolExecutor(2) as pool:
+            found = list(pool.map(lambda loss: torch.autograd.grad(loss, theta, retain_graph=True)[0], losses))
+        assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+
+
+def test_a_graph_without_variables():
+    graph = rf.FactorGraph([], [])
+    for adjoint in (rf.Unroll(), rf.FixedPoint()):
+        theta = graph.zeros().requires_grad_()
+        rf.infer(graph, theta, adjoint=adjoint).mu.sum().backward()
+        assert theta.grad.shape == (0,)
+
+
+def test_steep_losses_of_certain_single_precision_marginals():
+    graph = rf.FactorGraph([2], [])
+    theta = torch.tensor([75.0, 0.0], requires_grad=True)
+    (1e8 * rf.infer(graph, theta, adjoint=rf.Unroll()).mu[0]).backward()
+    assert torch.isfinite(theta.grad).all()
+
+
+def test_slopes_say_when_inference_did_not_converge():
+    graph = rf.grid(3, 3, 2)
+    theta = potentials(graph, 0)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(theta, torch.ones_like(theta))
+        with pytest.warns(rf.ConvergenceWarning):
+            rf.infer(graph, dual, stop=rf.Stop(1, tol=1e-9), adjoint=rf.Unroll())
 
 
 def test_memory_of_the_tape():

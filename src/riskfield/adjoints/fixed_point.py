@@ -37,7 +37,7 @@ from riskfield.inference.infer import AbstractAdjoint, Request
 from riskfield.inference.mean_field import MeanField
 from riskfield.inference.message_passing import MessagePassing
 from riskfield.inference.solution import Solution
-from riskfield.kernels import LAST_SWEEP
+from riskfield.kernels import LAST_SWEEP, is_differentiated
 from riskfield.kernels.logspace import NEG_INF
 from riskfield.kernels.problem import MessagePassingProblem
 from riskfield.kernels.torch_reference import MeanFieldRun, MessagePassingRun
@@ -103,7 +103,8 @@ class FixedPoint(AbstractAdjoint):
                 "which differentiates what ran."
             )
         run = None
-        if request.theta.dtype == torch.float64 and request.kernels != "torch" and self.accelerate is not True:
+        native = request.theta.dtype == torch.float64 and request.kernels != "torch" and self.accelerate is not True
+        if native and is_differentiated(request.theta):
             run = request.start_recording(LAST_SWEEP)
         solution = request.solve(run)
         numbers: tuple[Tensor, ...] = ()
@@ -127,7 +128,7 @@ class FixedPoint(AbstractAdjoint):
         """
         require_finite(grad, "FixedPoint")
         if run is not None and not any(number.requires_grad for number in numbers):
-            flat = grad.reshape(-1, grad.shape[-1])
+            flat = grad.reshape(grad.shape[:-1].numel(), grad.shape[-1])
             found, residual, steps = run.backward_fixed_point(flat, self.max_steps, self.tol)
             worst = float(residual.max()) if len(residual) else 0.0
             if worst <= self.tol or self.accelerate is False:

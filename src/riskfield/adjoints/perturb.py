@@ -109,12 +109,12 @@ class Perturb(AbstractAdjoint):
             size, grad = torch.where(possible, theta, 0), torch.where(possible, grad, 0)
         size = 1 + _largest(size)
         scale = _largest(grad)
-        scale = torch.where(scale > 0, scale, 1)
+        divisor = torch.where(scale > 0, scale, 1)
         steps, weights, power = _SCHEMES[self.sides]
         eps = torch.finfo(theta.dtype).eps
         reach = self.multiplier * eps**power * size  # r |g|_inf
 
-        perturbed = torch.addcmul(theta, torch.stack([step * reach / scale for step in steps]), grad)
+        perturbed = torch.addcmul(theta, torch.stack([step * reach / divisor for step in steps]), grad)
         messages = None if solution.messages is None else solution.messages.expand(len(steps), *solution.messages.shape)
         stop = replace(request.stop, tol=self._tolerance(request.stop.tol, eps, size, reach))
         with warnings.catch_warnings():
@@ -134,7 +134,7 @@ class Perturb(AbstractAdjoint):
                 stacklevel=2,
             )
         # Marginals are rounded to about eps; mu g is the size of what their differences must resolve.
-        signal = reach * _largest(torch.mul(solution.mu, grad, out=perturbed[0])) / scale
+        signal = reach * _largest(torch.mul(solution.mu, grad, out=perturbed[0])) / divisor
         noise = float(torch.where(signal > 0, _ROUNDING * eps / signal, 0).max())
         if noise > _NOISE:
             warnings.warn(

@@ -17,12 +17,14 @@ from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.autograd import forward_ad
 
+from riskfield.entropy import AbstractEntropy, Counting
 from riskfield.errors import ConvergenceWarning
+from riskfield.graph.factor_graph import FactorGraph
 from riskfield.inference.algorithm import RecordingRun
-from riskfield.inference.infer import AbstractAdjoint, Request
+from riskfield.inference.infer import AbstractAdjoint, Request, Stop
 from riskfield.inference.message_passing import MessagePassing
 from riskfield.inference.solution import Solution
-from riskfield.kernels import EVERY_SWEEP, is_differentiated
+from riskfield.kernels import EVERY_SWEEP, LAST_SWEEP, is_differentiated
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Unroll(AbstractAdjoint):
         checkpoint: by default every sweep keeps what it was made from, about as much as all messages. A number k keeps
             the messages before every k-th sweep instead, and runs the k sweeps from there again on the way back: memory
             for N/k + k sweeps in place of N, for the time of one more run. True takes the square root of the most
-            sweeps that `stop` allows. The torch kernels (other devices, second derivatives) keep everything.
+            sweeps that `stop` allows. Second derivatives and the torch kernels (other devices) keep everything.
 
     >>> import torch
     >>> from riskfield import MessagePassing, Stop, TRW, Unroll, grid, infer
@@ -76,7 +78,7 @@ class Unroll(AbstractAdjoint):
         if recording is None:
             return on_torch.run()
         solution = request.solve(recording)
-        mu = _Recorded.apply(theta, counting, solution.mu, request, recording)
+        mu = _Recorded.apply(theta, counting, solution.mu, request, solution.sweeps, recording)
         return replace(solution, theta=theta, mu=mu, _value=request.algorithm.log_partition)
 
     def _start(self, request: Request) -> RecordingRun | None:
@@ -93,9 +95,13 @@ def _factor_counting(request: Request) -> Tensor:
     return torch.empty(0)
 
 
+def _dual(request: Request, theta: Tensor, slope: Tensor) -> Request:
+    """The same on dual numbers, theta with a slope: what depends on theta has its slope for an imaginary part."""
+    return replace(request, theta=torch.complex(theta.detach().double(), slope.detach().double()))
+
+
 def _dual_run(request: Request, theta: Tensor, slope: Tensor) -> tuple[Solution, RecordingRun] | None:
-    """The same run on dual numbers, theta with a slope: what depends on theta has its slope for an imaginary part."""
-    dual = replace(request, theta=torch.complex(theta.detach().double(), slope.detach().double()))
+    dual = _dual(request, theta, slope)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # was said when it ran before
         run = dual.start_recording(EVERY_SWEEP)
@@ -103,10 +109,11 @@ def _dual_run(request: Request, theta: Tensor, slope: Tensor) -> tuple[Solution,
 
 
 def _forward_mode(request: Request, primal: Tensor, tangent: Tensor) -> Solution:
-    found = _dual_run(request, primal, tangent)
-    if found is None:
+    dual = _dual(request, primal, tangent)
+    run = dual.start_recording(LAST_SWEEP)  # keeps next to nothing, and says whether there is a native run
+    if run is None:
         return replace(request, kernels="torch").run()
-    solution, _ = found
+    solution = dual.solve(run)
     mu = solution.mu.to(primal.dtype.to_complex())
     assert solution.messages is not None
     return replace(
@@ -121,21 +128,29 @@ def _forward_mode(request: Request, primal: Tensor, tangent: Tensor) -> Solution
 class _Recorded(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, theta: Tensor, counting: Tensor, mu: Tensor, request: Request, recording: RecordingRun
+        ctx: Any,
+        theta: Tensor,
+        counting: Tensor,
+        mu: Tensor,
+        request: Request,
+        sweeps: Tensor,
+        recording: RecordingRun,
     ) -> Tensor:
         ctx.save_for_backward(theta, counting)
-        ctx.request, ctx.recording = request, recording
+        ctx.request, ctx.sweeps, ctx.recording = request, sweeps, recording
         return mu.clone()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         theta, counting = ctx.saved_tensors
         if not ctx.needs_input_grad[1]:
-            return _RecordedGradient.apply(theta, grad, ctx.request, ctx.recording), None, None, None, None
+            gradient = _RecordedGradient.apply(theta, grad, ctx.request, ctx.sweeps, ctx.recording)
+            return gradient, None, None, None, None, None
         if torch.is_grad_enabled():  # second derivatives of counting numbers, where autograd follows
-            return *_gradients(_run_on_torch(ctx.request, theta), (theta, counting), grad), None, None, None
-        gradient, of_counting = ctx.recording.backward_counting(grad.reshape(-1, grad.shape[-1]))
-        return gradient.reshape(theta.shape), of_counting, None, None, None
+            mu = _run_on_torch(_with_counting(ctx.request, counting), theta, ctx.sweeps)
+            return *_gradients(mu, (theta, counting), grad), None, None, None, None
+        gradient, of_counting = ctx.recording.backward_counting(_flat(grad))
+        return gradient.reshape(theta.shape), of_counting, None, None, None, None
 
 
 class _RecordedGradient(torch.autograd.Function):
@@ -146,21 +161,22 @@ class _RecordedGradient(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, theta: Tensor, grad: Tensor, request: Request, recording: RecordingRun) -> Tensor:
+    def forward(
+        ctx: Any, theta: Tensor, grad: Tensor, request: Request, sweeps: Tensor, recording: RecordingRun
+    ) -> Tensor:
         ctx.save_for_backward(theta, grad)
-        ctx.request = request
-        return recording.backward(grad.reshape(-1, grad.shape[-1])).reshape(theta.shape)
+        ctx.request, ctx.sweeps = request, sweeps
+        return recording.backward(_flat(grad)).reshape(theta.shape)
 
     @staticmethod
     def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
         theta, grad = ctx.saved_tensors
         found = None if torch.is_grad_enabled() else _dual_run(ctx.request, theta, v)
         if found is None:  # for third derivatives, go through the sweeps where autograd follows
-            return *_through_torch(ctx.request, theta, grad, v), None, None
+            return *_through_torch(ctx.request, theta, ctx.sweeps, grad, v), None, None, None
         solution, run = found
-        flat = grad.reshape(-1, grad.shape[-1]).to(torch.complex128)
-        slope = run.backward(flat).imag.reshape(theta.shape).to(theta.dtype)
-        return slope, solution.mu.imag.to(grad.dtype), None, None
+        slope = run.backward(_flat(grad).to(torch.complex128)).imag.reshape(theta.shape).to(theta.dtype)
+        return slope, solution.mu.imag.to(grad.dtype), None, None, None
 
 
 def _gradients(output: Tensor, inputs: tuple[Tensor, ...], grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -170,14 +186,46 @@ def _gradients(output: Tensor, inputs: tuple[Tensor, ...], grad: Tensor) -> tupl
     return tuple(next(found) if tensor.requires_grad else None for tensor in inputs)
 
 
-def _run_on_torch(request: Request, theta: Tensor) -> Tensor:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        return replace(request, theta=theta, kernels="torch").run().mu
+def _run_on_torch(request: Request, theta: Tensor, sweeps: Tensor) -> Tensor:
+    """Mu after as many sweeps as each item ran before; where to stop may be a matter of rounding."""
+    request = replace(request, theta=theta, kernels="torch")
+    ran, rows = sweeps.reshape(-1), request.flat_theta()
+    messages = request.flat_messages()
+    mu = rows.new_empty(len(rows), request.graph.mu_size)
+    for count in ran.unique().tolist():
+        chosen = (ran == count).nonzero()[:, 0]
+        start = None if messages is None else messages[chosen]
+        part = replace(request, theta=rows[chosen], messages=start, stop=Stop(count, tol=None))
+        mu = mu.index_copy(0, chosen, part.run().mu)
+    return mu.reshape(*theta.shape[:-1], request.graph.mu_size)
 
 
-def _through_torch(request: Request, theta: Tensor, grad: Tensor, v: Tensor) -> tuple[Tensor | None, ...]:
+def _with_counting(request: Request, factor: Tensor) -> Request:
+    """The same with these very numbers for factors, so that gradients find them."""
+    assert isinstance(request.algorithm, MessagePassing)
+    node_total = request.algorithm.entropy.counting(request.graph).node_total
+    return replace(request, algorithm=replace(request.algorithm, entropy=_Given(Counting(factor, node_total))))
+
+
+@dataclass(frozen=True)
+class _Given(AbstractEntropy):
+    """Counting numbers as they are."""
+
+    numbers: Counting
+
+    def counting(self, graph: FactorGraph) -> Counting:
+        return self.numbers
+
+
+def _flat(grad: Tensor) -> Tensor:
+    """With one batch axis."""
+    return grad.reshape(grad.shape[:-1].numel(), grad.shape[-1])
+
+
+def _through_torch(
+    request: Request, theta: Tensor, sweeps: Tensor, grad: Tensor, v: Tensor
+) -> tuple[Tensor | None, ...]:
     with torch.enable_grad():
-        mu = _run_on_torch(request, theta)
+        mu = _run_on_torch(request, theta, sweeps)
         (gradient,) = torch.autograd.grad(mu, theta, grad, create_graph=True)
         return _gradients(gradient, (theta, grad), v)

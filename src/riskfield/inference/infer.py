@@ -138,7 +138,7 @@ def infer(
             `FixedPoint(...)`, `Perturb(...)`, `KKT(...)`, `Envelope()`. By default, where theta requires a gradient, as
             by `Unroll()`.
         kernels: "native" or "torch" to insist on one; by default native code where it can run, torch on other devices
-            and where theta requires a gradient (which then flows through the sweeps that ran).
+            and for derivatives that native code does not follow.
         progress: show a progress bar.
 
     Returns:
