@@ -80,6 +80,15 @@ def test_hessian_vector_product_refuses():
         rf.hessian_vector_product(torch.exp, a, a)
 
 
+def test_hessian_vector_product_refuses_a_loss_that_does_not_use_its_parameters():
+    model = torch.nn.Linear(3, 1)
+    params = list(model.parameters())
+    v = [torch.ones_like(p) for p in params]
+    for loss in (lambda _: model(torch.ones(3)).square().sum(), lambda _: torch.ones(())):
+        with pytest.raises(ValueError, match=r"`loss_fn` must compute its loss from .*functional_call"):
+            rf.hessian_vector_product(loss, params, v)
+
+
 @pytest.mark.parametrize("adjoint", [rf.FixedPoint(), rf.Envelope(), rf.Perturb()], ids=lambda a: type(a).__name__)
 def test_adjoints_without_second_derivatives_say_so(adjoint):
     def loss(theta):

@@ -36,7 +36,7 @@ def hessian_vector_product(
     refuse. Parameters that the gradient does not depend on get zeros.
 
     Arguments:
-        loss_fn: a scalar tensor from params.
+        loss_fn: a scalar tensor from params, of which it is given copies to use in their place.
         params: a tensor, or a sequence of them; they are left alone.
         v: of the shape (the shapes) of params.
 
@@ -70,8 +70,15 @@ def hessian_vector_product(
         loss = loss_fn(leaves[0] if single else leaves)
         if loss.numel() != 1:
             raise ValueError(f"`loss_fn` must return one number. Got a tensor of shape {tuple(loss.shape)}.")
-        gradients = torch.autograd.grad(loss.reshape(()), leaves, create_graph=True, materialize_grads=True)
-        slope = sum((g * d.detach()).sum() for g, d in zip(gradients, directions, strict=True))
+        gradients: tuple[Tensor | None, ...] = (None,)
+        if loss.requires_grad:
+            gradients = torch.autograd.grad(loss.reshape(()), leaves, create_graph=True, allow_unused=True)
+        if all(g is None for g in gradients):
+            raise ValueError(
+                "`loss_fn` must compute its loss from the tensors it is given, copies of `params`. Got a loss that "
+                "depends on none of them; for a model use `torch.func.functional_call`."
+            )
+        slope = sum((g * d.detach()).sum() for g, d in zip(gradients, directions, strict=True) if g is not None)
     if not (isinstance(slope, Tensor) and slope.requires_grad):  # a linear loss
         products = tuple(torch.zeros_like(p) for p in leaves)
     else:
