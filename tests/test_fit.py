@@ -362,6 +362,35 @@ def test_examples_that_the_loss_does_not_look_at_are_no_reason_to_refuse():
     assert fit(chain_model(), data, rf.CliqueLogistic(), EXACT, ridge=1e-2).reason is rf.Reason.CONVERGED
 
 
+def test_validation_that_is_never_finite_warns_and_keeps_what_was_trained():
+    held_out = chain_examples(3, seed=1)
+    held_out.inputs["nodes"][0, 0, 0] = math.nan
+    model, alone = chain_model(), chain_model()
+    with pytest.warns(rf.DivergenceWarning, match=r"`validation` was never finite: it is nan.* of iteration 5"):
+        result = fit(model, chain_examples(), validation=held_out, optimiser=rf.LBFGS(iterations=5))
+    expected = fit(alone, chain_examples(), optimiser=rf.LBFGS(iterations=5))
+    assert result.best.iteration == expected.best.iteration == 5
+    assert torch.equal(values(model), values(alone))
+
+
+def test_validation_that_was_not_reached_keeps_what_was_trained():
+    validation = rf.Validation(chain_examples(3, seed=1), every=10)
+    result = fit(chain_model(), chain_examples(), validation=validation, optimiser=rf.LBFGS(iterations=5))
+    assert result.best.iteration == 5
+
+
+def test_validation_that_is_finite_later_is_what_decides():
+    looks = iter([math.inf, math.nan, 2.0, math.inf, 3.0])
+
+    def scripted(solution, labels, mask):
+        return torch.full(labels.shape[:-1], next(looks) * labels.shape[-1], dtype=torch.float64)
+
+    validation = rf.Validation(chain_examples(3, seed=1), loss=scripted)
+    result = fit(chain_model(), chain_examples(), validation=validation, optimiser=rf.LBFGS(iterations=5))
+    assert result.best.iteration == 3
+    assert result.best.validation == 2.0
+
+
 # -- seeing and asking ------------------------------------------------------------------------------------------------
 
 

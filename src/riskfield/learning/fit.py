@@ -8,6 +8,7 @@ and sees to it that nothing is lost: not to Ctrl-C, not to a diverging objective
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -55,8 +56,9 @@ def fit(
     r"""Find parameters of `model` that minimise the empirical risk.
 
     Training starts from the parameters the model has, and leaves the best ones in it: those with the lowest risk on
-    `validation` where that is given, else with the lowest objective (the newest, for a loss whose values cannot be
-    compared). That holds however it ends: converged, early, diverged (with a `DivergenceWarning`), or by Ctrl-C.
+    `validation` where that is given and finite, else with the lowest objective (the newest, for a loss whose values
+    cannot be compared). That holds however it ends: converged, early, diverged (with a `DivergenceWarning`), or by
+    Ctrl-C.
 
     Arguments:
         model: a module with `theta = model(graph, inputs)`.
@@ -150,6 +152,15 @@ def fit(
         finally:
             session.restore_best()
     result = session.result()
+    looks = [record.validation for record in result.history if record.validation is not None]
+    if result.best is not None and looks and not any(look < math.inf for look in looks):
+        warnings.warn(
+            f"The risk on `validation` was never finite: it is {looks[-1]}. Look for NaN in its inputs, and for labels "
+            f"that the model holds impossible. The model has the parameters of iteration {result.best.iteration}, "
+            "chosen by the training objective.",
+            DivergenceWarning,
+            stacklevel=2,
+        )
     if result.reason is Reason.DIVERGED:
         kept = "its first" if result.best is None else f"those of iteration {result.best.iteration}"
         _warn(f"{result.explanation}. The model has the best parameters, {kept}")

@@ -103,14 +103,17 @@ class Session:
         return Fit(self.reason, self.explanation, tuple(self.history), self._best[1])
 
     def _compare(self, record: Record) -> None:
-        value = record.objective if self.patience is None else record.validation
-        if value is None:
-            return
-        if self.patience is None and not self.objective.loss.comparable:
-            value = -record.iteration  # the newest
-        self._looks_since_best += 1
-        if value < self._best[0]:
-            self._best, self._looks_since_best = (value, record, _copy(self.model)), 0
+        lowest, best, _ = self._best
+        if record.validation is not None:
+            self._looks_since_best += 1
+            if record.validation < lowest:
+                self._best, self._looks_since_best = (record.validation, record, _copy(self.model)), 0
+                return
+        # The training objective chooses as long as validation has found no finite risk.
+        if self.patience is None or lowest == math.inf:
+            newest = not self.objective.loss.comparable
+            if best is None or newest or record.objective < best.objective:
+                self._best = (math.inf, record, _copy(self.model))
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
