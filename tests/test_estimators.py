@@ -462,6 +462,9 @@ def test_bad_data_is_refused(X, y, message):
         (CRF("grid"), ValueError, "`graph` must be \"chain\" or an integer array of edges. Got 'grid'."),
         (CRF(ridge=-1), ValueError, "`ridge` must be a non-negative number. Got -1."),
         (CRF(optimiser="adam"), TypeError, "`optimiser` must be an object such as `LBFGS()`"),
+        (CRF(decoder="map"), TypeError, "`decoder` must be a hard decoder such as `MaxMarginal()`. Got 'map'."),
+        (CRF(decoder=rf.MAP), TypeError, "`decoder` must be a hard decoder such as `MaxMarginal()`. Got <class"),
+        (CRF(decoder=rf.SoftArgmax()), TypeError, "`decoder` must be a hard decoder such as `MaxMarginal()`."),
         (CRF(inference="trw"), TypeError, "`inference` must be an object such as `Inference(MessagePassing())`"),
     ],
 )

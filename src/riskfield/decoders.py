@@ -206,9 +206,7 @@ def decode(
     >>> decode(graph, theta, Inference(), MAP(), evidence=torch.tensor([-1, 1, -1]))
     tensor([1, 1, 1])
     """
-    decoder = MaxMarginal() if decoder is None else decoder
-    if not isinstance(decoder, AbstractDecoder):
-        raise TypeError(f"`decoder` must be a hard decoder such as `MaxMarginal()`. Got {decoder!r}.")
+    decoder = as_decoder(decoder)
     with torch.no_grad():
         solution = decoder.inference(inference)(graph, theta.detach(), evidence=evidence)
         if evidence is None:
@@ -216,6 +214,14 @@ def decode(
         evidence = evidence.to(theta.device)
         given = evidence >= 0
         return torch.where(given, evidence, decoder(graph, solution.mu, ~given))
+
+
+def as_decoder(decoder: AbstractDecoder | None) -> AbstractDecoder:
+    """`decoder`, or `MaxMarginal()` where it is None."""
+    decoder = MaxMarginal() if decoder is None else decoder
+    if not isinstance(decoder, AbstractDecoder):
+        raise TypeError(f"`decoder` must be a hard decoder such as `MaxMarginal()`. Got {decoder!r}.")
+    return decoder
 
 
 def _median(values: Tensor, mask: Tensor | None) -> Tensor:

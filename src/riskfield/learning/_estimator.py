@@ -16,7 +16,7 @@ from sklearn.utils.validation import check_consistent_length, check_is_fitted
 
 from riskfield.adjoints.unroll import Unroll
 from riskfield.data.examples import Examples
-from riskfield.decoders import AbstractDecoder, decode
+from riskfield.decoders import AbstractDecoder, as_decoder, decode
 from riskfield.entropy import TRW
 from riskfield.errors import FileFormatError
 from riskfield.inference.infer import Stop
@@ -92,6 +92,7 @@ class AbstractCRF(BaseEstimator):  # type: ignore[misc]
         """
         check_consistent_length(X, y, sample_weight)
         loss = self._loss()
+        as_decoder(self.decoder)  # `predict` needs it; better to refuse it before the work than after
         designs = self._designs(X)
         labels = [_labels(entry, design, f"y[{k}]") for k, (entry, design) in enumerate(zip(y, designs, strict=True))]
         known = np.concatenate([entry[_is_known(entry)] for entry in labels])
