@@ -35,8 +35,8 @@ def test_code_blocks_run(page: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: 
     torch.manual_seed(0)
     namespace: dict[str, object] = {"__name__": "__page__"}
     for line, block in _blocks(page):
-        # Blank lines in front make tracebacks point into the page.
-        exec(compile("\n" * line + block, str(page), "exec"), namespace)
+        # Blank lines in front make tracebacks point into the page, which does not import this file's future.
+        exec(compile("\n" * line + block, str(page), "exec", dont_inherit=True), namespace)
 
 
 @pytest.mark.parametrize("page", [*PAGES[1:], *sorted(ROOT.glob("[A-Z]*.md"))], ids=_name)
