@@ -44,9 +44,7 @@ def select(theta: Tensor, kernels: str | None = None, *others: Tensor | float | 
         if theta.device.type != "cpu":
             raise ValueError(f'`kernels="native"` needs theta on the CPU. Got {theta.device}.')
         if differentiable:
-            raise ValueError(
-                '`kernels="native"` carries no gradient. Use `kernels="torch"`, or detach its inputs.'
-            )
+            raise ValueError('`kernels="native"` carries no gradient. Use `kernels="torch"`, or detach its inputs.')
     native = theta.device.type == "cpu" and not differentiable and native_available()
     if kernels == "torch" or not native:
         from riskfield.kernels import torch_reference
