@@ -179,12 +179,41 @@ class EngineRun final : public Run<T> {
     }
   }
 
+  // Calls body(number) for every number that makes up the messages, in a fixed order.
+  template <class Body>
+  void for_each_number(Item<T>& item, Body body) const {
+    T* messages = item.messages[item.current].get();
+    for (const Group& group : plan_.groups)
+      for (Index f = 0; f < group.count; ++f)
+        for (int slot = 0; slot < group.arity; ++slot) {
+          const int n = group.dims[slot];
+          const bool ratio = n == 2 && context_.kind == Kind::kSumProduct && !item.log_domain;
+          for (int x = ratio ? 1 : 0; x < n; ++x)
+            body(messages[group.message[f * group.arity + slot] + Index(x) * group.message_stride[f]]);
+        }
+  }
+
+  void keep_checkpoint(Item<T>& item) const {
+    item.checkpoints.emplace_back();
+    Buffer<T>& kept = item.checkpoints.back();
+    if (mean_field()) {
+      kept.copy(item.beliefs);
+      return;
+    }
+    Index size = 0;
+    for_each_number(item, [&](T&) { ++size; });
+    kept.allocate(size);
+    T* to = kept.get();
+    for_each_number(item, [&](T& number) { *to++ = number; });
+  }
+
   void return_to(Item<T>& item, const Buffer<T>& checkpoint, Scratch<T>& scratch) {
     if (mean_field()) {
       item.beliefs.copy(checkpoint);
       return;
     }
-    item.messages[item.current].copy(checkpoint);
+    const T* from = checkpoint.get();
+    for_each_number(item, [&](T& number) { number = *from++; });
     update_nodes(context_, item, Index(0), static_cast<Index>(plan_.node_tiles.size()),
                  item.messages[item.current].get(), scratch);
   }
@@ -312,10 +341,7 @@ class EngineRun final : public Run<T> {
   Index advance_alone(Item<T>& item, Index sweeps, double tol, int thread) {
     Index ran = 0;
     for (; ran < sweeps && !done(item, tol); ++ran) {
-      if (sizes_.record > 0 && item.sweeps % sizes_.record == 0) {
-        item.checkpoints.emplace_back();
-        item.checkpoints.back().copy(mean_field() ? item.beliefs : item.messages[item.current]);
-      }
+      if (sizes_.record > 0 && item.sweeps % sizes_.record == 0) keep_checkpoint(item);
       begin_sweep(*scratch_[thread], tol, ran == sweeps - 1);
       const Index to_record = sizes_.record == kEverySweep ? sweeps - ran : sizes_.record == kLastSweep ? 1 : 0;
       sweep(item, *scratch_[thread], 0, plan_.parts, nullptr, to_record);

@@ -206,16 +206,18 @@ def test_slopes_say_when_inference_did_not_converge():
             rf.infer(graph, dual, stop=rf.Stop(1, tol=1e-9), adjoint=rf.Unroll())
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_memory_of_the_tape():
     code = """
-import resource, torch, riskfield as rf
+import pathlib, re, torch, riskfield as rf
 rf.set_num_threads(1)
 graph = rf.grid(100, 150, 2)
 theta = torch.zeros(graph.theta_size, dtype=torch.float64).uniform_(-1, 1).requires_grad_()
 def gradient(sweeps, adjoint):
     algorithm, stop = rf.MessagePassing(rf.TRW(0.5)), rf.Stop(sweeps, None)
     rf.infer(graph, theta, algorithm, stop=stop, adjoint=adjoint).mu.sum().backward()
-peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+# Not getrusage: what it says of a process includes the one it was forked from.
+peak = lambda: 1024 * int(re.search(r"VmHWM:\\s+(\\d+)", pathlib.Path("/proc/self/status").read_text())[1])
 gradient(1, rf.Unroll())
 start = peak()
 gradient(400, rf.Unroll(checkpoint=True))
@@ -226,5 +228,5 @@ print((middle - start) / sweep, (peak() - start) / sweep)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     with_checkpoints, whole = map(float, done.stdout.split())
-    assert whole < 1.3 * 400
-    assert with_checkpoints < 2 * 20 + 12  # a constant: the gradients, and pages of memory
+    assert 0.9 * 400 < whole < 1.3 * 400
+    assert 20 < with_checkpoints < 2 * 20 + 12  # a constant: the gradients, and pages of memory
