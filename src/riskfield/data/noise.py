@@ -47,7 +47,7 @@ class PowerNoise(AbstractNoise):
 
 @dataclass(frozen=True)
 class GaussianNoise(AbstractNoise):
-    """y = x + e with e normal. Kumar and Hebert's images have a standard deviation of 0.3."""
+    """y = x + e with e normal. The papers do not print the deviation; 0.3 is believed to be Kumar and Hebert's."""
 
     deviation: float = 0.3
 
