@@ -97,7 +97,7 @@ def test_reproduce_misspecification(tmp_path, capsys, monkeypatch):
         Errors(length=4, shifts=(0, 1), sizes=(10,), num_distributions=2),
         Marginals(length=4, shifts=(0, 1), size=10),
     )
-    monkeypatch.setattr("riskfield.cli.reproduce._MISSPECIFICATION_QUICK", tiny)
+    monkeypatch.setattr("riskfield.cli.reproduce.misspecification._QUICK", tiny)
     assert main(["reproduce", "misspecification", "--quick", "--out", str(tmp_path)]) == 0
     assert capsys.readouterr().out.count("wrote ") == 6
     for study in tiny:

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from riskfield.cli import main
-from riskfield.cli.reproduce import GradientFigure
+from riskfield.cli.reproduce.gradients import GradientFigure
 from riskfield.experiments.cells import Cells
 from riskfield.experiments.gradient_accuracy import Accuracy
 from riskfield.experiments.gradient_times import Times
@@ -24,10 +24,11 @@ TINY = {
 # The command on many tiny cells, in a process that can be killed.
 PROGRAM = """
 import sys
-from riskfield.cli import main, reproduce
+from riskfield.cli import main
+from riskfield.cli.reproduce import gradients
 from riskfield.experiments.gradient_accuracy import Accuracy
 tiny = Accuracy(side=3, strengths=(0.5, 1.0), decades=(0, 0), per_decade=1, num_models=int(sys.argv[1]))
-reproduce._QUICK[reproduce.GradientFigure.ACCURACY] = tiny
+gradients._QUICK[gradients.GradientFigure.ACCURACY] = tiny
 sys.exit(main(["reproduce", "gradients", "--quick", "--figure", "accuracy", "--out", "out"]))
 """
 
@@ -84,7 +85,7 @@ def test_a_cell_that_fails_leaves_nothing(folder):
 def test_reproduce_gradients(folder, capsys, monkeypatch):
     from matplotlib.image import imread
 
-    monkeypatch.setattr("riskfield.cli.reproduce._QUICK", TINY)
+    monkeypatch.setattr("riskfield.cli.reproduce.gradients._QUICK", TINY)
     assert main(["reproduce", "gradients", "--quick"]) == 0
     out = capsys.readouterr().out
     results = folder / "results" / "gradients-quick"
