@@ -26,7 +26,7 @@ def test_import_loads_torch_and_numpy_only():
     assert added == "riskfield"
 
 
-LAZY = ("CRF", "GridCRF", "PerVariable")  # they load scikit-learn
+LAZY = ("CRF", "GridCRF", "ImageCRF", "PerVariable")  # they load scikit-learn
 PUBLIC = {name: value for name, value in vars(rf).items() if not name.startswith("_")}
 PUBLIC |= {name: getattr(rf, name) for name in LAZY}
 OBJECTS = {name: value for name, value in PUBLIC.items() if not isinstance(value, types.ModuleType)}
@@ -72,7 +72,7 @@ def test_the_public_surface():
         "MissingDataError",
         *("Examples", "Checkpoints", "CheckpointError", "DivergenceWarning", "Fit", "Reason", "Record", "fit"),
         *("AbstractOptimiser", "LBFGS", "SMD", "Torch", "Stage", "fit_stages", "incremental", "Validation"),
-        *("Ranks", "ranks", "WarmStart", "CRF", "GridCRF", "PerVariable"),
+        *("Ranks", "ranks", "WarmStart", "CRF", "GridCRF", "ImageCRF", "PerVariable"),
     }
     assert set(OBJECTS) == expected
     assert set(rf.__all__) == expected | {"nn", "__version__"}

@@ -107,6 +107,7 @@ from riskfield.threads import get_num_threads, set_num_threads
 
 if _typing.TYPE_CHECKING:
     from riskfield.learning.estimators import CRF, GridCRF, PerVariable
+    from riskfield.learning.image_crf import ImageCRF
 
 __version__ = "0.1.0"
 
@@ -169,6 +170,7 @@ __all__ = [
     "GradientReport",
     "GridCRF",
     "Hybrid",
+    "ImageCRF",
     "ImageFeatures",
     "ImpossibleEvidenceError",
     "Independent",
@@ -265,4 +267,8 @@ if not _typing.TYPE_CHECKING:  # a type checker would take any name for one that
             from riskfield.learning import estimators
 
             return getattr(estimators, name)
+        if name == "ImageCRF":
+            from riskfield.learning.image_crf import ImageCRF
+
+            return ImageCRF
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

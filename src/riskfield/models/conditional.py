@@ -153,11 +153,11 @@ def _join(kind: str, outputs: Iterable[tuple[str, Tensor]], shapes: Sequence[tup
     groups: list[list[Tensor]] = [[] for _ in shapes]
     current, filled = 0, 0
     for name, output in outputs:
-        while current < len(shapes) and filled == shapes[current][0]:
+        while current < len(shapes) - 1 and filled == shapes[current][0]:
             current, filled = current + 1, 0
-        if current == len(shapes):
-            raise ValueError(f'`{kind}`: the network "{name}" returned rows, but all {kind} have potentials already.')
         rows, *block = shapes[current]
+        if filled == rows and output.numel() > 0:  # a picture of one row has no vertical edges
+            raise ValueError(f'`{kind}`: the network "{name}" returned rows, but all {kind} have potentials already.')
         output = _blocks(f'`{kind}`: the network "{name}"', output, rows - filled, block)
         groups[current].append(output)
         filled += output.shape[-1 - len(block)]

@@ -1,0 +1,155 @@
+"""What all estimators share: choices, scores and files. They take and return arrays."""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+from typing import Any, ClassVar, Self, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.base import BaseEstimator
+from sklearn.utils import Tags, check_random_state
+from sklearn.utils.validation import check_consistent_length, check_is_fitted
+
+from riskfield.adjoints.unroll import Unroll
+from riskfield.entropy import TRW
+from riskfield.errors import FileFormatError
+from riskfield.inference.infer import Stop
+from riskfield.inference.message_passing import MessagePassing
+from riskfield.inference.settings import Inference
+from riskfield.io.model_file import read_model, write_model
+from riskfield.learning.loss_names import LOSSES
+from riskfield.learning.optimiser import AbstractOptimiser
+from riskfield.losses.loss import AbstractLoss, LossLike, as_loss
+from riskfield.models.conditional import LinearModel
+
+Array: TypeAlias = npt.NDArray[Any]
+
+TRUNCATED = Inference(MessagePassing(TRW(0.5)), Stop(sweeps=10, tol=None), Unroll())
+
+
+class AbstractEstimator(BaseEstimator):  # type: ignore[misc]
+    """A linear model, a loss and an inference. Subclasses say what an example is."""
+
+    loss: str | LossLike
+    inference: Inference | None
+    ridge: float
+    optimiser: AbstractOptimiser | None
+    chunk_size: int | None
+    random_state: Any
+    verbose: bool
+
+    classes_: Array
+    model_: LinearModel
+    _fitted: ClassVar[tuple[str, ...]]  # what `fit` finds out besides the parameters of `model_`
+
+    @abstractmethod
+    def _model(self) -> LinearModel:
+        """The model as it begins, made of what is `_fitted`."""
+
+    @abstractmethod
+    def predict(self, X: Any) -> Any:
+        """The labels of each example: an array if X is one, else a list of arrays."""
+
+    @abstractmethod
+    def predict_marginals(self, X: Any) -> Any:
+        """P(label) of each variable, in a last axis ordered as `classes_` is: an array if X is one, else a list."""
+
+    def predict_proba(self, X: Any) -> Any:
+        """`predict_marginals`, under the name that pipelines pass on."""
+        return self.predict_marginals(X)
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """The share of variables with a known label that `predict` gets right."""
+        check_consistent_length(X, y, sample_weight)
+        right = total = 0.0
+        for k, predicted in enumerate(self.predict(X)):
+            labels = np.asarray(y[k])
+            if labels.shape != predicted.shape:
+                raise ValueError(f"`y[{k}]` must have shape {predicted.shape}. Got {labels.shape}.")
+            weight = 1.0 if sample_weight is None else float(sample_weight[k])
+            known = is_known(labels)
+            right += weight * np.count_nonzero(known & (predicted == labels))
+            total += weight * np.count_nonzero(known)
+        if not total > 0:
+            raise ValueError("`y` must hold a label other than -1.")
+        return float(right / total)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the fitted estimator to a file, whole or not at all: safetensors and JSON, no pickle.
+
+        Raises:
+            TypeError: if a parameter is a function, or an object that is not riskfield's own.
+        """
+        check_is_fitted(self)
+        kept = {"estimator": type(self).__name__, "parameters": self.model_.state_dict(), **self.get_params(deep=False)}
+        write_model(path, kept | {name: getattr(self, name) for name in self._fitted})
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """The estimator that `save` wrote.
+
+        Raises:
+            FileFormatError: if the file is damaged, or holds something else.
+        """
+        content = read_model(path)
+        kind = content.pop("estimator", None)
+        if kind != cls.__name__:
+            raise FileFormatError(f"{path} must hold a {cls.__name__}. It holds {kind or 'no estimator'}.")
+        try:
+            parameters, fitted = content.pop("parameters"), {name: content.pop(name) for name in cls._fitted}
+            estimator = cls(**content)
+            for name, value in fitted.items():
+                setattr(estimator, name, value)
+            estimator.model_ = estimator._model()
+            estimator.model_.load_state_dict(parameters)
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise FileFormatError(f"{path} is a damaged {cls.__name__}: {error}") from error
+        return estimator
+
+    def _loss(self) -> AbstractLoss:
+        if not isinstance(self.loss, str):
+            return as_loss(self.loss)
+        if self.loss not in LOSSES:
+            raise ValueError(f"`loss` must be a loss object, or one of {', '.join(LOSSES)}. Got {self.loss!r}.")
+        return LOSSES[self.loss]
+
+    def _seed(self) -> int:
+        return int(check_random_state(self.random_state).randint(2**31))
+
+    def _codes(self, labels: Array) -> npt.NDArray[np.int64]:
+        """Labels as numbers of classes; -1 stays."""
+        codes = np.full(labels.shape, -1, np.int64)
+        known = is_known(labels)
+        codes[known] = np.searchsorted(self.classes_, labels[known])
+        return codes
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.two_d_array, tags.input_tags.three_d_array = False, True
+        tags.target_tags.required = tags.target_tags.multi_output = True
+        return tags
+
+
+def as_labels(values: Any, shape: tuple[int, ...], name: str) -> Array:
+    """The labels of one example, checked."""
+    labels = np.asarray(values)
+    if labels.shape != shape:
+        raise ValueError(f"`{name}` must have shape {shape}, a label for each variable. Got {labels.shape}.")
+    if labels.dtype.kind == "f" and not (labels == np.round(labels)).all():
+        raise ValueError(f"`{name}` must hold integers or strings. Got fractions or NaN.")
+    return labels
+
+
+def classes_of(labels: list[Array]) -> Array:
+    """All labels that occur, in order."""
+    known = np.concatenate([entry[is_known(entry)] for entry in labels])
+    if not known.size:
+        raise ValueError("`y` must hold a label other than -1.")
+    return np.unique(known)
+
+
+def is_known(labels: Array) -> npt.NDArray[np.bool_]:
+    """Where labels are not -1."""
+    return labels != -1 if labels.dtype.kind in "ifO" else np.ones(labels.shape, np.bool_)
