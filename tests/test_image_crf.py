@@ -135,7 +135,7 @@ def test_files(tmp_path):
     assert again.get_params() == crf.get_params()
     for a, b in zip(crf.predict_marginals(images), again.predict_marginals(images), strict=True):
         np.testing.assert_array_equal(a, b)
-    with pytest.raises(rf.FileFormatError, match="must hold a CRF. It holds ImageCRF"):
+    with pytest.raises(rf.FileFormatError, match=r"must hold a CRF. It holds ImageCRF"):
         rf.CRF.load(tmp_path / "crf.safetensors")
 
 

@@ -1,112 +1,98 @@
-"""`riskfield fit`: training of what a Python file describes."""
+"""`riskfield fit`: training on pictures, or of what a Python file describes."""
 
 from __future__ import annotations
 
-import inspect
-import runpy
-import sys
-import traceback
-import warnings
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from riskfield.errors import DivergenceWarning
-from riskfield.io._atomic import check_writable, write_bytes
-from riskfield.learning.checkpoint import Checkpoints
-from riskfield.learning.fit import fit as run_fit
-from riskfield.learning.ranks import Ranks, ranks
-from riskfield.learning.result import Reason
-from riskfield.learning.validation import Validation
-
-# What the file may say: all arguments of `fit` but those that are options here.
-_ARGUMENTS = [
-    name
-    for name in inspect.signature(run_fit).parameters
-    if name not in ("seed", "checkpoint", "resume", "progress", "ranks")
-]
+from riskfield.cli._common import Config, Quiet
+from riskfield.cli._fit_pictures import Choices, InferenceName, LossName, fit_pictures
+from riskfield.cli._fit_problem import fit_problem
 
 
 def fit(
     problem: Annotated[
-        Path, typer.Argument(metavar="PROBLEM.py", help="A file with a function `problem()`.", show_default=False)
+        Path | None, typer.Argument(metavar="PROBLEM.py", help="A file with a function `problem()`.")
+    ] = None,
+    *,
+    images: Annotated[Path | None, typer.Option(metavar="DIR", help="A folder of images.")] = None,
+    masks: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="A folder of masks with the names of the images.")
+    ] = None,
+    out: Annotated[
+        Path, typer.Option(metavar="PATH", help="The folder of the run; of PROBLEM.py, a file for the parameters.")
     ],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Where the fitted parameters go, as safetensors.")],
+    classes: Annotated[
+        list[str] | None,
+        typer.Option("--class", metavar="VALUE=NAME", help="A value in the masks; once for each. [all that occur]"),
+    ] = None,
+    ignore: Annotated[int | None, typer.Option(min=0, help="The value in the masks of pixels without a label.")] = None,
+    loss: Annotated[
+        LossName | None,
+        typer.Option(metavar="NAME", help=f"What to minimise: {', '.join(LossName)}. [clique-logistic]"),
+    ] = None,
+    inference: Annotated[InferenceName | None, typer.Option(help="How marginals are computed. [trw]")] = None,
+    rho: Annotated[float | None, typer.Option(help="trw: appearance of the edges. [0.5]")] = None,
+    sweeps: Annotated[int | None, typer.Option(min=1, help="Sweeps of inference, all differentiated. [10]")] = None,
+    ridge: Annotated[float | None, typer.Option(min=0, help="Weight of squared parameters. [1e-3]")] = None,
+    iterations: Annotated[int | None, typer.Option(min=1, help="Of the optimiser, at most. [200]")] = None,
+    scale: Annotated[
+        float | None, typer.Option(help="Resolution of inference, as a part of that of the pictures. [1]")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
     checkpoint: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Keep checkpoints here, and go on from the newest one there.")
+        Path | None,
+        typer.Option(metavar="DIR", help="PROBLEM.py: keep checkpoints here, and go on from the newest one there."),
     ] = None,
     every: Annotated[int, typer.Option(min=1, help="Iterations between checkpoints.")] = 10,
     seed: Annotated[int, typer.Option(min=0, help="All randomness comes from it.")] = 0,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and errors.")] = False,
+    config: Config = None,
+    quiet: Quiet = False,
 ) -> None:
-    """Fit a model to examples.
+    """Fit a model to pictures, or to what a Python file describes.
 
-    The file defines a function problem() that returns the arguments of riskfield.fit as a dictionary: model, data, loss
-    and, where needed, inference, optimiser, ridge, validation, ... Under torchrun every process takes its share of the
-    data. With --checkpoint the same command, interrupted or killed, goes on where it stopped.
+    With --images and --masks: a conditional random field that labels pixels, by the features and the initialisation of
+    Domke (2013). images/horse.jpg goes with masks/horse.png, a grey or palette image of the same size whose values are
+    labels. Images may be grey or coloured and of any sizes. The folder --out gets model.safetensors, run.json and
+    checkpoints; the same command with --resume, after an interruption or with more --iterations, goes on from there.
+
+    With PROBLEM.py: a file that defines a function problem(), which returns the arguments of riskfield.fit as a
+    dictionary: model, data, loss and, where needed, inference, optimiser, ridge, validation, ... Under torchrun every
+    process takes its share of the data. With --checkpoint the same command, interrupted or killed, goes on where it
+    stopped.
 
     \b
     Examples:
+      riskfield fit --images images/ --masks masks/ --out model/
+      riskfield fit --images images/ --masks masks/ --out model/ --class 0=ground --class 255=horse --ignore 128
+      riskfield fit --images images/ --masks masks/ --loss clique-logistic --inference trw --sweeps 10 --ridge 1e-3 \\
+          --scale 0.5 --out model/
+      riskfield fit --config horses.toml --out model/ --resume
       riskfield fit blobs.py --out blobs.safetensors
       torchrun --nproc-per-node 2 -m riskfield fit blobs.py --out blobs.safetensors --checkpoint runs/blobs
     """
-    check_writable(out)
-    with ranks() as group:
-        arguments = _arguments(problem)
-        model = arguments["model"].to(group.device) if group.size > 1 else arguments["model"]
-        for name in arguments.keys() & {"data", "validation"}:
-            arguments[name] = _share(arguments[name], group)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", DivergenceWarning)
-            result = run_fit(
-                **{**arguments, "model": model},
-                seed=seed,
-                checkpoint=None if checkpoint is None else Checkpoints(checkpoint, every),
-                resume=checkpoint is not None,
-                progress=not quiet and sys.stderr.isatty(),
-                ranks=group,
-            )
-        if group.rank == 0:
-            for warning in caught:
-                typer.echo(f"riskfield: {warning.message}", err=True)
-            _write(model, out)
-            if not quiet:
-                typer.echo(f"{result}\nwrote {out}")
-    if result.reason is Reason.INTERRUPTED:
-        raise typer.Exit(130)
-
-
-def _arguments(path: Path) -> dict[str, Any]:
-    """What `problem()` in the file returns, checked."""
-    if not path.is_file():
-        raise typer.BadParameter(f"{path}: No such file.")
-    try:
-        function = runpy.run_path(str(path)).get("problem")
-        given = function() if callable(function) else None
-    except Exception as error:
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-        where = f", line {lines[-1]}" if lines else ""
-        raise ValueError(f"{path}{where}: {type(error).__name__}: {error}") from error
-    if not isinstance(given, dict):
-        raise ValueError(f"{path}: `problem()` must return a dictionary of arguments of `fit`. Got {given!r}.")
-    for name in given:
-        if name not in _ARGUMENTS:
-            raise ValueError(f"{path}: `problem()` may say {', '.join(_ARGUMENTS)}. Got {name!r}.")
-    for name in ("model", "data", "loss"):
-        if name not in given:
-            raise ValueError(f"{path}: `problem()` must say `{name}`.")
-    return given
-
-
-def _share(data: Any, group: Ranks) -> Any:
-    if isinstance(data, Validation):
-        return replace(data, data=group.shard(data.data))
-    return None if data is None else group.shard(data)
-
-
-def _write(model: Any, out: Path) -> None:
-    from safetensors.torch import save
-
-    write_bytes(out, save({name: tensor.cpu().contiguous() for name, tensor in model.state_dict().items()}))
+    if problem is None and (images is None or masks is None):
+        raise typer.BadParameter("Say what to fit: --images and --masks, or a file PROBLEM.py.")
+    if problem is None:
+        assert images is not None
+        assert masks is not None
+        if checkpoint is not None:
+            raise typer.BadParameter("--checkpoint applies to PROBLEM.py. Pictures have theirs in the folder --out.")
+        choices = Choices.of(loss, inference, rho, sweeps, ridge, iterations, scale)
+        fit_pictures(images, masks, classes, ignore, choices, out, resume=resume, every=every, seed=seed, quiet=quiet)
+        return
+    given: dict[str, object] = {
+        "--images": images,
+        "--masks": masks,
+        "--class": classes,
+        "--ignore": ignore,
+        "--loss": loss,
+    }
+    given |= {"--inference": inference, "--rho": rho, "--sweeps": sweeps, "--ridge": ridge, "--iterations": iterations}
+    given |= {"--scale": scale, "--resume": resume or None}
+    for option, value in given.items():
+        if value is not None:
+            raise typer.BadParameter(f"{option} applies to pictures. Got PROBLEM.py, which says such things itself.")
+    fit_problem(problem, out, checkpoint, every, seed, quiet)

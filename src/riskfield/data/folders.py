@@ -39,10 +39,10 @@ def image_folder(
         FileFormatError: if a mask has a value that is no class; and, when a picture is read, if it is damaged or its
             mask has another size.
     """
-    files = _files(images, "images")
+    files = image_files(images, "images")
     if masks is None:
         return PictureSet(files, lambda name: Picture(name, read_image(files[name])))
-    mask_files = _files(masks, "masks")
+    mask_files = image_files(masks, "masks")
     without = [path.name for name, path in files.items() if name not in mask_files]
     if without:
         raise ValueError(f"`masks`: {masks} has no mask for {few(without)}. A mask has the name of its image.")
@@ -72,7 +72,7 @@ def image_folder(
     return PictureSet(files, read, classes.values())
 
 
-def _files(folder: str | os.PathLike[str], name: str) -> dict[str, Path]:
+def image_files(folder: str | os.PathLike[str], name: str) -> dict[str, Path]:
     """The images of a folder by their names without ending, sorted."""
     path = Path(folder)
     if not path.is_dir():

@@ -1,0 +1,81 @@
+"""What several commands share."""
+
+from __future__ import annotations
+
+import tomllib
+import warnings
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from riskfield.errors import DivergenceWarning
+
+_T = TypeVar("_T")
+
+
+@contextmanager
+def divergence_said(aloud: bool = True) -> Iterator[None]:
+    """Say in one line, in place of a warning, that training diverged."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", DivergenceWarning)
+        yield
+    for warning in caught if aloud else ():
+        typer.echo(f"riskfield: {warning.message}", err=True)
+
+
+def bar(items: Collection[_T], *, shown: bool, what: str) -> Iterable[_T]:
+    """The pictures, behind a progress bar."""
+    if not shown:
+        return items
+    from tqdm import tqdm
+
+    progress: Iterable[_T] = tqdm(items, desc=what, unit="picture", leave=False, delay=0.5)
+    return progress
+
+
+def _read_config(context: typer.Context, path: Path | None) -> Path | None:
+    """Make the content of a TOML file the defaults of the options."""
+    if path is None:
+        return None
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    options: dict[str, str] = {}
+    for parameter in context.command.params:
+        long = [option.removeprefix("--") for option in parameter.opts if option.startswith("--")]
+        options |= dict.fromkeys(set(long) - {"config", "help"}, str(parameter.name))
+    for key in content:
+        if key not in options:
+            raise ValueError(f"{path} may set {', '.join(sorted(options))}. It sets {key!r}.")
+    context.default_map = {**(context.default_map or {}), **{options[k]: _typed(v) for k, v in content.items()}}
+    return path
+
+
+def _typed(value: Any) -> Any:
+    """A value as it would be typed on the command line; a table as a list of KEY=VALUE."""
+    if isinstance(value, dict):
+        return [f"{key}={entry}" for key, entry in value.items()]
+    if isinstance(value, list):
+        return [_typed(entry) for entry in value]
+    return value if isinstance(value, bool) else str(value)
+
+
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE.toml",
+        is_eager=True,
+        callback=_read_config,
+        help="Options from a file, such as `ridge = 1e-3`; what the command line says comes first.",
+    ),
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and errors.")]
+Run = Annotated[Path, typer.Argument(metavar="MODEL", help="The folder that `riskfield fit` wrote.")]
+Images = Annotated[Path, typer.Option(metavar="DIR", help="A folder of images.", show_default=False)]
+Masks = Annotated[
+    Path, typer.Option(metavar="DIR", help="A folder of masks with the names of the images.", show_default=False)
+]

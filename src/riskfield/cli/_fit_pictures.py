@@ -1,0 +1,195 @@
+"""`riskfield fit --images --masks`: training on pictures."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import typer
+
+from riskfield.adjoints.unroll import Unroll
+from riskfield.cli._common import bar, divergence_said
+from riskfield.data.folders import image_folder
+from riskfield.entropy import TRW, Bethe
+from riskfield.features.image import ImageFeatures
+from riskfield.inference.algorithm import AbstractAlgorithm
+from riskfield.inference.infer import Stop
+from riskfield.inference.mean_field import MeanField
+from riskfield.inference.message_passing import MessagePassing
+from riskfield.inference.settings import Inference
+from riskfield.learning.checkpoint import Checkpoints
+from riskfield.learning.lbfgs import LBFGS
+from riskfield.learning.result import Reason
+
+
+class LossName(StrEnum):
+    """The losses that have a name."""
+
+    CLIQUE_LOGISTIC = "clique-logistic"
+    UNIVARIATE_LOGISTIC = "univariate-logistic"
+    CLIQUE_QUADRATIC = "clique-quadratic"
+    UNIVARIATE_QUADRATIC = "univariate-quadratic"
+    SMOOTHED_CLASSIFICATION = "smoothed-classification"
+    LIKELIHOOD = "likelihood"
+    PSEUDOLIKELIHOOD = "pseudolikelihood"
+    PIECEWISE = "piecewise"
+    INDEPENDENT = "independent"
+
+
+class InferenceName(StrEnum):
+    """The inference algorithms that training goes through."""
+
+    TRW = "trw"
+    BP = "bp"
+    MEAN_FIELD = "mean-field"
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What to fit, and how."""
+
+    loss: LossName
+    inference: InferenceName
+    rho: float | None
+    sweeps: int
+    ridge: float
+    iterations: int
+    scale: float
+
+    @classmethod
+    def of(
+        cls,
+        loss: LossName | None,
+        inference: InferenceName | None,
+        rho: float | None,
+        sweeps: int | None,
+        ridge: float | None,
+        iterations: int | None,
+        scale: float | None,
+    ) -> Self:
+        """The choices of the command line, or else the default ones, checked."""
+        inference = inference or InferenceName.TRW
+        if inference is InferenceName.TRW:
+            rho = 0.5 if rho is None else rho
+            if not 0 < rho < float("inf"):
+                raise typer.BadParameter(f"--rho must be a number above 0. Got {rho:g}.")
+        elif rho is not None:
+            raise typer.BadParameter(f"--rho applies to trw. Got --inference {inference}.")
+        scale = 1.0 if scale is None else scale
+        if not 0 < scale <= 1:
+            raise typer.BadParameter(f"--scale must be above 0 and at most 1. Got {scale:g}.")
+        ridge = 1e-3 if ridge is None else ridge
+        return cls(loss or LossName.CLIQUE_LOGISTIC, inference, rho, sweeps or 10, ridge, iterations or 200, scale)
+
+    def objects(self) -> dict[str, Any]:
+        """The same as arguments of `ImageCRF`."""
+        algorithm: AbstractAlgorithm = MeanField()
+        if self.inference is not InferenceName.MEAN_FIELD:
+            algorithm = MessagePassing(Bethe() if self.rho is None else TRW(self.rho))
+        return {
+            "features": ImageFeatures(scale=self.scale),
+            "loss": self.loss.value,
+            "inference": Inference(algorithm, Stop(self.sweeps, tol=None), Unroll()),
+            "ridge": self.ridge,
+            "optimiser": LBFGS(iterations=self.iterations),
+        }
+
+    def settings(self) -> dict[str, Any]:
+        """The same as options, to be written down."""
+        given = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+def fit_pictures(
+    images: Path,
+    masks: Path,
+    classes: list[str] | None,
+    ignore: int | None,
+    choices: Choices,
+    out: Path,
+    *,
+    resume: bool,
+    every: int,
+    seed: int,
+    quiet: bool,
+) -> None:
+    """Fit a model to two folders, and write the folder of the run."""
+    from riskfield.learning.image_crf import ImageCRF  # here, because scikit-learn takes a second to load
+    from riskfield.learning.picture_run import PictureRun, prepare
+
+    began, shown = time.perf_counter(), not quiet and sys.stderr.isatty()
+    named = None if not classes else _classes(classes)
+    pictures = image_folder(images, masks, classes=named, ignore=ignore)
+    # Without names of their own, classes are called by their values.
+    names = named or {int(name): name for name in pictures.classes}
+    read = list(bar(pictures, shown=shown, what="reading"))  # a damaged one is found before the work begins
+    values = np.array([*names, -1])  # the last for what has no label
+    labels = [values[picture.labels] for picture in read]
+    _check_all_occur(names, labels, masks)
+    settings = {**choices.settings(), "seed": seed, "ignore": ignore, "pictures": len(read)}
+    settings = {name: value for name, value in settings.items() if value is not None}
+    checkpoint = prepare(out, settings, resume)
+    crf = ImageCRF(**choices.objects(), random_state=seed, verbose=shown)
+    loaded = time.perf_counter()
+    with divergence_said():
+        images_read = [picture.image for picture in read]
+        crf.fit(images_read, labels, checkpoint=Checkpoints(checkpoint, every), resume=resume)
+    whole = time.perf_counter() - loaded
+    training = sum(fit.history[-1].seconds for fit in crf.results_ if fit.history)
+    run = PictureRun(
+        out.resolve().name,
+        crf,
+        {value: names[value] for value in crf.classes_.tolist()},
+        ignore,
+        settings,
+        _command(images, masks, classes, ignore, choices, out, seed),
+        tuple(crf.results_),
+        {"reading": loaded - began, "features": max(whole - training, 0.0), "training": training},
+    )
+    run.save(out)
+    if not quiet:
+        for result in crf.results_:
+            typer.echo(str(result))
+        typer.echo(f"wrote {out}")
+    if crf.results_[-1].reason is Reason.INTERRUPTED:
+        raise typer.Exit(130)
+
+
+def _classes(given: list[str]) -> dict[int, str]:
+    """Read `--class VALUE=NAME`."""
+    classes: dict[int, str] = {}
+    for entry in given:
+        value, equals, name = entry.partition("=")
+        if not equals or not name.strip() or not value.strip().isdigit():
+            raise typer.BadParameter(f"--class must be VALUE=NAME, such as 255=horse. Got {entry!r}.")
+        if int(value) in classes or name.strip() in classes.values():
+            raise typer.BadParameter(f"--class must not repeat a value or a name. Got {entry!r} again.")
+        classes[int(value)] = name.strip()
+    return classes
+
+
+def _check_all_occur(names: dict[int, str], labels: list[Any], masks: Path) -> None:
+    found = set().union(*(np.unique(own).tolist() for own in labels))
+    for value, name in names.items():
+        if value not in found:
+            raise ValueError(f"{masks}: no mask has the value {value}, which was to be {name!r}.")
+
+
+def _command(
+    images: Path, masks: Path, classes: list[str] | None, ignore: int | None, choices: Choices, out: Path, seed: int
+) -> str:
+    """The command with all its options, whatever file they came from."""
+    words = ["riskfield", "fit", "--images", str(images), "--masks", str(masks)]
+    for entry in classes or []:
+        words += ["--class", entry]
+    options = {"ignore": ignore, **choices.settings(), "seed": seed, "out": out}
+    for name, value in options.items():
+        if value is not None:
+            words += [f"--{name}", str(value)]
+    return shlex.join(words)

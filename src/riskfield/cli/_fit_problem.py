@@ -1,0 +1,87 @@
+"""`riskfield fit PROBLEM.py`: training of what a Python file describes."""
+
+from __future__ import annotations
+
+import inspect
+import runpy
+import sys
+import traceback
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from riskfield.cli._common import divergence_said
+from riskfield.io._atomic import check_writable, write_bytes
+from riskfield.learning.checkpoint import Checkpoints
+from riskfield.learning.fit import fit as run_fit
+from riskfield.learning.ranks import Ranks, ranks
+from riskfield.learning.result import Reason
+from riskfield.learning.validation import Validation
+
+# What the file may say: all arguments of `fit` but those that are options here.
+_ARGUMENTS = [
+    name
+    for name in inspect.signature(run_fit).parameters
+    if name not in ("seed", "checkpoint", "resume", "progress", "ranks")
+]
+
+
+def fit_problem(problem: Path, out: Path, checkpoint: Path | None, every: int, seed: int, quiet: bool) -> None:
+    """Fit what the file `problem` describes, as the options say."""
+    check_writable(out)
+    with ranks() as group:
+        arguments = _arguments(problem)
+        model = arguments["model"].to(group.device) if group.size > 1 else arguments["model"]
+        for name in arguments.keys() & {"data", "validation"}:
+            arguments[name] = _share(arguments[name], group)
+        with divergence_said(aloud=group.rank == 0):
+            result = run_fit(
+                **{**arguments, "model": model},
+                seed=seed,
+                checkpoint=None if checkpoint is None else Checkpoints(checkpoint, every),
+                resume=checkpoint is not None,
+                progress=not quiet and sys.stderr.isatty(),
+                ranks=group,
+            )
+        if group.rank == 0:
+            _write(model, out)
+            if not quiet:
+                typer.echo(f"{result}\nwrote {out}")
+    if result.reason is Reason.INTERRUPTED:
+        raise typer.Exit(130)
+
+
+def _arguments(path: Path) -> dict[str, Any]:
+    """What `problem()` in the file returns, checked."""
+    if not path.is_file():
+        raise typer.BadParameter(f"{path}: No such file.")
+    try:
+        function = runpy.run_path(str(path)).get("problem")
+        given = function() if callable(function) else None
+    except Exception as error:
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        where = f", line {lines[-1]}" if lines else ""
+        raise ValueError(f"{path}{where}: {type(error).__name__}: {error}") from error
+    if not isinstance(given, dict):
+        raise ValueError(f"{path}: `problem()` must return a dictionary of arguments of `fit`. Got {given!r}.")
+    for name in given:
+        if name not in _ARGUMENTS:
+            raise ValueError(f"{path}: `problem()` may say {', '.join(_ARGUMENTS)}. Got {name!r}.")
+    for name in ("model", "data", "loss"):
+        if name not in given:
+            raise ValueError(f"{path}: `problem()` must say `{name}`.")
+    return given
+
+
+def _share(data: Any, group: Ranks) -> Any:
+    if isinstance(data, Validation):
+        return replace(data, data=group.shard(data.data))
+    return None if data is None else group.shard(data)
+
+
+def _write(model: Any, out: Path) -> None:
+    from safetensors.torch import save
+
+    write_bytes(out, save({name: tensor.cpu().contiguous() for name, tensor in model.state_dict().items()}))

@@ -1,0 +1,76 @@
+"""`riskfield evaluate`: how good the predictions of a model are."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+
+from riskfield.cli._common import Config, Images, Masks, Quiet, Run, bar
+from riskfield.data.folders import image_folder
+from riskfield.io._atomic import check_writable, write_text
+from riskfield.report.evaluation import Evaluation
+
+
+def evaluate(
+    model: Run,
+    images: Images,
+    masks: Masks,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all of it here.")] = None,
+    config: Config = None,
+    quiet: Quiet = False,
+) -> None:
+    """Compare predictions with masks.
+
+    For each class: how many pixels have it, which share of them is labelled wrong, and the intersection of true and
+    predicted pixels over their union. For all: the share of wrong pixels; the log loss, which judges the marginals; and
+    the calibration error, the mean distance of a marginal from how often such marginals are right. Then the confusion
+    matrix: of the pixels of the class of a row, the share labelled as the class of a column. Masks have the values they
+    had in training, and pixels to be ignored then are ignored now.
+
+    \b
+    Examples:
+      riskfield evaluate model/ --images test/images/ --masks test/masks/
+      riskfield evaluate model/ --images test/images/ --masks test/masks/ --json scores.json --quiet
+    """
+    from riskfield.learning.picture_run import PictureRun  # here, because scikit-learn takes a second to load
+    from riskfield.report.predictions import evaluate_run
+
+    if json_file is not None:
+        check_writable(json_file)
+    run = PictureRun.load(model)
+    pictures = image_folder(images, masks, classes=run.classes, ignore=run.ignore)
+    found = evaluate_run(run, bar(pictures, shown=not quiet and sys.stderr.isatty(), what="evaluating"))
+    if json_file is not None:
+        write_text(json_file, json.dumps(found.as_dict(), indent=1) + "\n")
+    if not quiet:
+        _print(found)
+
+
+def _print(found: Evaluation) -> None:
+    width = max(8, *(len(name) for name in found.names))
+    typer.echo(f"{'class':<{width}}  {'pixels':>10}  {'error':>7}  {'overlap':>7}")
+    totals = found.confusion.sum(1)
+    for name, pixels, error, overlap in zip(found.names, totals, found.class_errors, found.overlaps, strict=True):
+        typer.echo(f"{name:<{width}}  {pixels:>10}  {_percent(error):>7}  {_percent(overlap):>7}")
+    typer.echo(
+        f"{'all':<{width}}  {found.num_pixels:>10}  {_percent(found.error):>7}  {_percent(found.mean_overlap):>7}\n\n"
+        f"log loss           {found.log_loss:.4f}\n"
+        f"calibration error  {found.calibration_error:.4f}\n"
+        f"pictures           {found.num_pictures}, {found.seconds / found.num_pictures:.2g} s each\n"
+    )
+    columns = [max(7, len(name)) for name in found.names]
+    header = "  ".join(f"{name:>{column}}" for name, column in zip(found.names, columns, strict=True))
+    typer.echo(f"{'':<{width}}  {header}")
+    for name, row in zip(found.names, found.confusion, strict=True):
+        shares = row / row.sum() if row.sum() else np.full(len(row), np.nan)
+        cells = "  ".join(f"{_percent(share):>{column}}" for share, column in zip(shares, columns, strict=True))
+        typer.echo(f"{name:<{width}}  {cells}")
+
+
+def _percent(share: float) -> str:
+    return "-" if np.isnan(share) else f"{100 * share:.1f} %"

@@ -1,0 +1,110 @@
+"""`riskfield predict`: labels and marginals of pictures."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import numpy.typing as npt
+import typer
+
+from riskfield.cli._common import Config, Quiet, Run, bar
+from riskfield.data.folders import image_files
+from riskfield.data.pictures import read_image
+from riskfield.errors import FileFormatError
+from riskfield.io._atomic import check_writable, write_bytes
+from riskfield.report.colours import overlay
+
+_KINDS = {"labels": ".png", "overlays": ".png", "marginals": ".npz"}
+
+
+def predict(
+    model: Run,
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGES...", help="Images, or folders of them.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the results.")],
+    config: Config = None,
+    quiet: Quiet = False,
+) -> None:
+    """Label the pixels of pictures.
+
+    The folder --out gets, for horse.jpg: labels/horse.png, an image with the values that the masks had in training;
+    overlays/horse.png, the picture with its labels in colours; and marginals/horse.npz, with the arrays marginals (row,
+    column, class), values (of the classes in masks) and names. An image that cannot be read is reported, and the others
+    are labelled all the same.
+
+    \b
+    Examples:
+      riskfield predict model/ photo.jpg --out predicted/
+      riskfield predict model/ images/ more/*.png --out predicted/
+    """
+    from riskfield.learning.picture_run import PictureRun  # here, because scikit-learn takes a second to load
+
+    run = PictureRun.load(model)
+    files = _files(images)
+    _prepare(out, files)
+    failed = 0
+    for name, path in bar(files.items(), shown=not quiet and sys.stderr.isatty(), what="predicting"):
+        try:
+            image = read_image(path)
+        except (FileFormatError, OSError) as error:
+            typer.echo(f"riskfield: {error}", err=True)
+            failed += 1
+            continue
+        (marginals,) = run.crf.predict_marginals([image])
+        chosen = marginals.argmax(-1)
+        write_bytes(out / "labels" / f"{name}.png", _png(_as_mask(run.crf.classes_[chosen])))
+        write_bytes(out / "overlays" / f"{name}.png", _png(overlay(image, chosen, len(run.classes))))
+        write_bytes(out / "marginals" / f"{name}.npz", _npz(marginals, run.classes))
+    if not quiet and failed < len(files):
+        done = len(files) - failed
+        typer.echo(f"labelled {done} picture{'s' if done > 1 else ''}\nwrote {out}")
+    if failed:
+        raise typer.Exit(2)
+
+
+def _files(given: Sequence[Path]) -> dict[str, Path]:
+    """The images by the names their results will have."""
+    files: dict[str, Path] = {}
+    for path in given:
+        for file in image_files(path, "IMAGES").values() if path.is_dir() else [path]:
+            if not file.is_file():
+                raise FileNotFoundError(2, "No such file or folder", str(file))
+            if file.stem in files:
+                raise typer.BadParameter(f"IMAGES must have different names. Got {files[file.stem]} and {file}.")
+            files[file.stem] = file
+    return files
+
+
+def _prepare(out: Path, files: dict[str, Path]) -> None:
+    """Make the folders, and raise if results could not be written, or would replace a picture."""
+    inputs = {os.path.realpath(path) for path in files.values()}
+    for kind, ending in _KINDS.items():
+        (out / kind).mkdir(parents=True, exist_ok=True)
+        for name in files:
+            if os.path.realpath(out / kind / f"{name}{ending}") in inputs:
+                raise typer.BadParameter(f"--out {out} would overwrite {files[name]}.")
+        check_writable(out / kind / f"{next(iter(files))}{ending}")
+
+
+def _as_mask(values: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+    return values.astype(np.uint8 if values.max() < 256 else np.uint16)
+
+
+def _png(pixels: npt.NDArray[Any]) -> bytes:
+    from PIL import Image
+
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, "png")
+    return stream.getvalue()
+
+
+def _npz(marginals: npt.NDArray[np.float64], classes: Mapping[int, str]) -> bytes:
+    stream = io.BytesIO()
+    values, names = np.array([*classes], np.int64), np.array([*classes.values()])
+    np.savez_compressed(stream, marginals=marginals.astype(np.float32), values=values, names=names)
+    return stream.getvalue()

@@ -1,0 +1,165 @@
+"""A fitted `ImageCRF` and an account of its training, in one folder.
+
+model.safetensors   the estimator
+run.json            the command, its settings, the classes, the history of the training, how long things took
+checkpoint/         what it takes to go on
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from riskfield.errors import FileFormatError
+from riskfield.io._atomic import check_writable, write_text
+from riskfield.learning.image_crf import ImageCRF
+from riskfield.learning.result import Fit, Reason, Record
+
+_FORMAT = 1
+_MODEL, _RUN, _CHECKPOINT = "model.safetensors", "run.json", "checkpoint"
+_MAY_CHANGE = ("iterations",)  # settings that may be others when a run goes on
+
+
+@dataclass(frozen=True, eq=False)
+class PictureRun:
+    """A fitted estimator and what is known of its training.
+
+    Arguments:
+        name: tells it from others.
+        crf: the estimator, fitted to the values in the masks.
+        classes: {value in the masks: name}, in the order of `crf.classes_`.
+        ignore: the value of pixels without a label.
+        settings: how it was fitted, to be shown.
+        command: the command that gave it.
+        fits: how each loss was fitted.
+        seconds: how long things took.
+    """
+
+    name: str
+    crf: ImageCRF
+    classes: Mapping[int, str]
+    ignore: int | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    command: str = ""
+    fits: tuple[Fit, ...] = ()
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if list(self.classes) != self.crf.classes_.tolist():
+            raise ValueError(
+                f"`classes` must name the labels of `crf`, {self.crf.classes_.tolist()}. Got {dict(self.classes)}."
+            )
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str]) -> PictureRun:
+        """The run in a folder.
+
+        Raises:
+            FileNotFoundError: if there is none, or none that is finished.
+            FileFormatError: if it is damaged.
+        """
+        path = Path(folder)
+        if not (path / _MODEL).is_file():
+            unfinished = path / _CHECKPOINT if (path / _CHECKPOINT).is_dir() else path / _RUN
+            what = "is the folder of a training that did not finish; `riskfield fit --resume` goes on with it"
+            raise FileNotFoundError(2, what if unfinished.exists() else "holds no fitted model", str(folder))
+        crf = ImageCRF.load(path / _MODEL)
+        kept = _read(path / _RUN)
+        try:
+            return cls(
+                path.resolve().name,
+                crf,
+                {int(value): str(name) for value, name in kept["classes"]},
+                kept["ignore"],
+                kept["settings"],
+                kept["command"],
+                tuple(map(_fit, kept["fits"])),
+                kept["seconds"],
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise FileFormatError(f"{path / _RUN} is damaged: {error!r}") from error
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write the run to a folder. Each file is written whole or not at all."""
+        path = Path(folder)
+        path.mkdir(parents=True, exist_ok=True)
+        _write(
+            path / _RUN,
+            {
+                "command": self.command,
+                "settings": dict(self.settings),
+                "classes": list(map(list, self.classes.items())),
+                "ignore": self.ignore,
+                "fits": [_plain(fit) for fit in self.fits],
+                "seconds": dict(self.seconds),
+            },
+        )
+        self.crf.save(path / _MODEL)  # last: where there is a model, there is all of a run
+
+
+def prepare(folder: str | os.PathLike[str], settings: Mapping[str, Any], resume: bool) -> Path:
+    """Make the folder of a run, or see whether what is in it can go on; where its checkpoints go.
+
+    Arguments:
+        folder: of the run.
+        settings: how it will be fitted.
+        resume: go on with what is there.
+
+    Raises:
+        FileExistsError: if there is a run, and it is not to go on.
+        ValueError: if the run in it was begun with other settings.
+        OSError: if it cannot be written to.
+    """
+    path = Path(folder)
+    path.mkdir(parents=True, exist_ok=True)
+    check_writable(path / _RUN)
+    checkpoint = path / _CHECKPOINT
+    if checkpoint.exists() or (path / _MODEL).exists():
+        if not resume:
+            raise FileExistsError(
+                17, "holds a run already. Go on with it by --resume, or name another folder", str(path)
+            )
+        was = _read(path / _RUN)["settings"]
+        for name in {**was, **settings}:
+            if name not in _MAY_CHANGE and was.get(name) != settings.get(name):
+                raise ValueError(
+                    f"{path} holds a run with {name} {was.get(name)!r}, which cannot go on with {settings.get(name)!r}."
+                )
+    else:
+        _write(path / _RUN, {"settings": dict(settings)})
+    return checkpoint
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    write_text(path, json.dumps({"format": _FORMAT, **content}, indent=1) + "\n")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["format"] != _FORMAT:
+            raise FileFormatError(f"{path} has format {content['format']}; this version reads format {_FORMAT}.")
+    except (ValueError, KeyError, TypeError) as error:
+        if isinstance(error, FileFormatError):
+            raise
+        raise FileFormatError(f"{path} is no account of a run, or a damaged one: {error!r}") from error
+    return dict(content)
+
+
+def _plain(fit: Fit) -> dict[str, Any]:
+    return {
+        "reason": fit.reason.value,
+        "explanation": fit.explanation,
+        "best": fit.best and fit.best.iteration,
+        "history": [asdict(record) for record in fit.history],
+    }
+
+
+def _fit(kept: Mapping[str, Any]) -> Fit:
+    history = tuple(Record(**record) for record in kept["history"])
+    best = None if kept["best"] is None else history[kept["best"] - 1]
+    return Fit(Reason(kept["reason"]), kept["explanation"], history, best)

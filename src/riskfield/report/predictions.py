@@ -1,0 +1,32 @@
+"""The predictions of a run on pictures with labels."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+from riskfield.data.pictures import Picture
+from riskfield.learning.picture_run import PictureRun
+from riskfield.report.evaluation import Evaluation, Floats, Tally
+
+
+def evaluate_run(
+    run: PictureRun, pictures: Iterable[Picture], see: Callable[[Picture, Floats], None] | None = None
+) -> Evaluation:
+    """How good a run is.
+
+    Arguments:
+        run: with a fitted estimator.
+        pictures: whose labels number the classes of the run.
+        see: is called with each picture and its marginals.
+    """
+    tally = Tally([*run.classes.values()])
+    for picture in pictures:
+        if picture.labels is None:
+            raise ValueError(f"`pictures` must have labels. {picture.name} has none.")
+        began = time.perf_counter()
+        (marginals,) = run.crf.predict_marginals([picture.image])
+        tally.add(picture.labels, marginals, time.perf_counter() - began)
+        if see is not None:
+            see(picture, marginals)
+    return tally.evaluation()

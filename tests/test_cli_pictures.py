@@ -1,0 +1,322 @@
+"""`riskfield fit`, `predict` and `evaluate` on a user's own two folders."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import riskfield as rf
+from picture_cases import CLASS_OPTIONS, CLASSES, IGNORE, SHAPES, write_folders
+from riskfield.cli import main
+from riskfield.cli._fit_pictures import LossName
+from riskfield.learning.loss_names import LOSSES
+from riskfield.learning.picture_run import PictureRun
+from riskfield.learning.session import Session
+
+FIT = ["fit", "--images", "images", "--masks", "masks", "--iterations", "4", *CLASS_OPTIONS]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Folders of pictures, and a model fitted to them."""
+    folder = write_folders(tmp_path_factory.mktemp("pictures"))
+    os.chdir(folder)
+    assert main([*FIT, "--quiet", "--out", "model"]) == 0
+    return folder
+
+
+@pytest.fixture
+def folder(trained, tmp_path, monkeypatch):
+    """A copy of them to work in."""
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def complaint(capsys, arguments, code=2):
+    """What a command that fails says, in one line."""
+    assert main(arguments) == code
+    (line,) = capsys.readouterr().err.splitlines()
+    return line.removeprefix("riskfield: ")
+
+
+def test_the_command_line_fits_what_python_fits(folder, capsys):
+    pictures = rf.image_folder("images", "masks", classes=CLASSES, ignore=IGNORE)
+    values = np.array([0, 200, -1])
+    crf = rf.ImageCRF(optimiser=rf.LBFGS(iterations=4))
+    crf.fit([picture.image for picture in pictures], [values[picture.labels] for picture in pictures])
+    run = PictureRun.load("model")
+    assert repr(run.crf.inference_) == repr(crf.inference_)
+    assert run.crf.features_ == crf.features_ == rf.ImageFeatures()
+    for picture in pictures:
+        np.testing.assert_array_equal(
+            run.crf.predict_marginals([picture.image])[0], crf.predict_marginals([picture.image])[0]
+        )
+    assert run.classes == CLASSES
+    assert [len(fit.history) for fit in run.fits] == [4, 4]
+    assert run.fits[1].best.objective == crf.results_[1].best.objective
+    assert run.command.startswith("riskfield fit --images images --masks masks --class 0=ground")
+
+
+def test_the_command_that_is_written_down_gives_the_same(folder):
+    import shlex
+
+    command = shlex.split(PictureRun.load("model").command)
+    assert command[0] == "riskfield"
+    assert main([*command[1:-1], "again", "--quiet"]) == 0
+    images = [picture.image for picture in rf.image_folder("images")]
+    for a, b in zip(*(PictureRun.load(f).crf.predict_marginals(images) for f in ("model", "again")), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_predictions_are_files(folder, capsys):
+    assert main(["predict", "model", "images/a.png", "images/b.png", "images/c.jpg", "--out", "out/new"]) == 0
+    assert capsys.readouterr().out == "labelled 3 pictures\nwrote out/new\n"
+    crf = PictureRun.load("model").crf
+    for name in "abc":
+        (image,) = (p.image for p in rf.image_folder("images").select([name]))
+        with np.load(f"out/new/marginals/{name}.npz") as kept:
+            np.testing.assert_allclose(kept["marginals"], crf.predict_marginals([image])[0], atol=1e-6)
+            assert dict(zip(kept["values"].tolist(), kept["names"].tolist(), strict=True)) == CLASSES
+        with Image.open(f"out/new/labels/{name}.png") as labels:
+            np.testing.assert_array_equal(np.asarray(labels), crf.predict([image])[0])
+        with Image.open(f"out/new/overlays/{name}.png") as colours:
+            painted = np.asarray(colours).astype(int)
+        assert painted.shape == (*SHAPES[name][:2], 3)
+        # Blue over the ground, orange over the figure.
+        is_figure = crf.predict([image])[0] == 200
+        bluer = painted[..., 2] - painted[..., 0]
+        assert bluer[~is_figure].mean() > 30 > -30 > bluer[is_figure].mean()
+
+
+def test_predictions_can_be_evaluated_as_masks(folder, capsys):
+    assert main(["predict", "model", "images", "--out", "out", "--quiet"]) == 0
+    assert main(["evaluate", "model", "--images", "images", "--masks", "out/labels", "--json", "all.json", "-q"]) == 0
+    assert capsys.readouterr().out == ""
+    assert json.loads(Path("all.json").read_text())["error"] == 0
+
+
+def test_evaluation_is_counted_right(folder, capsys):
+    assert main(["evaluate", "model", "--images", "images", "--masks", "masks", "--json", "scores.json"]) == 0
+    printed = capsys.readouterr().out
+    scores = json.loads(Path("scores.json").read_text())
+    pictures = rf.image_folder("images", "masks", classes=CLASSES, ignore=IGNORE)
+    marginals = PictureRun.load("model").crf.predict_marginals([picture.image for picture in pictures])
+    true = np.concatenate([picture.labels.ravel() for picture in pictures])
+    beliefs = np.concatenate([m.reshape(-1, 2) for m in marginals])[true >= 0]
+    true = true[true >= 0]
+    assert scores["pixels"] == len(true) == sum(shape[0] * shape[1] - 3 for shape in SHAPES.values())
+    assert scores["error"] == pytest.approx(np.mean(beliefs.argmax(-1) != true))
+    assert scores["log_loss"] == pytest.approx(-np.log(beliefs[np.arange(len(true)), true]).mean())
+    for k, name in enumerate(["ground", "figure"]):
+        chosen = beliefs.argmax(-1) == k
+        own = scores["classes"][k]
+        assert own["name"] == name
+        assert own["error"] == pytest.approx(np.mean(beliefs.argmax(-1)[true == k] != k))
+        assert own["overlap"] == pytest.approx(np.sum(chosen & (true == k)) / np.sum(chosen | (true == k)))
+        assert scores["confusion"][k] == [int(np.sum(beliefs.argmax(-1)[true == k] == j)) for j in range(2)]
+        assert f"{name:<8}  {np.sum(true == k):>10}  {100 * own['error']:>5.1f} %" in printed
+    inside = (beliefs > 0.8) & (beliefs <= 0.9)
+    assert scores["reliability"]["counts"][8] == inside.sum()
+    assert scores["reliability"]["means"][8] == pytest.approx(beliefs[inside].mean())
+    assert scores["reliability"]["shares"][8] == pytest.approx((true[:, None] == [0, 1])[inside].mean())
+
+
+def test_a_file_of_options(folder, capsys):
+    Path("fit.toml").write_text(
+        'images = "images"\nmasks = "masks"\nloss = "univariate-logistic"\nridge = 0.01\niterations = 2\n'
+        'ignore = 7\nquiet = true\nscale = 0.5\n[class]\n0 = "ground"\n200 = "figure"\n'
+    )
+    assert main(["fit", "--config", "fit.toml", "--out", "half", "--ridge", "1e-2", "--iterations", "1"]) == 0
+    assert capsys.readouterr().out == ""
+    run = PictureRun.load("half")
+    expected = {"loss": "univariate-logistic", "ridge": 0.01, "iterations": 1, "scale": 0.5, "ignore": 7}
+    assert {name: run.settings[name] for name in expected} == expected
+    assert run.classes == CLASSES
+    assert [m.shape for m in run.crf.predict_marginals([np.zeros((9, 7))])] == [(9, 7, 2)]
+    for text, message in [
+        ("rige = 1", "fit.toml may set checkpoint, class, every, ignore, images, "),
+        ("ridge = ", "fit.toml: Invalid value (at "),
+        ('ridge = "much"', "Invalid value for '--ridge': "),
+        ('loss = "hinge"', "'hinge' is not one of 'clique-logistic'"),
+    ]:
+        Path("fit.toml").write_text(text)
+        assert message in complaint(capsys, ["fit", "--config", "fit.toml", "--out", "new"])
+    assert "nowhere.toml: No such file or directory." in complaint(capsys, ["fit", "--config", "nowhere.toml"])
+
+
+def test_a_run_goes_on(folder, capsys):
+    assert main([*FIT, "--out", "once", "--iterations", "6", "--quiet"]) == 0
+    again = [*FIT, "--out", "model", "--iterations", "6"]
+    said = complaint(capsys, again)
+    assert said == "model: holds a run already. Go on with it by --resume, or name another folder."
+    assert main([*again, "--resume"]) == 0
+    assert capsys.readouterr().out.count("after 6 iterations") == 2
+    said = complaint(capsys, [*again, "--resume", "--sweeps", "5"])
+    assert said == "model holds a run with sweeps 10, which cannot go on with 5."
+    assert main([*FIT, "--out", "fresh", "--resume", "--quiet"]) == 0  # where there is nothing yet, it begins
+
+
+class Killed(BaseException):
+    """What nothing catches: to the files of a run, the end of the process."""
+
+
+@pytest.mark.parametrize("end", [KeyboardInterrupt, Killed])
+def test_nothing_is_lost_by_interruption(folder, end, capsys, monkeypatch):
+    add = Session.add
+
+    def add_until_the_fourth(self, *arguments):
+        if self.iteration == 3 and self.objective.loss == rf.CliqueLogistic():
+            raise end
+        return add(self, *arguments)
+
+    command = [*FIT, "--out", "cut", "--every", "2", "--iterations", "6", "--quiet"]
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "add", add_until_the_fourth)
+        if end is Killed:
+            with pytest.raises(Killed):
+                main(command)
+        else:
+            assert complaint(capsys, command, code=130) == "interrupted."
+    predict = ["predict", "cut", "images/a.png", "--out", "out", "--quiet"]
+    if end is Killed:
+        unfinished = "is the folder of a training that did not finish; `riskfield fit --resume` goes on with it"
+        assert complaint(capsys, predict) == f"cut: {unfinished}."
+    else:
+        assert main(predict) == 0
+        assert len(PictureRun.load("cut").fits[1].history) == 3
+    assert main([*command, "--resume"]) == 0
+    assert main([*FIT, "--out", "once", "--iterations", "6", "--quiet"]) == 0
+    cut, once = PictureRun.load("cut"), PictureRun.load("once")
+    for name, value in once.crf.model_.state_dict().items():
+        assert torch.equal(cut.crf.model_.state_dict()[name], value)
+
+
+# -- what goes wrong --------------------------------------------------------------------------------------------------
+
+
+def damage(folder, what):
+    images, masks = folder / "images", folder / "masks"
+    if what == "cut":
+        (images / "b.png").write_bytes((images / "b.png").read_bytes()[:200])
+    elif what == "size":
+        Image.fromarray(np.zeros((5, 5), np.uint8)).save(masks / "c.png")
+    elif what == "value":
+        mask = np.asarray(Image.open(masks / "d.png")).copy()
+        mask[3, 3] = 99
+        Image.fromarray(mask).save(masks / "d.png")
+    elif what == "missing":
+        (masks / "a.png").unlink()
+    elif what == "empty":
+        shutil.rmtree(images)
+        images.mkdir()
+    elif what == "none":
+        shutil.rmtree(masks)
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("cut", "images/b.png cannot be read as an image: "),
+        ("size", "masks/c.png must have the size of c.jpg, 16 x 15 pixels. It has 5 x 5."),
+        ("value", "masks/d.png has the values 99, which are none of the classes 0, 200 nor 7, to be ignored."),
+        ("missing", "`masks`: masks has no mask for a.png. A mask has the name of its image."),
+        ("empty", "`images`: images has no images (.png, .jpg,"),
+        ("none", "masks: `masks` must be a folder; there is none."),
+    ],
+)
+def test_bad_folders_are_refused_and_nothing_is_lost(folder, capsys, what, message):
+    before = (folder / "model" / "model.safetensors").read_bytes()
+    damage(folder, what)
+    for command in ([*FIT, "--out", "new"], [*FIT, "--out", "model", "--resume", "--iterations", "9"]):
+        assert message in complaint(capsys, command)
+    scores = ["evaluate", "model", "--images", "images", "--masks", "masks", "--json", "scores.json"]
+    assert message in complaint(capsys, scores)
+    assert not (folder / "new").exists()
+    assert not (folder / "scores.json").exists()
+    assert (folder / "model" / "model.safetensors").read_bytes() == before
+
+
+def test_a_damaged_image_does_not_keep_the_others_from_being_labelled(folder, capsys):
+    damage(folder, "cut")
+    said = complaint(capsys, ["predict", "model", "images", "--out", "out", "--quiet"])
+    assert said.startswith("images/b.png cannot be read as an image: ")
+    assert sorted(path.name for path in Path("out/labels").iterdir()) == ["a.png", "c.png", "d.png"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs permissions")
+def test_folders_that_cannot_be_written(folder, capsys):
+    Path("file").write_text("not a folder")
+    for command in ([*FIT, "--out", "file/model"], ["predict", "model", "images", "--out", "file/out"]):
+        assert "Not a directory" in complaint(capsys, command)
+    scores = ["evaluate", "model", "--images", "images", "--masks", "masks", "--json", "file/scores.json"]
+    assert "Not a directory" in complaint(capsys, scores)
+    if os.geteuid() == 0:
+        pytest.skip("permissions do not stop this user")
+    Path("locked").mkdir(mode=0o500)
+    for command in ([*FIT, "--out", "locked"], ["predict", "model", "images", "--out", "locked"]):
+        assert "Permission denied" in complaint(capsys, command)
+    assert not any(Path("locked").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["fit", "--out", "x"], "Say what to fit: --images and --masks, or a file PROBLEM.py."),
+        (["fit", "--images", "images", "--out", "x"], "Say what to fit: --images and --masks, or a file PROBLEM.py."),
+        (["fit", "p.py", "--ridge", "1", "--out", "x"], "--ridge applies to pictures. Got PROBLEM.py,"),
+        ([*FIT, "--checkpoint", "c", "--out", "x"], "--checkpoint applies to PROBLEM.py."),
+        ([*FIT, "--class", "figure", "--out", "x"], "--class must be VALUE=NAME, such as 255=horse. Got 'figure'."),
+        ([*FIT, "--class", "0=other", "--out", "x"], "--class must not repeat a value or a name. Got '0=other' again."),
+        ([*FIT, "--class", "9=sky", "--out", "x"], "masks: no mask has the value 9, which was to be 'sky'."),
+        ([*FIT, "--scale", "2", "--out", "x"], "--scale must be above 0 and at most 1. Got 2."),
+        ([*FIT, "--rho", "0", "--out", "x"], "--rho must be a number above 0. Got 0."),
+        ([*FIT, "--inference", "bp", "--rho", "1", "--out", "x"], "--rho applies to trw. Got --inference bp."),
+        (["predict", "masks", "images", "--out", "x"], "masks: holds no fitted model."),
+        (["predict", "model", "nothing.png", "--out", "x"], "nothing.png: No such file or folder."),
+        (["predict", "model", "images", "images/a.png", "--out", "x"], "IMAGES must have different names. Got images"),
+    ],
+)
+def test_bad_usage(folder, capsys, arguments, message):
+    assert message in complaint(capsys, arguments)
+    assert not (folder / "x").exists()
+
+
+def test_results_do_not_replace_pictures(folder, capsys):
+    shutil.copytree("images", "labels")
+    said = complaint(capsys, ["predict", "model", "labels/a.png", "--out", "."])
+    assert "--out . would overwrite labels/a.png." in said
+
+
+def test_a_damaged_run(folder, capsys):
+    Path("model/run.json").write_text('{"format": 1}')
+    assert "model/run.json is damaged: KeyError('classes')" in complaint(
+        capsys, ["predict", "model", "images", "--out", "x"]
+    )
+    Path("model/run.json").write_text("{")
+    assert "is no account of a run, or a damaged one" in complaint(capsys, ["predict", "model", "images", "--out", "x"])
+    Path("model/model.safetensors").write_bytes(b"nothing")
+    assert "is no model, or a damaged one" in complaint(capsys, ["predict", "model", "images", "--out", "x"])
+
+
+def test_classes_without_names_are_called_by_their_values(folder):
+    assert main(["fit", "--images", "images", "--masks", "masks", "--iterations", "1", "-q", "--out", "plain"]) == 0
+    run = PictureRun.load("plain")
+    assert run.classes == {0: "0", 7: "7", 200: "200"}
+    with pytest.raises(ValueError, match=r"`classes` must name the labels of `crf`, \[0, 7, 200\]"):
+        PictureRun("plain", run.crf, CLASSES)
+
+
+def test_the_losses_are_those_of_the_estimators():
+    assert {name.value for name in LossName} == set(LOSSES)
+
+
+def test_divergence_is_said(folder, capsys):
+    steep = [*FIT, "--loss", "likelihood", "--sweeps", "1", "--ridge", "0", "--iterations", "40", "--out", "steep"]
+    assert main(steep) == 0
+    assert "riskfield: Training diverged" in capsys.readouterr().err
