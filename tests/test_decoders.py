@@ -103,6 +103,33 @@ def test_soft_equal_count_has_a_gradient_also_through_the_median():
     assert torch.isfinite(torch.autograd.grad(weights.sum(), certain)[0]).all()
 
 
+@pytest.mark.parametrize("decoder", [rf.SoftArgmax(0.5), rf.SoftEqualCount(0.5)], ids=lambda d: type(d).__name__)
+def test_soft_decoders_have_second_derivatives_beside_variables_that_are_certain(decoder):
+    """The first and the last variable are given; Hessian-vector products must not be NaN for that."""
+    graph, certain = binary_mu(0.0, 0.2, 0.7, 0.6, 1.0)
+    mask = torch.tensor([False, True, True, True, False])
+    inner = certain[2:8].clone().requires_grad_()
+
+    def decoded(free):
+        return decoder(graph, torch.cat([certain[:2], free, certain[8:]]), mask)[0][1:4]
+
+    assert torch.autograd.gradcheck(decoded, inner)
+    assert torch.autograd.gradgradcheck(decoded, inner)
+    whole = certain.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(decoder(graph, whole, mask)[0][..., 1].square().sum(), whole, create_graph=True)
+    assert torch.isfinite(torch.autograd.grad(slope.sum(), whole)[0]).all()
+
+
+def test_variables_that_are_not_asked_for_do_not_move_the_median():
+    graph, theta = rf.FactorGraph([2] * 4), torch.tensor([0.0, 3.0, 0.0, 2.0, 0.0, -5.0, 0.0, -6.0])
+    asked = torch.tensor([True, True, False, False])
+    assert rf.decode(graph, theta, EXACT, rf.EqualCount()).tolist() == [1, 1, 0, 0]
+    assert rf.decode(graph, theta, EXACT, rf.EqualCount(), mask=asked).tolist()[:2] == [1, 0]
+    given = torch.tensor([1, -1, -1, -1])
+    predicted = rf.decode(graph, theta, EXACT, rf.EqualCount(), mask=~asked, evidence=given)
+    assert (predicted[0], predicted[2], predicted[3]) == (1, 1, 0)
+
+
 # -- metrics ---------------------------------------------------------------------------------------------------------
 
 

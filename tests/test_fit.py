@@ -141,6 +141,18 @@ def test_smd_beats_descent_with_the_gains_it_began_with():
     assert found[20.0] < found[0.0] - 0.1
 
 
+def test_smd_ends_when_a_pass_gains_too_little():
+    data = chain_examples(60)
+    inference = rf.Inference(rf.MessagePassing(), rf.Stop(2, tol=None), rf.Unroll())
+    smd = rf.SMD(gain=1.0, batch_size=20, epochs=50, tol=0.05)
+    result = fit(chain_model(), data, LOSS, inference, optimiser=smd)
+    assert result.reason is rf.Reason.CONVERGED
+    assert "a pass lowered the objective by less than 0.05 of it" in result.explanation
+    values = [record.objective for record in result.history]
+    assert all(b <= 0.95 * min(values[: k + 1]) for k, b in enumerate(values[1:-1]))
+    assert values[-1] > 0.95 * min(values[:-1])
+
+
 def test_smd_needs_second_derivatives():
     inference = rf.Inference(rf.MessagePassing(), rf.Stop(tol=1e-8), rf.FixedPoint())
     with pytest.raises(rf.AdjointError, match=r"first derivatives only. Use `Unroll`"):
@@ -335,7 +347,7 @@ def test_a_loss_on_marginals_refuses_an_adjoint_that_does_not_differentiate_them
     envelope = rf.Inference(rf.MessagePassing(), rf.Stop(), rf.Envelope())
     for loss in (rf.CliqueLogistic(), rf.Hybrid(rf.MSE(), LOSS, 0.5), lambda s, labels, mask: s.mu.sum(-1)):
         model = chain_model()
-        with pytest.raises(ValueError, match=r"`adjoint` must .* `Unroll\(\)` or `FixedPoint\(\)`.*Got Envelope\(\)\."):
+        with pytest.raises(ValueError, match=r"`adjoint` must .* `Unroll\(\)` or `FixedPoint\(\)`.*Got Envelope\("):
             fit(model, chain_examples(), loss, envelope)
         assert not values(model).any()
     # Without a gradient there is nothing to lose: a likelihood trains by it, and a loss on marginals looks on.
@@ -435,6 +447,7 @@ def test_bad_arguments_are_refused(settings, error, message):
         (lambda: rf.Torch(torch.optim.Adam(chain_model().parameters())), TypeError, "must be a class such as"),
         (lambda: rf.Torch(torch.optim.LBFGS), ValueError, r"use riskfield's own `LBFGS\(\)`"),
         (lambda: rf.Torch(batch_size=0), ValueError, "`batch_size` must be a positive integer. Got 0."),
+        (lambda: rf.SMD(tol=1.0), ValueError, r"`tol` must lie in \[0, 1\). Got 1.0."),
         (lambda: rf.SMD(decay=1.0), ValueError, r"`decay` must lie in \[0, 1\). Got 1.0."),
         (lambda: rf.SMD(meta_gain=-1), ValueError, "`meta_gain` must be a non-negative number. Got -1."),
         (lambda: rf.SMD(gain=0), ValueError, "`gain` must be a positive number. Got 0."),

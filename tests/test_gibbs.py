@@ -130,3 +130,34 @@ def test_bad_theta_is_refused():
         rf.sample(graph, graph.zeros() + math.nan, 1)
     with pytest.raises(ValueError, match=r"`states` must have shape \(\*batch, sample, variable\)"):
         rf.frequencies(graph, torch.zeros(3, dtype=torch.int64))
+
+
+# -- how much samples are worth ---------------------------------------------------------------------------------------
+
+
+def autoregressive(correlation, chains, samples, start=0.0):
+    """x_t = correlation x_{t-1} + noise, whose samples are worth (1 - correlation) / (1 + correlation) each."""
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(chains, samples, 1, dtype=torch.float64, generator=generator)
+    values = [noise[:, 0] / math.sqrt(1 - correlation**2) + start]
+    for t in range(1, samples):
+        values.append(correlation * values[-1] + noise[:, t])
+    return torch.stack(values, 1)
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.5, 0.9])
+def test_effective_sample_size_of_an_autoregression(correlation):
+    expected = 100 * 1000 * (1 - correlation) / (1 + correlation)
+    found = rf.effective_sample_size(autoregressive(correlation, 100, 1000))
+    assert found.shape == (1,)
+    assert abs(float(found) / expected - 1) < 0.1
+
+
+def test_effective_sample_size_sees_chains_that_disagree():
+    """Each chain by itself looks independent; together they are as many samples as there are chains."""
+    draws = autoregressive(0.0, 10, 50) + 20 * torch.arange(10)[:, None, None]
+    assert float(rf.effective_sample_size(draws)) < 15
+    both = torch.cat([draws, torch.ones_like(draws)], -1)
+    assert rf.effective_sample_size(both.expand(3, -1, -1, -1))[2].tolist()[1] == 500  # of what never changes
+    with pytest.raises(ValueError, match=r"`draws` must be floats .* Got \(10, 50, 1\) of torch.int64"):
+        rf.effective_sample_size(draws.long())

@@ -175,7 +175,7 @@ def test_refusals(arguments, message):
 
 
 def test_an_adjoint_that_does_not_differentiate_marginals_is_refused():
-    with pytest.raises(ValueError, match=r"`adjoint` must .* `Unroll\(\)` or `FixedPoint\(\)`.*Got Envelope\(\)\."):
+    with pytest.raises(ValueError, match=r"`adjoint` must .* `Unroll\(\)` or `FixedPoint\(\)`.*Got Envelope\("):
         MarginalInference(GRID, TRW, rf.Envelope())
 
 

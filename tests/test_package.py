@@ -52,7 +52,7 @@ def test_the_public_surface():
         *("AbstractEntropy", "Bethe", "Counting", "CountingNumbers", "TRW", "spanning_tree_rho"),
         *("AbstractAlgorithm", "Exact", "MaxProduct", "MeanField", "MessagePassing"),
         *("ConvexFreeEnergy", "ConvexFunction", "Term", "NEGATIVE_ENTROPY", "NEGATIVE_LOG", "SQUARE"),
-        *("Solution", "Stop", "clamp", "frequencies", "hessian_vector_product", "infer", "sample"),
+        *("Solution", "Stop", "clamp", "effective_sample_size", "frequencies", "hessian_vector_product", "infer", "sample"),
         *("AbstractAdjoint", "AdjointError", "AdjointWarning", "Envelope", "FixedPoint", "Perturb", "Unroll"),
         *("KKT", "Direct", "Minres", "GradientReport", "check_gradients"),
         *("Inference", "Role", "AbstractLoss", "AbstractMarginalLoss", "Custom", "empirical_risk", "num_counted"),

@@ -99,6 +99,28 @@ def test_adjoints_without_second_derivatives_say_so(adjoint):
         rf.hessian_vector_product(loss, 0.1 * potentials(GRAPH, 0), potentials(GRAPH, 1))
 
 
+@pytest.mark.parametrize("curvature", [rf.Unroll(), rf.FixedPoint(tol=1e-12)], ids=lambda a: type(a).__name__)
+def test_the_curvature_of_a_log_partition_value(curvature):
+    """Envelope with a curvature: the gradient is mu, and its own derivative that of mu."""
+    theta, v = 0.5 * potentials(GRAPH, 0), potentials(GRAPH, 1)
+
+    def gradient(t):
+        return rf.infer(GRAPH, t, stop=rf.Stop(tol=1e-13), evidence={2: 1}).mu
+
+    def value(t):
+        adjoint = rf.Envelope(curvature)
+        solution = rf.infer(GRAPH, t, stop=rf.Stop(tol=1e-13), evidence={2: 1}, adjoint=adjoint)
+        assert not solution.mu.requires_grad
+        return solution.log_partition
+
+    leaf = theta.clone().requires_grad_()
+    torch.testing.assert_close(torch.autograd.grad(value(leaf), leaf)[0], gradient(theta))
+    difference = (gradient(theta + 1e-5 * v) - gradient(theta - 1e-5 * v)) / 2e-5
+    torch.testing.assert_close(rf.hessian_vector_product(value, theta, v), difference, rtol=1e-6, atol=1e-8)
+    with pytest.raises(TypeError, match=r"`curvature` must be an object such as `Unroll\(\)`, or None. Got 'unroll'"):
+        rf.Envelope("unroll")
+
+
 # -- forwards -------------------------------------------------------------------------------------------------------
 
 

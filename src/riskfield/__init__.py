@@ -66,6 +66,7 @@ from riskfield.inference.convex import (
 )
 from riskfield.inference.evidence import clamp
 from riskfield.inference.exact import Exact
+from riskfield.inference.diagnostics import effective_sample_size
 from riskfield.inference.gibbs import frequencies, sample
 from riskfield.inference.infer import AbstractAdjoint, Stop, infer
 from riskfield.inference.mean_field import MeanField
@@ -230,6 +231,7 @@ __all__ = [
     "colours",
     "compile_levels",
     "decode",
+    "effective_sample_size",
     "empirical_risk",
     "error_rate",
     "f_measure",

@@ -15,6 +15,7 @@ returns weights per state, non-negative and summing to 1, close to 1 for the sta
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 
@@ -172,8 +173,7 @@ class SoftEqualCount(AbstractSoftDecoder):
     def __call__(self, graph: FactorGraph, mu: Tensor, mask: Tensor | None = None) -> tuple[Tensor, ...]:
         """Weights of states 0 and 1, by the distance of the logit from the median."""
         require_binary(graph, "SoftEqualCount")
-        tiny = torch.finfo(mu.dtype).eps
-        logits = torch.logit(graph.node_views(mu)[0][..., 1], eps=tiny)
+        logits = _logit(graph.node_views(mu)[0][..., 1])
         weight = torch.sigmoid((logits - _median(logits, mask)) / self.temperature)
         return (torch.stack([1 - weight, weight], -1),)
 
@@ -185,6 +185,7 @@ def decode(
     decoder: AbstractDecoder | None = None,
     *,
     evidence: Tensor | None = None,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """Predict states: run inference, then the decoder (by default `MaxMarginal()`).
 
@@ -194,6 +195,8 @@ def decode(
         inference: how marginals are computed.
         decoder: how they become states.
         evidence: given states, of shape (*batch, variable), -1 elsewhere; they are returned as they are.
+        mask: bool, of shape (*batch, variable): which variables are asked for, for decoders that weigh them against
+            each other. By default all that are not given; with hidden variables, name those that are not hidden.
 
     Returns:
         An int64 tensor of shape (*batch, variable).
@@ -209,11 +212,13 @@ def decode(
     decoder = as_decoder(decoder)
     with torch.no_grad():
         solution = decoder.inference(inference)(graph, theta.detach(), evidence=evidence)
+        if mask is not None:
+            mask = mask.to(theta.device)
         if evidence is None:
-            return decoder(graph, solution.mu)
+            return decoder(graph, solution.mu, mask)
         evidence = evidence.to(theta.device)
         given = evidence >= 0
-        return torch.where(given, evidence, decoder(graph, solution.mu, ~given))
+        return torch.where(given, evidence, decoder(graph, solution.mu, ~given if mask is None else mask & ~given))
 
 
 def as_decoder(decoder: AbstractDecoder | None) -> AbstractDecoder:
@@ -222,6 +227,15 @@ def as_decoder(decoder: AbstractDecoder | None) -> AbstractDecoder:
     if not isinstance(decoder, AbstractDecoder):
         raise TypeError(f"`decoder` must be a hard decoder such as `MaxMarginal()`. Got {decoder!r}.")
     return decoder
+
+
+def _logit(probability: Tensor) -> Tensor:
+    """log p - log(1 - p), cut off near 0 and 1, where it has no gradient: neither a first nor a second one is NaN."""
+    tiny = torch.finfo(probability.dtype).eps
+    inside = (probability > tiny) & (probability < 1 - tiny)
+    safe = torch.where(inside, probability, 0.5)
+    certain = torch.where(probability > 0.5, -math.log(tiny), math.log(tiny))
+    return torch.where(inside, safe.log() - (-safe).log1p(), certain.to(safe))
 
 
 def _median(values: Tensor, mask: Tensor | None) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor
 from riskfield.adjoints._attach import first_order_only, require_convergence
 from riskfield.inference.infer import AbstractAdjoint, Request
 from riskfield.inference.solution import Solution
+from riskfield.kernels import is_differentiated
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,10 @@ class Envelope(AbstractAdjoint):
 
     Exact at convergence (and always for `Exact`). The marginals themselves carry no gradient: a loss on them needs
     another adjoint. For a truncated run use `Unroll`, which differentiates the truncated log-partition.
+
+    Arguments:
+        curvature: the adjoint by which dmu/dtheta, the second derivative of the value, is computed where one is asked
+            for, as `SMD` does. By default second derivatives are refused.
 
     >>> import torch
     >>> from riskfield import Envelope, Exact, chain, infer
@@ -35,12 +40,20 @@ class Envelope(AbstractAdjoint):
     True
     """
 
+    curvature: AbstractAdjoint | None = None
+
+    def __post_init__(self) -> None:
+        if self.curvature is not None and not isinstance(self.curvature, AbstractAdjoint):
+            raise TypeError(f"`curvature` must be an object such as `Unroll()`, or None. Got {self.curvature!r}.")
+
     def apply(self, request: Request) -> Solution:
-        """Run without gradients and attach the value's."""
+        """Run without gradients, or with those of the marginals, and attach the value's."""
         require_convergence(request, "Envelope")
-        solution = request.solve()
-        value = _Value.apply(request.theta, solution.log_partition, request.graph.collapse(solution.mu))
-        return replace(solution, theta=request.theta, _value=value)
+        curvature = self.curvature if is_differentiated(request.theta) else None
+        solution = request.solve() if curvature is None else curvature.apply(request)
+        plain = replace(solution, theta=request.theta.detach(), mu=solution.mu.detach())
+        value = _Value.apply(request.theta, plain.log_partition, (request.graph.collapse(solution.mu),))
+        return replace(plain, theta=request.theta, _value=value)
 
 
 def require_marginal_gradient(adjoint: AbstractAdjoint | None) -> None:
@@ -54,11 +67,16 @@ def require_marginal_gradient(adjoint: AbstractAdjoint | None) -> None:
 
 class _Value(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, theta: Tensor, value: Tensor, statistics: Tensor) -> Tensor:
-        ctx.save_for_backward(theta, statistics)
+    def forward(ctx: Any, theta: Tensor, value: Tensor, statistics: tuple[Tensor]) -> Tensor:
+        # In a tuple autograd does not see them: they are no input of the value, and only its gradient leads to theirs.
+        ctx.save_for_backward(theta)
+        (ctx.statistics,) = statistics
         return value.clone()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        theta, statistics = ctx.saved_tensors
-        return first_order_only(grad.unsqueeze(-1) * statistics, theta, "`Envelope`"), None, None
+        (theta,) = ctx.saved_tensors
+        gradient = grad.unsqueeze(-1) * ctx.statistics
+        if not ctx.statistics.requires_grad:
+            gradient = first_order_only(gradient, theta, "`Envelope` without `curvature`")
+        return gradient, None, None

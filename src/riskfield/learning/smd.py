@@ -13,14 +13,15 @@ direction gains grow, where they turn back gains shrink. H v is exact, by differ
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from riskfield.learning.objective import Evaluation, Objective, assign, flat
-from riskfield.learning.optimiser import AbstractOptimiser, check_counts, check_positive
+from riskfield.learning.optimiser import AbstractOptimiser, Step, check_counts, check_positive
 from riskfield.learning.stochastic import EpochRun
 
 
@@ -35,9 +36,11 @@ class SMD(AbstractOptimiser):
         decay: how slowly the past fades, below 1.
         batch_size: how many examples to look at before each move.
         epochs: how many passes through the data to do at most.
+        tol: stop when a pass lowers the objective by less than this share of it; 0 for all passes. The objective is
+            the mean over the pass, during which the parameters move.
 
     >>> SMD(gain=0.05)
-    SMD(gain=0.05, meta_gain=1.0, decay=0.99, batch_size=16, epochs=25)
+    SMD(gain=0.05, meta_gain=1.0, decay=0.99, batch_size=16, epochs=25, tol=0.0)
     """
 
     gain: float = 0.1
@@ -45,6 +48,7 @@ class SMD(AbstractOptimiser):
     decay: float = 0.99
     batch_size: int = 16
     epochs: int = 25
+    tol: float = 0.0
 
     def __post_init__(self) -> None:
         check_counts(batch_size=self.batch_size, epochs=self.epochs)
@@ -53,6 +57,8 @@ class SMD(AbstractOptimiser):
             raise ValueError(f"`meta_gain` must be a non-negative number. Got {self.meta_gain!r}.")
         if not 0 <= self.decay < 1:
             raise ValueError(f"`decay` must lie in [0, 1). Got {self.decay!r}.")
+        if not 0 <= self.tol < 1:
+            raise ValueError(f"`tol` must lie in [0, 1). Got {self.tol!r}.")
 
     @property
     def max_iterations(self) -> int:
@@ -70,6 +76,15 @@ class _Run(EpochRun):
         self.settings = settings
         self.gains = torch.full_like(flat(objective.parameters).detach(), settings.gain)
         self.past = torch.zeros_like(self.gains)  # v
+        self.lowest = math.inf  # objective of a pass
+
+    def step(self, iteration: int) -> Step:
+        step, lowest = super().step(iteration), self.lowest
+        self.lowest = min(lowest, step.at.value)
+        tol = self.settings.tol
+        if tol > 0 and step.at.value > lowest - tol * abs(lowest):
+            return replace(step, converged=f"a pass lowered the objective by less than {tol:g} of it")
+        return step
 
     def update(self, batch: Tensor) -> Evaluation:
         settings, past = self.settings, self.past
@@ -82,7 +97,8 @@ class _Run(EpochRun):
         return at
 
     def state(self) -> dict[str, Any]:
-        return {"gains": self.gains, "past": self.past}
+        return {"gains": self.gains, "past": self.past, "lowest": self.lowest}
 
     def load(self, state: dict[str, Any]) -> None:
         self.gains, self.past = state["gains"].to(self.gains), state["past"].to(self.past)
+        self.lowest = state["lowest"]

@@ -105,7 +105,7 @@ def clamped_value(
 
 def value_inference(inference: Inference) -> Inference:
     """`inference` with the cheapest adjoint that is right for the log-partition value."""
-    if isinstance(inference.adjoint, Unroll):
+    if isinstance(inference.adjoint, Unroll | Envelope):
         return inference
     if inference.stop.tol is None and not isinstance(inference.algorithm, Exact):
         return replace(inference, adjoint=inference.adjoint or Unroll())
