@@ -64,9 +64,9 @@ from riskfield.inference.convex import (
     ConvexFunction,
     Term,
 )
+from riskfield.inference.diagnostics import effective_sample_size
 from riskfield.inference.evidence import clamp
 from riskfield.inference.exact import Exact
-from riskfield.inference.diagnostics import effective_sample_size
 from riskfield.inference.gibbs import frequencies, sample
 from riskfield.inference.infer import AbstractAdjoint, Stop, infer
 from riskfield.inference.mean_field import MeanField
