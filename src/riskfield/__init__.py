@@ -103,6 +103,7 @@ from riskfield.losses.pseudolikelihood import PatchPseudolikelihood, Pseudolikel
 from riskfield.losses.saddle_point import SaddlePoint
 from riskfield.metrics import error_rate, f_measure, regression_error
 from riskfield.models.conditional import Conditional, LinearModel, Tables
+from riskfield.models.convex import ConvexModel, LearnsInference, inference_of
 from riskfield.models.generative import Generative
 from riskfield.threads import get_num_threads, set_num_threads
 
@@ -149,6 +150,7 @@ __all__ = [
     "ConvergenceWarning",
     "ConvexFreeEnergy",
     "ConvexFunction",
+    "ConvexModel",
     "Counting",
     "CountingNumbers",
     "Custom",
@@ -177,6 +179,7 @@ __all__ = [
     "Independent",
     "Inference",
     "Intensity",
+    "LearnsInference",
     "Levels",
     "LinearModel",
     "MaxMarginal",
@@ -245,6 +248,7 @@ __all__ = [
     "image_folder",
     "incremental",
     "infer",
+    "inference_of",
     "nn",
     "num_counted",
     "picture_examples",

@@ -24,8 +24,9 @@ from riskfield.inference._newton import Newton, polytope
 _CLOSE = 1e-10
 # A step stops short of the boundary by this share of the way to it.
 _MARGIN = 0.01
-# A warm start whose first step moves a belief by more is given up for a cold one; b and z of a bound start above this.
-_FAR, _INWARD = 0.05, 1e-3
+# A warm start whose first step moves a belief by more is given up for a cold one, as is one whose steps grow while
+# they are larger than the second number; b and z of a bound start above the third.
+_FAR, _NEAR, _INWARD = 0.3, 1e-3, 1e-3
 # Not before beliefs above the second number are right to this share of themselves has a run converged.
 _LOG_CHANGE, _SMALL = 0.1, 1e-8
 _ZERO = 1e-150  # beliefs that fall below it count as 0: the square of an inverse is still finite there
@@ -56,7 +57,8 @@ class InteriorPointRun:
         self.z = torch.zeros_like(self.b)
         self.residual = torch.where(self.failed, float("nan"), float("inf")).double()
         self._restart(torch.arange(items))
-        self.untried = torch.zeros(items, dtype=torch.bool)  # warm starts before their first step
+        # How far the next step of a warm start may move a belief.
+        self.allowed = torch.full((items,), float("inf"), dtype=torch.float64)
         self.stuck = torch.zeros(items, dtype=torch.bool)  # no step could be computed; what was reached stays
         if state is not None:
             self._continue(state.to("cpu", torch.float64))
@@ -102,8 +104,9 @@ class InteriorPointRun:
         warm = (state != 0).any(1) & ((b > 0) == self.possible).all(1) & bounded.all(1) & ~self.failed
         self.b[warm], self.z[warm] = b[warm], z[warm]
         # A run that was on the way goes on as it was. One at its end may be in a corner that is now the wrong one.
-        self.untried = warm & _is_close(b, z, self.possible)
-        corner = self.untried[:, None] & (z > 0)
+        ended = warm & _is_close(b, z, self.possible)
+        self.allowed[ended] = _FAR
+        corner = ended[:, None] & (z > 0)
         self.b = torch.where(corner, self.b.clamp(min=_INWARD), self.b)
         self.z = torch.where(corner, self.z.clamp(min=_INWARD), self.z)
 
@@ -116,26 +119,18 @@ class InteriorPointRun:
         slope, curvature = self.energy.derivatives(torch.where(possible, b, 1.0), items)
         barrier = torch.where(inside, z / b, 0.0)
         newton = Newton(self.polytope, b, torch.where(possible, curvature + barrier, 1.0), possible)
-        count = inside.sum(1, keepdim=True).clamp(min=1)
-        nu = (b * z).sum(1, keepdim=True) / count
-
-        # Predictor: straight for nu = 0. How far it gets says how much to centre.
-        ahead = newton.step(slope)
-        ahead_z = torch.where(inside, -z - barrier * ahead, 0.0)
-        reach = _reach(b, z, ahead, ahead_z, inside).clamp(max=1)
-        aimed = ((b + reach * ahead) * (z + reach * ahead_z) * inside).sum(1, keepdim=True) / count
-        centre = (aimed / torch.where(nu > 0, nu, 1.0)).clamp(0, 1) ** 3 * nu
-        target = torch.where(inside, (centre - ahead * ahead_z) / torch.where(inside, b, 1.0), 0.0)
-        step, step_z = ahead, ahead_z
+        step, step_z = newton.step(slope), torch.zeros_like(z)
         if inside.any():
+            target = _centred(b, z, step, barrier, inside)
             step = newton.step(slope - target)
             step_z = torch.where(inside, target - z - barrier * step, 0.0)
         safe = torch.where(possible, b, 1.0)
         whole = torch.where(possible & ~inside & (step < 0), b * torch.expm1(step / safe), step)
         change = whole.abs().amax(1)
-        far = self.untried[items] & ~(change <= _FAR)
+        allowed = self.allowed[items]
+        far = (allowed < float("inf")) & ~(change <= allowed)
         lost = ~far & ~torch.isfinite(step + step_z).all(1)
-        self.untried[items] = False
+        self.allowed[items] = torch.where(far | (allowed == float("inf")), float("inf"), change.clamp(min=_NEAR))
         self.stuck[items[lost]] = True
         self.residual[items[lost]] = float("inf")
         if far.any():
@@ -169,6 +164,17 @@ class InteriorPointRun:
 def _is_close(b: Tensor, z: Tensor, possible: Tensor) -> Tensor:
     """Whether the duality gap says that the solution is near, of shape (batch,)."""
     return (b * z).sum(1) <= _CLOSE * possible.sum(1)
+
+
+def _centred(b: Tensor, z: Tensor, ahead: Tensor, barrier: Tensor, inside: Tensor) -> Tensor:
+    """What b z is to be, divided by b. How far `ahead`, the step straight for 0, gets says how much to centre."""
+    ahead_z = torch.where(inside, -z - barrier * ahead, 0.0)
+    count = inside.sum(1, keepdim=True).clamp(min=1)
+    nu = (b * z).sum(1, keepdim=True) / count
+    reach = _reach(b, z, ahead, ahead_z, inside).clamp(max=1)
+    aimed = ((b + reach * ahead) * (z + reach * ahead_z) * inside).sum(1, keepdim=True) / count
+    centre = (aimed / torch.where(nu > 0, nu, 1.0)).clamp(0, 1) ** 3 * nu
+    return torch.where(inside, (centre - ahead * ahead_z) / torch.where(inside, b, 1.0), 0.0)
 
 
 def _reach(b: Tensor, z: Tensor, step: Tensor, step_z: Tensor, inside: Tensor) -> Tensor:

@@ -164,6 +164,8 @@ class ConvexFreeEnergy(AbstractAlgorithm):
 
     Arguments:
         terms: what is added to the linear term -theta . b. By default b log b with weights 1.
+        message_passing: run it where the weights are counting numbers. Where potentials are so strong that it needs
+            thousands of sweeps the interior-point method is faster, and serves weights that are not negative.
 
     Raises:
         ValueError: on use, if a weight is negative (unless the weights are counting numbers, see `CountingNumbers`), if
@@ -180,6 +182,7 @@ class ConvexFreeEnergy(AbstractAlgorithm):
     """
 
     terms: Sequence[Term] = (Term(NEGATIVE_ENTROPY),)
+    message_passing: bool = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "terms", tuple(self.terms))
@@ -232,11 +235,17 @@ class ConvexFreeEnergy(AbstractAlgorithm):
         return tuple(term.weights(graph) for term in self.terms)
 
     def counting_numbers(self, graph: FactorGraph) -> CountingNumbers | None:
-        """The weights of b log b as counting numbers; None if they are not valid ones, or other terms take part."""
+        """The weights of b log b as counting numbers for message passing.
+
+        None if they are not valid ones, if other terms take part, or if it is not wanted.
+        """
+        if not self.message_passing:
+            return None
         total = torch.zeros(graph.mu_size, dtype=torch.float64)
         for term, weight in zip(self.terms, self.weights(graph), strict=True):
-            if term.function == NEGATIVE_ENTROPY and weight.ndim == 1:
-                total = total + weight.detach()
+            first = weight.detach().reshape(-1, graph.mu_size)[:1]
+            if term.function == NEGATIVE_ENTROPY and len(first) and torch.equal(weight, first[0].expand_as(weight)):
+                total = total + first[0]
             elif (weight != 0).any():
                 return None
         node = torch.empty(graph.num_variables, dtype=torch.float64)

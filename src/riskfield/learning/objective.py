@@ -23,6 +23,7 @@ from riskfield.inference.settings import Inference
 from riskfield.learning.ranks import Ranks
 from riskfield.learning.warm_start import Memory, Remembering, WarmStart
 from riskfield.losses.loss import AbstractLoss, empirical_risk, num_counted
+from riskfield.models.convex import inference_of
 
 
 class Diverged(Exception):
@@ -181,7 +182,7 @@ class Objective:
             part.graph,
             theta,
             part.labels,
-            self._inference_on(chunk),
+            inference_of(self.model, self._inference_on(chunk), part.graph, part.inputs),
             evidence=part.evidence,
             mask=part.mask,
             weights=part.weights,

@@ -1,0 +1,105 @@
+r"""Models of inference itself: theta and the weights of a convex free energy, both from inputs and parameters.
+
+b = argmin  -theta(y) . b + sum_f w_f(y) . f(b)                                                (Domke 2008, eq. 1)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor, nn
+
+from riskfield.graph.factor_graph import FactorGraph
+from riskfield.inference.algorithm import AbstractAlgorithm
+from riskfield.inference.convex import ConvexFreeEnergy, ConvexFunction, Term
+from riskfield.inference.settings import Inference
+
+
+@runtime_checkable
+class LearnsInference(Protocol):
+    """A model whose parameters are also those of the inference algorithm."""
+
+    def algorithm(self, settings: AbstractAlgorithm, graph: FactorGraph, inputs: Any) -> AbstractAlgorithm:
+        """The algorithm for these inputs, in all else as in `settings`; a `ValueError` if that is another one."""
+        ...
+
+
+class ConvexModel(nn.Module):
+    """Theta and the weights of a `ConvexFreeEnergy`, each by a model of its own.
+
+    A model such as `LinearModel` gives one number per state of every variable and joint state of every factor. For
+    theta they are taken as they are; for a weight they are its logarithm, so that weights stay positive while they are
+    learned, and parameters of 0 make weights of 1. With indicators of the inputs as features the weighting functions
+    are fully parametrised, and tied over the picture.
+
+    `fit` trains both, by `KKT`. To hold the weights for a while, `model.log_weights.requires_grad_(False)`.
+
+    Arguments:
+        theta: a model of theta.
+        log_weights: for each convex function, a model of the logarithms of its weights.
+
+    >>> import torch
+    >>> from riskfield import ConvexModel, LinearModel, NEGATIVE_ENTROPY, grid
+    >>> model = ConvexModel(LinearModel(2, 2, 4), {NEGATIVE_ENTROPY: LinearModel(2, 2, 4)})
+    >>> graph = grid(3, 3, num_states=2)
+    >>> y = torch.tensor([0, 1, 1, 0, 0, 1, 0, 1, 0])
+    >>> pairs = 2 * y[graph.factor_groups[0].variables[:, 0]] + y[graph.factor_groups[0].variables[:, 1]]
+    >>> one_hot = torch.nn.functional.one_hot
+    >>> inputs = {"nodes": one_hot(y, 2).double(), "factors": one_hot(pairs, 4).double()}
+    >>> model(graph, inputs).shape, model.terms(graph, inputs)[0].weight.shape
+    (torch.Size([66]), torch.Size([66]))
+    """
+
+    def __init__(self, theta: nn.Module, log_weights: Mapping[ConvexFunction, nn.Module]):
+        super().__init__()
+        for function, model in log_weights.items():
+            if not isinstance(function, ConvexFunction) or not isinstance(model, nn.Module):
+                raise TypeError(
+                    f"`log_weights` must have a torch module for each ConvexFunction. Got {function!r}: {model!r}."
+                )
+        if not log_weights:
+            raise ValueError("`log_weights` must have at least one function: theta alone has no unique minimiser.")
+        self.theta = theta
+        self.functions = tuple(log_weights)
+        self.log_weights = nn.ModuleList(log_weights.values())
+
+    def forward(self, graph: FactorGraph, inputs: Any = None) -> Tensor:
+        """Theta of shape (*batch, theta)."""
+        theta: Tensor = self.theta(graph, inputs)
+        return theta
+
+    def terms(self, graph: FactorGraph, inputs: Any = None) -> list[Term]:
+        """The convex functions with their weights of shape (*batch, mu)."""
+        both = zip(self.functions, self.log_weights, strict=True)
+        return [Term.from_log(function, graph.expand(model(graph, inputs))) for function, model in both]
+
+    def algorithm(self, settings: AbstractAlgorithm, graph: FactorGraph, inputs: Any = None) -> ConvexFreeEnergy:
+        """`settings`, which must be a `ConvexFreeEnergy`, with the terms for these inputs."""
+        if not isinstance(settings, ConvexFreeEnergy):
+            raise ValueError(
+                f"`inference` must run ConvexFreeEnergy(), whose weights ConvexModel learns. "
+                f"Got {type(settings).__name__}."
+            )
+        return replace(settings, terms=self.terms(graph, inputs))
+
+
+def inference_of(
+    model: nn.Module, inference: Inference | None, graph: FactorGraph, inputs: Any = None
+) -> Inference | None:
+    """`inference` as a model has learned it; unchanged for a model of theta alone.
+
+    Raises:
+        ValueError: if `inference` does not run the algorithm that the model is about.
+
+    >>> from riskfield import ConvexFreeEnergy, ConvexModel, Generative, Inference, NEGATIVE_ENTROPY, chain
+    >>> graph = chain(2, num_states=2)
+    >>> model = ConvexModel(Generative(graph), {NEGATIVE_ENTROPY: Generative(graph)})
+    >>> inference_of(model, Inference(ConvexFreeEnergy()), graph)(graph, model(graph)).mu
+    tensor([0.5000, 0.5000, 0.5000, 0.5000, 0.2500, 0.2500, 0.2500, 0.2500],
+           dtype=torch.float64)
+    """
+    if not isinstance(model, LearnsInference) or inference is None:
+        return inference
+    return replace(inference, algorithm=model.algorithm(inference.algorithm, graph, inputs))
