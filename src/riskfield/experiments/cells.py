@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import re
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from riskfield.io._atomic import write_text
+from riskfield.threads import set_num_threads
 
 Setting = str | int | float
 Result = dict[str, Any]  # of what JSON has
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell that is asked for: compute(**settings), a function of some module, so that other processes find it."""
+
+    name: str
+    compute: Callable[..., Result]
+    settings: dict[str, Setting] = field(default_factory=dict)
 
 
 class Cells:
@@ -50,15 +65,49 @@ class Cells:
 
     def get(self, name: str, compute: Callable[..., Result], **settings: Setting) -> Result:
         """The result of one cell: what is on file, or else compute(**settings), which then is."""
-        stem = ",".join([name, *(f"{key}={value}" for key, value in sorted(settings.items()))])
-        path = self._folder / (re.sub(r"[^\w.,=+-]", "_", stem) + ".json")
-        self._bar.set_postfix_str(stem, refresh=True)
+        path = self._path(name, settings)
+        self._bar.set_postfix_str(path.stem, refresh=True)
         result = _read(path, settings)
         if result is None:
-            result = compute(**settings)
-            write_text(path, json.dumps({"settings": settings, "result": result}, allow_nan=False) + "\n")
+            result = _compute((path, Cell(name, compute, settings)))
         self._bar.update()
         return result
+
+    def prepare(self, wanted: Iterable[Cell], jobs: int) -> None:
+        """Compute those of the `wanted` cells that are not on file, in `jobs` processes of one thread each."""
+        from tqdm import tqdm
+
+        paths = [(self._path(cell.name, cell.settings), cell) for cell in wanted]
+        missing = [(path, cell) for path, cell in paths if _read(path, cell.settings) is None]
+        if not missing:
+            return
+        # Forked processes would share the locks of torch's threads, so they are started afresh.
+        with multiprocessing.get_context("spawn").Pool(jobs, _start_worker) as pool:
+            done = pool.imap_unordered(_compute, missing)
+            for _ in tqdm(done, total=len(missing), unit="cell", disable=not self._progress):
+                pass
+
+    def find(self, name: str, **settings: Setting) -> Result | None:
+        """The result of one cell if it is on file."""
+        return _read(self._path(name, settings), settings)
+
+    def _path(self, name: str, settings: dict[str, Setting]) -> Path:
+        stem = ",".join([name, *(f"{key}={value}" for key, value in sorted(settings.items()))])
+        return self._folder / (re.sub(r"[^\w.,=+-]", "_", stem) + ".json")
+
+
+def _start_worker() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that waits for the cells is interrupted, and ends all
+    torch.set_num_threads(1)
+    set_num_threads(1)
+
+
+def _compute(task: tuple[Path, Cell]) -> Result:
+    """Compute a cell and keep it."""
+    path, cell = task
+    result = cell.compute(**cell.settings)
+    write_text(path, json.dumps({"settings": cell.settings, "result": result}, allow_nan=False) + "\n")
+    return result
 
 
 def _read(path: Path, settings: dict[str, Setting]) -> Result | None:

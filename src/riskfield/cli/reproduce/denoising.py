@@ -1,0 +1,57 @@
+"""`riskfield reproduce denoising`."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from riskfield.cli.reproduce._app import Out, Quick, Quiet, app, run
+from riskfield.cli.reproduce._pictures import Data, Finished, Rows, chosen, folder, given
+from riskfield.experiments import denoising as power
+from riskfield.experiments import denoising_2010 as implicit
+from riskfield.experiments.study import AbstractStudy
+
+
+class Table(StrEnum):
+    """The tables of `riskfield reproduce denoising`."""
+
+    PAMI = "2013"
+    NIPS = "2010"
+
+
+@app.command()
+def denoising(
+    data: Data = None,
+    table: Annotated[Table | None, typer.Option(help="Only the one of this year.")] = None,
+    rows: Rows = None,
+    finished: Finished = False,
+    quick: Quick = False,
+    out: Out = None,
+    quiet: Quiet = False,
+) -> None:
+    """Restore binary pictures: what each training loss makes of the same model.
+
+    2013 is Table 1 and Figure 4 of Domke (2013): ten losses at three noise levels, 32 pictures of the Berkeley
+    Segmentation Data Set to train on and 100 to test with. 2010 is Table 1 and Figure 1 of Domke (2010): four losses
+    measured by each other, on 100 and 100 such pictures, and on shapes that stand in for the pictures of its other
+    columns.
+
+    At full size they take some hours on one core.
+
+    \b
+    Examples:
+      riskfield reproduce denoising --data ~/data --quick
+      riskfield reproduce denoising --data ~/data --table 2013 --rows "surrogate likelihood, univariate logistic"
+    """
+    root = folder(data)
+    studies: list[AbstractStudy] = []
+    if table is not Table.NIPS:
+        size: dict[str, Any] = {"num_train": 8, "num_test": 16, "shape": (50, 75)} if quick else {}
+        studies.append(power.PowerNoiseTable(root, rows=chosen(rows, finished, tuple(power.PAPER)), **size))
+    if table is not Table.PAMI:
+        size = {"num_pictures": 16, "num_tests": 38, "shape": (50, 75)} if quick else {}
+        studies.append(implicit.ImplicitTable(root, rows=chosen(rows, finished, tuple(implicit.PAPER)), **size))
+    options = [*(["--table", table] if table else []), *given(rows, finished)]
+    run("denoising", studies, quick, out, quiet, options)

@@ -1,0 +1,176 @@
+"""The lines of the papers' tables: training criteria, where each starts, and how one of them is fitted."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch.nn import Module
+
+from riskfield.errors import DivergenceWarning
+from riskfield.experiments.cells import Cells, Result, Setting
+from riskfield.experiments.scenes import Scenes
+from riskfield.experiments.study import Record, table
+from riskfield.inference.settings import Inference
+from riskfield.learning.lbfgs import LBFGS
+from riskfield.learning.objective import assign, flat, trainable
+from riskfield.learning.stages import Stage, fit_stages, incremental
+from riskfield.losses.loss import AbstractLoss
+from riskfield.losses.piecewise import Independent, Piecewise
+from riskfield.losses.pseudolikelihood import Pseudolikelihood
+
+INDEPENDENT = "independent"
+M = TypeVar("M", bound=Module)
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """What a line of a table is trained with.
+
+    Arguments:
+        name: of the line.
+        loss: what is minimised.
+        start: the line whose parameters training starts from; None for zeros.
+        ridge: of the training.
+    """
+
+    name: str
+    loss: AbstractLoss
+    start: str | None = INDEPENDENT
+    ridge: float = 0.0
+
+    @property
+    def inferred(self) -> bool:
+        """Whether training runs inference."""
+        return not isinstance(self.loss, Independent | Pseudolikelihood | Piecewise)
+
+
+# Trains one criterion from given parameters, or from zeros.
+Fit = Callable[[Criterion, list[float] | None], Result]
+
+
+def fit_all(
+    cells: Cells,
+    name: str,
+    criteria: Sequence[Criterion],
+    chosen: Sequence[str],
+    fit: Fit,
+    *,
+    known: Mapping[str, Result] | None = None,
+    **settings: Setting,
+) -> dict[str, Result]:
+    """The results of criteria that start from each other, by name.
+
+    Arguments:
+        cells: where results are kept, in a cell for each criterion.
+        name: of the cells.
+        criteria: all there are.
+        chosen: those to train, with all that they start from. Of the others only what is on file is given.
+        fit: trains one.
+        known: results of other criteria that some of these start from.
+        settings: of the cells, beside the criterion.
+    """
+    results: dict[str, Result] = {}
+    wanted = [criterion.name for criterion in closure(criteria, chosen)]
+    for criterion in closure(criteria, [criterion.name for criterion in criteria]):
+        own = settings | {"row": criterion.name}
+        start = (dict(known or {}) | results).get(criterion.start or "")
+
+        def compute(criterion: Criterion = criterion, start: Result | None = start, **_: Setting) -> Result:
+            return fit(criterion, None if start is None else start["parameters"])
+
+        found = cells.get(name, compute, **own) if criterion.name in wanted else cells.find(name, **own)
+        if found is not None:
+            results[criterion.name] = found
+    return results
+
+
+def closure(criteria: Sequence[Criterion], names: Sequence[str]) -> list[Criterion]:
+    """The named criteria and those among `criteria` that they start from, in an order in which they can be trained.
+
+    Raises:
+        ValueError: if a name is not among them.
+    """
+    by_name = {criterion.name: criterion for criterion in criteria}
+    unknown = sorted(set(names) - set(by_name))
+    if unknown:
+        raise ValueError(
+            f"`rows` must be some of {', '.join(map(repr, by_name))}. Got {', '.join(map(repr, unknown))}."
+        )
+    order: list[Criterion] = []
+
+    def add(criterion: Criterion) -> None:
+        if criterion.start in by_name:
+            add(by_name[criterion.start])
+        if criterion not in order:
+            order.append(criterion)
+
+    for criterion in criteria:
+        if criterion.name in names:
+            add(criterion)
+    return order
+
+
+def train(
+    model: Module,
+    scenes: Scenes,
+    criterion: Criterion,
+    inference: Inference,
+    optimiser: LBFGS,
+    start: Sequence[float] | None,
+    *,
+    chunk_size: int,
+    first: int | None = None,
+) -> Result:
+    """Fit `model` and report how it went; with `first`, on so many pictures first, then on twice as many, and so on."""
+    if start is not None:
+        with_parameters(model, start)
+    stage = Stage(criterion.loss, inference if criterion.inferred else None, optimiser, criterion.ridge)
+    stages = [stage] if first is None else incremental(stage, len(scenes), start=first)
+    began = time.perf_counter()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fits = fit_stages(model, scenes.examples, stages, chunk_size=chunk_size, progress=False)
+    last, best = fits[-1], fits[-1].best
+    said = [warning.message for warning in caught]
+    return {
+        "parameters": [round(value, 9) for value in flat(trainable(model)).tolist()],
+        "reason": last.reason.value,
+        "explanation": last.explanation,
+        "objective": None if best is None else best.objective,
+        "iterations": sum(len(fit.history) for fit in fits),
+        "evaluations": sum(fit.history[-1].evaluations for fit in fits if fit.history),
+        "seconds": time.perf_counter() - began,
+        "diverged": next((str(message) for message in said if isinstance(message, DivergenceWarning)), None),
+        "warnings": dict(Counter(type(message).__name__ for message in said)),
+    }
+
+
+def with_parameters(model: M, values: Sequence[float]) -> M:
+    """`model` with all its parameters replaced, as `train` reports them."""
+    parameters = trainable(model)
+    assign(parameters, torch.tensor(values).to(parameters[0]))
+    return model
+
+
+def training_table(records: list[Record], keys: list[str]) -> str:
+    """How the fits of records went, a line for each."""
+    header = [*keys, "objective", "iterations", "evaluations", "seconds", "ended"]
+    rows = [
+        [
+            *(f"{record[key]}" for key in keys),
+            "-" if record["objective"] is None else f"{record['objective']:.5f}",
+            f"{record['iterations']}",
+            f"{record['evaluations']}",
+            f"{record['seconds']:.0f}",
+            f"{record['reason']}: {record['explanation']}"
+            + (f" **Diverged**: {record['diverged']}" if record["diverged"] else ""),
+        ]
+        for record in records
+    ]
+    return table(header, rows)
