@@ -1,0 +1,32 @@
+"""`riskfield reproduce convex`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from riskfield.cli.reproduce._app import Out, Quick, Quiet, app, run
+from riskfield.cli.reproduce._pictures import Data, Finished, folder
+from riskfield.experiments.convex import DigitBeliefs, DigitErrors
+
+
+@app.command()
+def convex(
+    data: Data = None, finished: Finished = False, quick: Quick = False, out: Out = None, quiet: Quiet = False
+) -> None:
+    """Learned convex inference, beside conditional random fields.
+
+    errors is Tables 1 to 3 and Figure 1 of Domke (2008): digits of MNIST to restore from 10, 30 and 50 % noise, by
+    pseudolikelihood with mean field and belief propagation, by the likelihoods of mean field and belief propagation,
+    and by convex inference that is learned by two losses on its beliefs. beliefs is Figure 2: what is made of a picture
+    of each digit.
+
+    At full size it takes about an hour on one core.
+
+    \b
+    Examples:
+      riskfield reproduce convex --data ~/data --quick
+      riskfield reproduce convex --data ~/data --out results/convex
+    """
+    size: dict[str, Any] = {"noises": (0.5,), "per_digit": 1, "iterations": 8} if quick else {}
+    studies = [study(folder(data), finished=finished, **size) for study in (DigitErrors, DigitBeliefs)]
+    run("convex", studies, quick, out, quiet, ["--finished"] if finished else [])
