@@ -19,6 +19,7 @@ from riskfield.experiments.study import Record, table
 from riskfield.inference.settings import Inference
 from riskfield.learning.lbfgs import LBFGS
 from riskfield.learning.objective import assign, flat, trainable
+from riskfield.learning.result import Fit
 from riskfield.learning.stages import Stage, fit_stages, incremental
 from riskfield.losses.loss import AbstractLoss
 from riskfield.losses.piecewise import Independent, Piecewise
@@ -51,7 +52,7 @@ class Criterion:
 
 
 # Trains one criterion from given parameters, or from zeros.
-Fit = Callable[[Criterion, list[float] | None], Result]
+Trainer = Callable[[Criterion, list[float] | None], Result]
 
 
 def fit_all(
@@ -59,7 +60,7 @@ def fit_all(
     name: str,
     criteria: Sequence[Criterion],
     chosen: Sequence[str],
-    fit: Fit,
+    fit: Trainer,
     *,
     known: Mapping[str, Result] | None = None,
     **settings: Setting,
@@ -146,9 +147,20 @@ def train(
         "iterations": sum(len(fit.history) for fit in fits),
         "evaluations": sum(fit.history[-1].evaluations for fit in fits if fit.history),
         "seconds": time.perf_counter() - began,
+        "curve": _curve(fits),
         "diverged": next((str(message) for message in said if isinstance(message, DivergenceWarning)), None),
         "warnings": dict(Counter(type(message).__name__ for message in said)),
     }
+
+
+def _curve(fits: Sequence[Fit], most: int = 100) -> list[list[float]]:
+    """Seconds and objectives of iterations, at equal steps; those of later stages go on from the earlier ones."""
+    points, began = [], 0.0
+    for fit in fits:
+        points += [[round(began + record.seconds, 2), round(record.objective, 7)] for record in fit.history]
+        began = points[-1][0] if points else 0.0
+    step = -(-len(points) // most)
+    return points[:: step or 1]
 
 
 def with_parameters(model: M, values: Sequence[float]) -> M:

@@ -27,7 +27,7 @@ from riskfield.experiments.criteria import (
     training_table,
     with_parameters,
 )
-from riskfield.experiments.scenes import Scenes, error_rate, marginals
+from riskfield.experiments.scenes import Scenes, describe, error_rate, marginals
 from riskfield.experiments.side_by_side import HOW_TO_READ, Shown, beside, gallery, shade
 from riskfield.experiments.study import AbstractStudy, Record, select, table
 from riskfield.features.image import Constant, ImageFeatures, Intensity
@@ -199,4 +199,5 @@ def two_direction_model() -> LinearModel:
 def _scenes(root: str | None, level: float, shape: tuple[int, int], part: str, count: int) -> Scenes:
     (split,) = Recorded.BERKELEY_2013.read()
     names = getattr(split, part)[:count]
-    return Scenes.of(denoising(bsds500(root).select(names), PowerNoise(level), shape=shape), FEATURES, 2)
+    pictures = denoising(bsds500(root).select(names), PowerNoise(level), shape=shape)
+    return Scenes.of(describe(pictures, FEATURES), 2)

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,7 +24,7 @@ from riskfield.data.splits import Recorded
 from riskfield.experiments.cells import Cells, Result
 from riskfield.experiments.criteria import Criterion, closure, fit_all, train, training_table, with_parameters
 from riskfield.experiments.denoising import CHUNK_SIZE, FEATURES, inference, optimiser, prediction
-from riskfield.experiments.scenes import Scenes, error_rate, marginals
+from riskfield.experiments.scenes import Scenes, describe, error_rate, marginals
 from riskfield.experiments.side_by_side import HOW_TO_READ, Shown, beside, gallery, shade
 from riskfield.experiments.study import AbstractStudy, Record, select, table
 from riskfield.learning.objective import Objective
@@ -165,12 +164,12 @@ class ImplicitTable(AbstractStudy):
         how = inference(self.tol) if column == BERKELEY else inference(self.tol, sweeps=3000)
         model, parts = one_table_model(), (training, tests)
         result = train(model, training, criterion, how, optimiser(), start, chunk_size=CHUNK_SIZE)
-        tested, chunk = prediction(self.tol), {"chunk_size": CHUNK_SIZE}
+        tested = prediction(self.tol)
         scores = {
-            name: [Objective(model, part.examples, loss, tested, **chunk).risk() for part in parts]
+            name: [Objective(model, part.examples, loss, tested, chunk_size=CHUNK_SIZE).risk() for part in parts]
             for name, loss in _LOSSES.items()
         }
-        scores[_ERROR] = [error_rate(model, part, tested, **chunk) for part in parts]
+        scores[_ERROR] = [error_rate(model, part, tested, CHUNK_SIZE) for part in parts]
         return result | {"scores": scores}
 
 
@@ -194,4 +193,4 @@ def _scenes(root: str | None, column: str, shape: tuple[int, int], part: str, co
         pictures, split = noisy_shapes(STAND_INS[column])
         names = getattr(split, part)
         pictures = pictures.select(names[:: len(names) // count][:count])
-    return Scenes.of(islice(pictures, count), FEATURES, 2)
+    return Scenes.of(describe(pictures, FEATURES), 2)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import Module
@@ -14,10 +14,23 @@ from torch.nn.functional import pad
 
 from riskfield.data.examples import Examples
 from riskfield.data.pictures import Picture
-from riskfield.features.image import PictureFeatures
+from riskfield.features.image import ImageFeatures, PictureFeatures
 from riskfield.features.resample import reduce_labels, resize
 from riskfield.graph.builders import grid
 from riskfield.inference.settings import Inference
+
+Described = tuple[Picture, PictureFeatures]
+
+
+def describe(pictures: Sequence[Picture], features: ImageFeatures) -> list[Described]:
+    """Pictures and their features, computed on all processors."""
+
+    def both(number: int) -> Described:
+        picture = pictures[number]
+        return picture, features(picture.image)
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+        return list(threads.map(both, range(len(pictures))))
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,19 +63,17 @@ class Scenes:
     @classmethod
     def of(
         cls,
-        pictures: Iterable[Picture],
-        features: Callable[[npt.NDArray[Any]], PictureFeatures],
+        described: Iterable[Described],
         num_states: int,
         *,
         frame: int = 1,
         device: str = "cpu",
         dtype: torch.dtype = torch.float64,
     ) -> Scenes:
-        """Compute features of pictures with labels."""
+        """Put pictures with labels and their features together by size."""
         groups: dict[tuple[int, int], list[tuple[Scene, dict[str, Tensor], Tensor]]] = {}
-        for picture in pictures:
+        for picture, computed in described:
             assert picture.labels is not None
-            computed = features(picture.image)
             scene = Scene(picture, computed.shape)
             rows, columns = (-(-length // frame) * frame for length in scene.shape)
             labels = reduce_labels(torch.from_numpy(picture.labels), scene.shape)

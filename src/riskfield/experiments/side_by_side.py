@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from riskfield.report.colours import class_colours
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -85,6 +87,4 @@ def _short(value: float, digits: int) -> str:
 
 
 def _palette(num_states: int) -> npt.NDArray[np.float64]:
-    from matplotlib import colormaps
-
-    return np.asarray(colormaps["tab10"].colors, np.float64)[:num_states]  # type: ignore[attr-defined]
+    return np.array(class_colours(num_states)) / 255

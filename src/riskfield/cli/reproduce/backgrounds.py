@@ -1,0 +1,73 @@
+"""`riskfield reproduce backgrounds`."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from riskfield.cli.reproduce._app import Out, Quick, Quiet, app, run
+from riskfield.cli.reproduce._pictures import Data, Device, Finished, OnDevice, Rows, chosen, folder, given
+from riskfield.experiments import learning_curves
+from riskfield.experiments.backgrounds import ROWS, BackgroundsTable
+from riskfield.experiments.study import AbstractStudy
+
+
+class Part(StrEnum):
+    """The parts of `riskfield reproduce backgrounds`."""
+
+    TABLE = "table"
+    CURVES = "curves"
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        numbers = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        numbers = ()
+    if not numbers or not all(0 <= number < 5 for number in numbers):
+        raise typer.BadParameter(f"--folds must be numbers from 0 to 4 with commas between. Got {text!r}.")
+    return numbers
+
+
+@app.command()
+def backgrounds(
+    data: Data = None,
+    part: Annotated[Part | None, typer.Option(help="Only the table with Figure 6, or only the curves.")] = None,
+    folds: Annotated[str, typer.Option(metavar="NUMBERS", help="Only these of the five folds.")] = "0,1,2,3,4",
+    rows: Rows = None,
+    finished: Finished = False,
+    device: OnDevice = Device.CPU,
+    quick: Quick = False,
+    out: Out = None,
+    quiet: Quiet = False,
+) -> None:
+    """Label outdoor scenes with eight classes: truncated fitting by several losses and numbers of sweeps.
+
+    table is Table 3 and Figure 6 of Domke (2013): five-fold cross-validation on the 715 pictures of the Stanford
+    Background Dataset, inference truncated after 5, 10 and 20 sweeps. curves is Figure 7: objectives against time, of
+    truncated fitting, perturbation and back-propagation; its --rows are these three.
+
+    At full size it takes days on one core.
+
+    \b
+    Examples:
+      riskfield reproduce backgrounds --data ~/data --quick
+      riskfield reproduce backgrounds --data ~/data --part table --folds 0,1 --device cuda
+    """
+    shared: dict[str, Any] = {"root": folder(data), "device": device.value}
+    studies: list[AbstractStudy] = []
+    if part is not Part.CURVES:
+        size: dict[str, Any] = {"num_train": 16, "num_test": 16, "scale": 0.1, "iterations": 40, "first": 8}
+        size = size if quick else {}
+        wanted = (0,) if quick else _numbers(folds)
+        studies.append(BackgroundsTable(folds=wanted, rows=chosen(rows, finished, ROWS), **shared, **size))
+    if part is not Part.TABLE:
+        size = {"num_pictures": 8, "scale": 0.1, "iterations": 20, "sweeps": (5, 20), "tolerances": (1e-2, 1e-4)}
+        size = size if quick else {}
+        methods = chosen(rows, finished, learning_curves.LearningCurves().rows)
+        studies.append(learning_curves.LearningCurves(rows=methods, **shared, **size))
+    options = [*(["--part", part] if part else []), *(["--folds", folds] if folds != "0,1,2,3,4" else [])]
+    options += [*given(rows, finished), *(["--device cuda"] if device is Device.CUDA else [])]
+    run("backgrounds", studies, quick, out, quiet, options)

@@ -1,0 +1,46 @@
+"""`riskfield reproduce horses`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from riskfield.cli.reproduce._app import Out, Quick, Quiet, app, run
+from riskfield.cli.reproduce._pictures import Data, Device, Finished, OnDevice, Rows, chosen, folder, given
+from riskfield.experiments.horses import ROWS, HorsesTable
+
+
+@app.command()
+def horses(
+    data: Data = None,
+    scale: Annotated[
+        float | None,
+        typer.Option(help="Resolution of inference, as a part of the pictures'. [1, or less with --quick]"),
+    ] = None,
+    rows: Rows = None,
+    finished: Finished = False,
+    device: OnDevice = Device.CPU,
+    quick: Quick = False,
+    out: Out = None,
+    quiet: Quiet = False,
+) -> None:
+    """Tell horses from the ground: truncated fitting by several losses, kinds of inference and numbers of sweeps.
+
+    Table 2 and Figure 5 of Domke (2013): 200 pictures of the Weizmann horse database to train on and 127 to test with,
+    tree-reweighted inference and mean field, truncated after 10, 20 and 40 sweeps.
+
+    At full size it takes days on one core.
+
+    \b
+    Examples:
+      riskfield reproduce horses --data ~/data --quick
+      riskfield reproduce horses --data ~/data --scale 0.25
+      riskfield reproduce horses --data ~/data --device cuda --rows "univariate logistic, clique logistic"
+    """
+    size: dict[str, Any] = {"num_train": 12, "num_test": 12, "iterations": 40, "scale": 0.1} if quick else {}
+    if scale is not None:
+        size["scale"] = scale
+    study = HorsesTable(folder(data), rows=chosen(rows, finished, ROWS), device=device.value, **size)
+    options = [*([f"--scale {scale:g}"] if scale else []), *given(rows, finished)]
+    run("horses", [study], quick, out, quiet, [*options, *(["--device cuda"] if device is Device.CUDA else [])])

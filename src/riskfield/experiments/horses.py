@@ -1,0 +1,178 @@
+"""Figure and ground of horses: Table 2 and Figure 5 of Domke (2013), section 8.3.
+
+100 features of pixels (sinusoids of colour and position, a histogram of gradients), 21 of edges of either direction:
+368 parameters. Inference is truncated. The paper works at the pictures' own resolution.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any
+
+from riskfield.data.horses import weizmann_horses
+from riskfield.data.splits import Recorded
+from riskfield.experiments.cells import Cells, Result
+from riskfield.experiments.criteria import INDEPENDENT, Criterion, closure, fit_all, training_table, with_parameters
+from riskfield.experiments.scenes import Scenes, describe, marginals
+from riskfield.experiments.side_by_side import HOW_TO_READ, Shown, beside, gallery, shade
+from riskfield.experiments.study import AbstractStudy, Record, select, table
+from riskfield.experiments.truncated import CONVERGED, DIVERGED, Mode, Trainer, check_device, mark
+from riskfield.features.image import ImageFeatures
+from riskfield.losses.likelihood import SurrogateEM
+from riskfield.losses.marginal import CliqueLogistic, SmoothedClassification, UnivariateLogistic
+from riskfield.losses.piecewise import Independent, Piecewise
+from riskfield.losses.pseudolikelihood import Pseudolikelihood
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_SURROGATE = "surrogate likelihood"
+# The likelihood of all labels is `SurrogateEM` of no hidden ones, which allows for the frames of scenes.
+_OF_MARGINALS = (
+    Criterion(_SURROGATE, SurrogateEM(), ridge=1e-3),
+    Criterion("univariate logistic", UnivariateLogistic(), ridge=1e-3),
+    Criterion("clique logistic", CliqueLogistic(), ridge=1e-3),
+)
+_SMOOTHED = tuple(
+    Criterion(f"smooth class. {alpha}", SmoothedClassification(alpha), _SURROGATE, 1e-3) for alpha in (5, 15, 50)
+)
+BY_MODE = {Mode.TRW: (*_OF_MARGINALS, *_SMOOTHED), Mode.MEAN_FIELD: _OF_MARGINALS}
+WITHOUT = (
+    Criterion(INDEPENDENT, Independent(), start=None, ridge=1e-4),
+    Criterion("pseudolikelihood", Pseudolikelihood(), ridge=1e-4),
+    Criterion("piecewise", Piecewise(), ridge=1e-4),
+)
+ROWS = tuple(criterion.name for criterion in (*BY_MODE[Mode.TRW], *WITHOUT))
+PAPER_SWEEPS = (10, 20, 40)
+# (train, test) after 10, 20 and 40 sweeps.
+PAPER = {
+    (_SURROGATE, Mode.TRW): ((0.421, 0.416), (0.088, 0.109), (0.088, 0.109)),
+    ("univariate logistic", Mode.TRW): ((0.065, 0.094), (0.064, 0.093), (0.064, 0.093)),
+    ("clique logistic", Mode.TRW): ((0.064, 0.094), (0.062, 0.093), (0.062, 0.092)),
+    ("smooth class. 5", Mode.TRW): ((0.068, 0.097), (0.067, 0.097), (0.067, 0.096)),
+    ("smooth class. 15", Mode.TRW): ((0.065, 0.097), (0.064, 0.096), (0.063, 0.096)),
+    ("smooth class. 50", Mode.TRW): ((0.064, 0.096), (0.063, 0.095), (0.062, 0.095)),
+    (_SURROGATE, Mode.MEAN_FIELD): ((0.405, 0.383), (0.236, 0.226), (0.199, 0.200)),
+    ("univariate logistic", Mode.MEAN_FIELD): ((0.078, 0.108), (0.077, 0.106), (0.078, 0.106)),
+    ("clique logistic", Mode.MEAN_FIELD): ((0.073, 0.101), (0.075, 0.105), (0.079, 0.107)),
+}
+PAPER_WITHOUT = {"pseudolikelihood": (0.222, 0.249), "piecewise": (0.202, 0.236), INDEPENDENT: (0.095, 0.125)}
+
+
+@dataclass(frozen=True)
+class HorsesTable(AbstractStudy):
+    """Errors by criterion, kind of inference and number of sweeps (Table 2), and marginals of a picture (Figure 5).
+
+    Arguments:
+        root: the folder of data sets.
+        scale: the resolution of inference, as a part of the pictures'. Errors are always measured at the pictures'.
+        sweeps: after how many inference stops.
+        num_train, num_test: how many pictures of the recorded split to take; by default all.
+        iterations: of training, at most.
+        rows: the lines to train; the others are shown if they are on file.
+        device: where.
+    """
+
+    name = "table"
+    title = "Horses (Domke 2013, Table 2 and Figure 5)"
+
+    root: str | None = None
+    scale: float = 1.0
+    sweeps: tuple[int, ...] = PAPER_SWEEPS
+    num_train: int = 200
+    num_test: int = 127
+    iterations: int = 500
+    rows: tuple[str, ...] = ROWS
+    device: str = "cpu"
+
+    @property
+    def num_cells(self) -> int:
+        """One per line and, with inference, number of sweeps."""
+        by_mode = sum(len(closure(criteria, self._of(criteria))) for criteria in BY_MODE.values())
+        return len(self.sweeps) * by_mode + len(closure(WITHOUT, self._of(WITHOUT)))
+
+    def measure(self, cells: Cells) -> list[Record]:
+        """First without inference, then by few sweeps before many."""
+        check_device(self.device)
+        weizmann_horses(self.root)  # what is missing is said before anything is done
+        size: dict[str, Any] = {"train": self.num_train, "test": self.num_test, "scale": self.scale}
+        size |= {"iterations": self.iterations}
+        first = fit_all(cells, "horses", WITHOUT, self._of(WITHOUT), partial(self._fit, Mode.TRW, 1), **size)
+        records: list[Record] = [{"mode": "", "sweeps": 0, "row": name} | result for name, result in first.items()]
+        for mode, criteria in BY_MODE.items():
+            for sweeps in self.sweeps:
+                own: dict[str, Any] = {"mode": mode.value, "sweeps": sweeps}
+                fit = partial(self._fit, mode, sweeps)
+                results = fit_all(cells, "horses", criteria, self._of(criteria), fit, known=first, **own, **size)
+                records += [own | {"row": name} | result for name, result in results.items()]
+        return records
+
+    def tables(self, records: list[Record]) -> str:
+        """The paper's table with ours in it, then how training went."""
+        out = [
+            f"{self.num_train} pictures to train on and {self.num_test} to test with; inference at {self.scale:g} of "
+            f"their resolution, errors at all of it; at most {self.iterations} iterations. {HOW_TO_READ}{DIVERGED}\n"
+        ]
+        header = ["loss", "mode", *(f"{sweeps} sweeps, {part}" for sweeps in self.sweeps for part in ("train", "test"))]
+        rows = []
+        for (name, mode), numbers in PAPER.items():
+            row = [name, mode.value]
+            for sweeps in self.sweeps:
+                paper = numbers[PAPER_SWEEPS.index(sweeps)] if sweeps in PAPER_SWEEPS else (None, None)
+                row += _entries(paper, select(records, mode=mode.value, sweeps=sweeps, row=name))
+            rows.append(row)
+        out.append(table(header, rows) + "\n")
+        without = [[name, *_entries(paper, select(records, row=name))] for name, paper in PAPER_WITHOUT.items()]
+        out.append(table(["loss", "train", "test"], without))
+        return "".join(out) + "\n## Training\n\n" + training_table(records, ["mode", "sweeps", "row"])
+
+    def plot(self, records: list[Record]) -> Figure:
+        """A test picture and its marginals, by the most sweeps."""
+        tests = self._scenes("test", 1)
+        picture = tests.blocks[0].scenes[0].picture
+        rows: list[tuple[str, list[Shown | None]]] = [("input, true labels", [picture.image, picture.labels])]
+        trainer = self._trainer()
+        for name in ROWS:
+            shown: list[Shown | None] = []
+            for mode in BY_MODE:
+                inferred = select(records, row=name, mode=mode.value, sweeps=self.sweeps[-1])
+                found = inferred or (select(records, row=name, mode="") if mode is Mode.TRW else [])
+                if not found:
+                    shown.append(None)
+                    continue
+                model = with_parameters(trainer.model(), found[0]["parameters"])
+                how = mode.after(self.sweeps[-1]) if inferred else CONVERGED
+                shown.append(shade(next(marginals(model, tests, how, 1))[1]))
+            rows.append((name, shown))
+        return gallery([mode.value for mode in BY_MODE], rows)
+
+    def _of(self, criteria: tuple[Criterion, ...]) -> list[str]:
+        """The lines to train among these; those without inference are where the others start."""
+        if self.rows and criteria is WITHOUT:
+            return [INDEPENDENT, *(row for row in self.rows if row in PAPER_WITHOUT)]
+        return [criterion.name for criterion in criteria if criterion.name in self.rows]
+
+    def _trainer(self) -> Trainer:
+        return Trainer(ImageFeatures(), 2, self.iterations, self.device)
+
+    def _fit(self, mode: Mode, sweeps: int, criterion: Criterion, start: list[float] | None) -> Result:
+        scenes = self._scenes("train", self.num_train), self._scenes("test", self.num_test)
+        return self._trainer()(criterion, start, *scenes, mode.after(sweeps))
+
+    def _scenes(self, part: str, count: int) -> Scenes:
+        return _scenes(self.root, self.scale, self.device, part, count)
+
+
+def _entries(paper: tuple[float | None, float | None], records: list[Record]) -> list[str]:
+    ours = records[0]["errors"] if records else (None, None)
+    return [mark(beside(*pair), records) for pair in zip(paper, ours, strict=True)]
+
+
+@lru_cache(maxsize=3)
+def _scenes(root: str | None, scale: float, device: str, part: str, count: int) -> Scenes:
+    (split,) = Recorded.HORSES.read()
+    pictures = weizmann_horses(root).select(getattr(split, part)[:count])
+    # Hardly two pictures are of one size: on a device that works on many at once they get frames.
+    frame = 1 if device == "cpu" else 16
+    return Scenes.of(describe(pictures, ImageFeatures(scale=scale)), 2, frame=frame, device=device)

@@ -1,0 +1,101 @@
+"""What the studies of truncated fitting share (Domke 2013, sections 8.3 and 8.4).
+
+Inference stops after a fixed number of sweeps, in training and in testing alike, and gradients go back through these
+sweeps. The likelihood's is the truncated one. Pseudolikelihood, piecewise and independent are trained without inference
+and tested with converged one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+
+from riskfield.adjoints.unroll import Unroll
+from riskfield.entropy import TRW
+from riskfield.experiments.cells import Result
+from riskfield.experiments.criteria import Criterion, train
+from riskfield.experiments.scenes import Scenes, error_rate
+from riskfield.experiments.study import Record
+from riskfield.features.image import ImageFeatures
+from riskfield.inference.infer import Stop
+from riskfield.inference.mean_field import MeanField
+from riskfield.inference.message_passing import MessagePassing
+from riskfield.inference.settings import Inference
+from riskfield.learning.lbfgs import LBFGS
+from riskfield.models.conditional import LinearModel
+
+CONVERGED = Inference(MessagePassing(TRW(0.5)), Stop(1000, 1e-5))
+DIVERGED = "Where training diverged, and was stopped, the entry is marked †.\n"
+
+
+class Mode(Enum):
+    """Kinds of inference, by the names they have in the tables."""
+
+    TRW = "TRW"
+    MEAN_FIELD = "MNF"
+
+    def after(self, sweeps: int) -> Inference:
+        """Inference of this kind that stops after so many sweeps."""
+        algorithm = MessagePassing(TRW(0.5)) if self is Mode.TRW else MeanField()
+        return Inference(algorithm, Stop(sweeps, tol=None), Unroll())
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """How the criteria of a table are fitted and tested.
+
+    Arguments:
+        features: of pictures.
+        num_states: labels.
+        iterations: of training, at most; of the first stage where there are several.
+        device: of models and data.
+        first: how many pictures to begin with, if not with all.
+    """
+
+    features: ImageFeatures
+    num_states: int
+    iterations: int
+    device: str = "cpu"
+    first: int | None = None
+
+    @property
+    def optimiser(self) -> LBFGS:
+        """L-BFGS until iterations gain next to nothing."""
+        return LBFGS(iterations=self.iterations, gradient_tol=1e-5, change_tol=1e-6)
+
+    @property
+    def chunk_size(self) -> int:
+        """How many pictures are worked on at once: few that fit caches, or many that fill a device."""
+        return 8 if self.device == "cpu" else 1024
+
+    def model(self) -> LinearModel:
+        """With parameters of 0."""
+        pixels, edges = self.features.num_pixel_features, self.features.num_edge_features
+        return LinearModel(self.num_states, pixels, {"horizontal": edges, "vertical": edges}).to(self.device)
+
+    def __call__(
+        self,
+        criterion: Criterion,
+        start: list[float] | None,
+        training: Scenes,
+        tests: Scenes,
+        inference: Inference,
+    ) -> Result:
+        """Fit a criterion, and measure its errors with the inference it will be used with."""
+        model, size = self.model(), {"chunk_size": self.chunk_size}
+        result = train(model, training, criterion, inference, self.optimiser, start, first=self.first, **size)
+        used = inference if criterion.inferred else CONVERGED
+        return result | {"errors": [error_rate(model, scenes, used, **size) for scenes in (training, tests)]}
+
+
+def mark(entry: str, records: list[Record]) -> str:
+    """An entry of a table, marked if training diverged."""
+    return f"{entry} †" if any(record["diverged"] for record in records) else entry
+
+
+def check_device(device: str) -> None:
+    """Raise if a device is not there."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("`device` must be 'cpu' here: torch finds no CUDA device.")
