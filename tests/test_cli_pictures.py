@@ -1,5 +1,6 @@
 """`riskfield fit`, `predict` and `evaluate` on a user's own two folders."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -25,8 +26,8 @@ FIT = ["fit", "--images", "images", "--masks", "masks", "--iterations", "4", *CL
 def trained(tmp_path_factory):
     """Folders of pictures, and a model fitted to them."""
     folder = write_folders(tmp_path_factory.mktemp("pictures"))
-    os.chdir(folder)
-    assert main([*FIT, "--quiet", "--out", "model"]) == 0
+    with contextlib.chdir(folder):
+        assert main([*FIT, "--quiet", "--out", "model"]) == 0
     return folder
 
 

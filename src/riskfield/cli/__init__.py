@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from riskfield import __version__
-from riskfield.cli import evaluate, fit, infer, predict, reproduce
+from riskfield.cli import evaluate, fit, infer, predict, report, reproduce
 from riskfield.errors import RiskfieldError
 
 # Typer keeps a copy of click in some versions and imports it in others; this name holds in both.
@@ -75,6 +75,7 @@ app.command()(infer.infer)
 app.command()(fit.fit)
 app.command()(predict.predict)
 app.command()(evaluate.evaluate)
+app.command()(report.report)
 app.add_typer(reproduce.app, name="reproduce")
 
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import tomllib
 import warnings
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 
 from riskfield.errors import DivergenceWarning
-
-_T = TypeVar("_T")
 
 
 @contextmanager
@@ -24,16 +22,6 @@ def divergence_said(aloud: bool = True) -> Iterator[None]:
         yield
     for warning in caught if aloud else ():
         typer.echo(f"riskfield: {warning.message}", err=True)
-
-
-def bar(items: Collection[_T], *, shown: bool, what: str) -> Iterable[_T]:
-    """The pictures, behind a progress bar."""
-    if not shown:
-        return items
-    from tqdm import tqdm
-
-    progress: Iterable[_T] = tqdm(items, desc=what, unit="picture", leave=False, delay=0.5)
-    return progress
 
 
 def _read_config(context: typer.Context, path: Path | None) -> Path | None:

@@ -14,7 +14,7 @@ import numpy as np
 import typer
 
 from riskfield.adjoints.unroll import Unroll
-from riskfield.cli._common import bar, divergence_said
+from riskfield.cli._common import divergence_said
 from riskfield.data.folders import image_folder
 from riskfield.entropy import TRW, Bethe
 from riskfield.features.image import ImageFeatures
@@ -26,6 +26,7 @@ from riskfield.inference.settings import Inference
 from riskfield.learning.checkpoint import Checkpoints
 from riskfield.learning.lbfgs import LBFGS
 from riskfield.learning.result import Reason
+from riskfield.progress import bar
 
 
 class LossName(StrEnum):

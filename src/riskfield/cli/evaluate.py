@@ -10,9 +10,10 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from riskfield.cli._common import Config, Images, Masks, Quiet, Run, bar
+from riskfield.cli._common import Config, Images, Masks, Quiet, Run
 from riskfield.data.folders import image_folder
 from riskfield.io._atomic import check_writable, write_text
+from riskfield.progress import bar
 from riskfield.report.evaluation import Evaluation
 
 

@@ -13,11 +13,12 @@ import numpy as np
 import numpy.typing as npt
 import typer
 
-from riskfield.cli._common import Config, Quiet, Run, bar
+from riskfield.cli._common import Config, Quiet, Run
 from riskfield.data.folders import image_files
 from riskfield.data.pictures import read_image
 from riskfield.errors import FileFormatError
 from riskfield.io._atomic import check_writable, write_bytes
+from riskfield.progress import bar
 from riskfield.report.colours import overlay
 
 _KINDS = {"labels": ".png", "overlays": ".png", "marginals": ".npz"}

@@ -27,6 +27,7 @@ from riskfield.losses.loss import AbstractLoss, LossLike
 from riskfield.losses.marginal import CliqueSmoothedClassification, SmoothedClassification
 from riskfield.losses.piecewise import Independent
 from riskfield.models.conditional import LinearModel
+from riskfield.progress import bar
 
 
 class ImageCRF(AbstractEstimator):
@@ -108,10 +109,10 @@ class ImageCRF(AbstractEstimator):
         check_consistent_length(pictures, y)
         if not pictures:
             raise ValueError("`X` must hold at least one picture. Got none.")
-        loss = self._loss()
         self.features_ = ImageFeatures() if self.features is None else self.features
         if not isinstance(self.features_, ImageFeatures):
             raise TypeError(f"`features` must be a recipe such as `ImageFeatures()`. Got {self.features_!r}.")
+        stages = self.stages()
         self.inference_ = TRUNCATED if self.inference is None else self.inference
         labels = [as_labels(own, p.shape[:2], f"y[{k}]") for k, (p, own) in enumerate(zip(pictures, y, strict=True))]
         self.classes_ = classes_of(labels)
@@ -120,8 +121,8 @@ class ImageCRF(AbstractEstimator):
         self.model_ = self._model()
         self.results_ = fit_stages(
             self.model_,
-            picture_examples(self._shown(coded), self.features_, len(self.classes_)),
-            self._stages(loss),
+            picture_examples(bar(coded, shown=self.verbose, what="features"), self.features_, len(self.classes_)),
+            stages,
             seed=self._seed(),
             checkpoint=checkpoint,
             resume=resume,
@@ -140,6 +141,16 @@ class ImageCRF(AbstractEstimator):
         marginals = self._marginals(X)
         return np.stack(marginals) if isinstance(X, np.ndarray) and marginals else marginals
 
+    def stages(self) -> list[Stage]:
+        """What `fit` does, loss after loss."""
+        loss = self._loss()
+        inference = TRUNCATED if self.inference is None else self.inference
+        optimiser = LBFGS(iterations=200) if self.optimiser is None else self.optimiser
+        initial = _papers_initial(loss) if self.initial is None else self.initial
+        if not isinstance(initial, Sequence) or isinstance(initial, str):
+            raise TypeError(f"`initial` must be a tuple of losses. Got {initial!r}.")
+        return [Stage(each, inference, optimiser, self.ridge) for each in [*initial, loss]]
+
     @torch.no_grad()
     def _marginals(self, X: Any) -> list[npt.NDArray[np.float64]]:
         check_is_fitted(self)
@@ -152,25 +163,10 @@ class ImageCRF(AbstractEstimator):
             found.append(resize(coarse, picture.shape[:2]).numpy())
         return found
 
-    def _stages(self, loss: AbstractLoss) -> list[Stage]:
-        optimiser = LBFGS(iterations=200) if self.optimiser is None else self.optimiser
-        initial = _papers_initial(loss) if self.initial is None else self.initial
-        if not isinstance(initial, Sequence) or isinstance(initial, str):
-            raise TypeError(f"`initial` must be a tuple of losses. Got {initial!r}.")
-        return [Stage(each, self.inference_, optimiser, self.ridge) for each in [*initial, loss]]
-
     def _model(self) -> LinearModel:
         edges = self.features_.num_edge_features
         types = {"horizontal": edges, "vertical": edges}
         return LinearModel(len(self.classes_), self.features_.num_pixel_features, types)
-
-    def _shown(self, pictures: list[Picture]) -> Any:
-        """The pictures, behind a progress bar that shows how far their features are."""
-        if not self.verbose:
-            return pictures
-        from tqdm import tqdm
-
-        return tqdm(pictures, desc="features", unit="picture", leave=False, delay=0.5)
 
 
 def _papers_initial(loss: AbstractLoss) -> tuple[LossLike, ...]:

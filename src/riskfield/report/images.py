@@ -1,0 +1,71 @@
+"""Pictures inside of a page: as PNG or JPEG in base64, no larger than they are shown."""
+
+from __future__ import annotations
+
+import base64
+import io
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from riskfield.report.colours import as_bytes, class_colours
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+_LONGEST = 480  # pixels of a side
+_LEVELS = 63  # of opacity; more would only make the page larger
+
+
+def photograph(image: npt.NDArray[Any]) -> str:
+    """A picture, as the address of an image."""
+    picture = _small(_from(as_bytes(image)))
+    if picture.width * picture.height <= 2**15:
+        return _address(picture, "png", optimize=True)
+    return _address(picture, "jpeg", quality=88)
+
+
+def backdrop(image: npt.NDArray[Any]) -> str:
+    """A picture in grey, to be painted over."""
+    return _address(_small(_from(as_bytes(image))).convert("L"), "jpeg", quality=75)
+
+
+def layers(shares: npt.NDArray[np.float64]) -> list[str]:
+    """An image for each class, in its colour and as opaque as its share of (row, column, class)."""
+    opacities = np.append(np.round(np.arange(_LEVELS + 1) * 255 / _LEVELS), np.zeros(256 - _LEVELS - 1))
+    found = []
+    for k, colour in enumerate(class_colours(shares.shape[-1])):
+        # Reduced as floats: what is averaged afterwards are shares, not levels.
+        share = np.asarray(_small(_from(shares[..., k].astype(np.float32))))
+        layer = _from(np.round(np.clip(share, 0, 1) * _LEVELS).astype(np.uint8)).convert("P")
+        layer.putpalette(list(colour) * 256)
+        found.append(_address(layer, "png", transparency=opacities.astype(np.uint8).tobytes(), optimize=True))
+    return found
+
+
+def one_hot(labels: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.float64]:
+    """Labels as shares: all of a pixel is its class, or none of it where there is no label."""
+    return np.asarray(labels[..., None] == np.arange(count), np.float64)
+
+
+def _from(pixels: npt.NDArray[Any]) -> Image:
+    from PIL import Image
+
+    return Image.fromarray(pixels)
+
+
+def _small(image: Image) -> Image:
+    from PIL.Image import Resampling
+
+    longest = max(image.size)
+    if longest <= _LONGEST:
+        return image
+    width, height = (max(1, round(side * _LONGEST / longest)) for side in image.size)
+    return image.resize((width, height), Resampling.BOX)
+
+
+def _address(image: Image, kind: str, **options: Any) -> str:
+    stream = io.BytesIO()
+    image.save(stream, kind, **options)
+    return f"data:image/{kind};base64,{base64.b64encode(stream.getvalue()).decode()}"

@@ -1,0 +1,168 @@
+"""The report: one page of HTML that shows what a run, or several side by side, has learned.
+
+It holds everything it needs, style and pictures included, and asks the network for nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from riskfield import __version__
+from riskfield.data.pictures import Picture, PictureSet
+from riskfield.io._atomic import check_writable, write_text
+from riskfield.learning.picture_run import PictureRun
+from riskfield.progress import bar
+from riskfield.report.evaluation import Evaluation, Floats
+from riskfield.report.gallery import gallery
+from riskfield.report.html import element, section, text
+from riskfield.report.predictions import evaluate_run
+from riskfield.report.sections import commands, confusions, reliability, results, settings, tiles, timings, training
+
+_SCRIPT = """
+for (const slider of document.querySelectorAll("input[data-sets]"))
+  slider.addEventListener("input", () => document.documentElement.style.setProperty(slider.dataset.sets, slider.value));
+"""
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """A run, how good it is, and its marginals of the pictures that are shown."""
+
+    run: PictureRun
+    evaluation: Evaluation
+    marginals: dict[str, Floats] = field(default_factory=dict)
+
+
+def write_report(
+    path: str | os.PathLike[str],
+    runs: Sequence[PictureRun],
+    pictures: PictureSet,
+    *,
+    title: str | None = None,
+    command: str = "",
+    num_shown: int = 6,
+    progress: bool = False,
+) -> list[Evaluation]:
+    """Write a page on one run, or on several of the same classes.
+
+    Arguments:
+        path: of the page. It is written whole or not at all.
+        runs: what was fitted.
+        pictures: with labels that number the classes of the runs, to judge them by.
+        title: of the page.
+        command: that makes this page, to be shown.
+        num_shown: how many pictures are shown, spread over the set.
+        progress: show progress bars.
+
+    Returns:
+        How good each run is.
+    """
+    _check(runs, pictures, num_shown)
+    check_writable(path)
+    places = np.unique(np.linspace(0, len(pictures) - 1, min(num_shown, len(pictures))).round().astype(int))
+    shown = [pictures[int(k)] for k in places]
+    found = [_result(run, pictures, {picture.name for picture in shown}, progress) for run in runs]
+    write_text(path, _page(title or " · ".join(run.name for run in runs), found, shown, command))
+    return [result.evaluation for result in found]
+
+
+def _check(runs: Sequence[PictureRun], pictures: PictureSet, num_shown: int) -> None:
+    if not runs:
+        raise ValueError("`runs` must hold at least one run. Got none.")
+    classes = runs[0].classes
+    for run in runs:
+        if dict(run.classes) != dict(classes):
+            raise ValueError(
+                f"`runs` must have the same classes. {runs[0].name} has {dict(classes)}, and {run.name} has "
+                f"{dict(run.classes)}."
+            )
+    if len({run.name for run in runs}) < len(runs):
+        raise ValueError(f"`runs` must have different names. Got {', '.join(run.name for run in runs)}.")
+    if pictures.classes != tuple(classes.values()):
+        raise ValueError(f"`pictures` must have the classes {tuple(classes.values())}. Got {pictures.classes}.")
+    if len(pictures) == 0:
+        raise ValueError("`pictures` must hold at least one picture.")
+    if num_shown < 1:
+        raise ValueError(f"`num_shown` must be positive. Got {num_shown}.")
+
+
+def _result(run: PictureRun, pictures: PictureSet, shown: set[str], progress: bool) -> Result:
+    marginals: dict[str, Floats] = {}
+
+    def see(picture: Picture, beliefs: Floats) -> None:
+        if picture.name in shown:
+            marginals[picture.name] = beliefs
+
+    evaluation = evaluate_run(run, bar(pictures, shown=progress, what=f"predicting by {run.name}"), see)
+    return Result(run, evaluation, marginals)
+
+
+def _page(title: str, found: Sequence[Result], shown: Sequence[Picture], command: str) -> str:
+    runs = [result.run for result in found]
+    scores = [result.evaluation for result in found]
+    parts = [
+        ("results", "Results", "Each pixel gets its most probable label.", results(runs, scores)),
+        (
+            "pictures",
+            "Pictures",
+            "Colours are classes, and as strong as their marginals. The sliders fade classes out, one by one.",
+            gallery(list(runs[0].classes.values()), shown, {r.run.name: r.marginals for r in found}),
+        ),
+        (
+            "confusion",
+            "Confusion",
+            "Of the pixels of a row's class, the share labelled as a column's.",
+            confusions(runs, scores),
+        ),
+        (
+            "calibration",
+            "Calibration",
+            "Of all marginals of about the same size, how many belong to the true class? Honest marginals lie on the "
+            "diagonal; below it they claim more than is true. Larger dots stand for more marginals.",
+            reliability(runs, scores),
+        ),
+        ("training", "Training", "The objective, loss per pixel plus ridge, as it went down.", training(runs)),
+        ("settings", "Settings", "", settings(runs)),
+        ("timings", "Timings", "Seconds by the clock.", timings(runs, scores)),
+        ("commands", "Commands", "", commands(runs, command)),
+    ]
+    parts = [part for part in parts if part[3]]
+    links = "".join(element("a", text(name), href=f"#{anchor}") for anchor, name, _, _ in parts)
+    count = scores[0]
+    about = (
+        f"{_several(count.num_pictures, 'picture')} · {count.num_pixels:,} labelled pixels · {', '.join(count.names)}"
+    )
+    header = (
+        element("div", "riskfield", class_="brand")
+        + element("h1", text(title))
+        + element("div", text(about), class_="soft")
+        + element("nav", links)
+    )
+    written = f"{datetime.now().astimezone():%-d %B %Y, %H:%M %Z}"
+    footer = (
+        f"Written {written} by riskfield {__version__}, torch {torch.__version__}, Python {platform.python_version()}."
+    )
+    style = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
+    body = (
+        element("header", header)
+        + element("main", tiles(runs, scores) + "".join(section(*part) for part in parts))
+        + element("footer", text(footer))
+        + element("script", _SCRIPT)
+    )
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{text(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
+    )
+
+
+def _several(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"

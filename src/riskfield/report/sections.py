@@ -1,0 +1,213 @@
+"""The parts of the report that are tables and charts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from riskfield.learning.picture_run import PictureRun
+from riskfield.report.charts import Chart, Line
+from riskfield.report.evaluation import Evaluation
+from riskfield.report.html import card, element, table, text
+
+_STYLES = 6  # series colours in the style sheet
+_NOTHING = "\N{EN DASH}"
+
+
+def tiles(runs: Sequence[PictureRun], scores: Sequence[Evaluation]) -> str:
+    """The four numbers to see first: of the best run, where there are several."""
+    shown: list[tuple[str, Callable[[Evaluation], float], Callable[[float], str], bool]] = [
+        ("pixels labelled wrong", lambda s: s.error, percent, False),
+        ("mean overlap (IoU)", lambda s: s.mean_overlap, percent, True),
+        ("log loss per pixel", lambda s: s.log_loss, _three, False),
+        ("calibration error", lambda s: s.calibration_error, _three, False),
+    ]
+    found = []
+    for name, measure, write, larger in shown:
+        values = [measure(score) for score in scores]
+        best = int(np.argmax(values) if larger else np.argmin(values))
+        of_run = f" · {runs[best].name}" if len(runs) > 1 else ""
+        found.append(
+            element(
+                "div", element("b", text(write(values[best]))) + element("span", text(name + of_run)), class_="tile"
+            )
+        )
+    return element("div", "".join(found), class_="tiles")
+
+
+def results(runs: Sequence[PictureRun], scores: Sequence[Evaluation]) -> str:
+    """A row for every run: errors of all pixels and of every class, overlap, log loss, calibration."""
+    names = scores[0].names
+    header = [
+        "",
+        "wrong pixels",
+        *(text(f"wrong {name}") for name in names),
+        "mean overlap",
+        "log loss",
+        "calibration error",
+    ]
+    columns = [[score.error for score in scores], *np.array([score.class_errors for score in scores]).T.tolist()]
+    columns += [[-score.mean_overlap for score in scores], [score.log_loss for score in scores]]
+    columns += [[score.calibration_error for score in scores]]
+    writers = [percent] * (1 + len(names)) + [lambda x: percent(-x), _three, _three]
+    cells = [_best_marked(column, write) for column, write in zip(columns, writers, strict=True)]
+    rows = [[_named(k, run.name), *(column[k] for column in cells)] for k, run in enumerate(runs)]
+    return element("div", table(header, rows), class_="card")
+
+
+def confusions(runs: Sequence[PictureRun], scores: Sequence[Evaluation]) -> str:
+    """A confusion matrix for every run."""
+    return element(
+        "div", "".join(card(_named(k, run.name), _confusion(score)) for k, (run, score) in _both(runs, scores)),
+        class_="cards",
+    )  # fmt: skip
+
+
+def _confusion(score: Evaluation) -> str:
+    rows = []
+    for name, counts in zip(score.names, score.confusion, strict=True):
+        total = int(counts.sum())
+        shares = counts / total if total else np.zeros(len(counts))
+        cells = [
+            element(
+                "td", percent(share) if total else _NOTHING, style=f"--share:{share:.3f}", title=f"{count:,} pixels"
+            )
+            for share, count in zip(shares.tolist(), counts.tolist(), strict=True)
+        ]
+        rows.append([text(name), *cells])
+    return table(["true ↓ labelled →", *map(text, score.names)], rows, class_="confusion")
+
+
+def reliability(runs: Sequence[PictureRun], scores: Sequence[Evaluation]) -> str:
+    """The reliability diagram of all runs, and the numbers behind it."""
+    lines = []
+    for k, (run, score) in _both(runs, scores):
+        filled = score.bin_counts > 0
+        counts = score.bin_counts[filled]
+        sizes = 2.5 + 5 * np.sqrt(counts / counts.max())
+        means, shares = score.bin_means[filled].tolist(), score.bin_shares[filled].tolist()
+        lines.append(Line(_style(k), means, shares, sizes.tolist(), run.name))
+    chart = Chart(
+        "Reliability of the marginals", "marginal", "share of the true class", lines, (0, 1), (0, 1), diagonal=True
+    )
+    header = ["marginals", *(text(f"{run.name}: number") for run in runs), *(text(f"{run.name}: true") for run in runs)]
+    if len(runs) == 1:
+        header = ["marginals", "number", "mean", "true"]
+    rows = []
+    for b in range(len(scores[0].bin_counts)):
+        own = [f"{b / 10:.1f} to {(b + 1) / 10:.1f}", *(f"{score.bin_counts[b]:,}" for score in scores)]
+        if len(runs) == 1:
+            own.append(_in_bin(scores[0].bin_means[b], scores[0].bin_counts[b]))
+        rows.append([*own, *(_in_bin(score.bin_shares[b], score.bin_counts[b]) for score in scores)])
+    drawn = element("div", _legend(runs) + chart.svg(), class_="card")
+    return element("div", drawn + element("div", table(header, rows), class_="card"), class_="cards wide")
+
+
+def training(runs: Sequence[PictureRun]) -> str:
+    """The objective against iterations, for every run that has a history."""
+    charts = [
+        card(_named(k, run.name), _curve(k, run)) for k, run in enumerate(runs) if any(f.history for f in run.fits)
+    ]
+    return element("div", "".join(charts), class_="cards wide") if charts else ""
+
+
+def _curve(number: int, run: PictureRun) -> str:
+    lines, marks, ends, done = [], {}, [], 0
+    for stage, fit in zip(run.crf.stages(), run.fits, strict=False):  # a run that was interrupted has fewer
+        name = words(type(stage.loss).__name__)
+        steps = [done + record.iteration for record in fit.history]
+        lines.append(Line(_style(number), steps, [record.objective for record in fit.history], label=name))
+        if steps:
+            marks[float(steps[0])] = name
+        done += len(steps)
+        ends.append(f"{name}: {fit.reason.value} after {len(steps)} iterations ({fit.explanation})")
+    chart = Chart(f"Training of {run.name}", "iteration", "objective", lines, marks=marks)
+    return chart.svg() + "".join(element("div", text(end), class_="soft") for end in ends)
+
+
+def settings(runs: Sequence[PictureRun]) -> str:
+    """What was chosen, a column for every run."""
+    names = list(dict.fromkeys(name for run in runs for name in run.settings))
+    rows = [[text(name), *(text(run.settings.get(name, _NOTHING)) for run in runs)] for name in names]
+    of_estimator: list[tuple[str, Callable[[PictureRun], object]]] = [
+        ("classes", lambda run: ", ".join(f"{name} = {value}" for value, name in run.classes.items())),
+        ("features of pixels", lambda run: ", ".join(type(f).__name__ for f in run.crf.features_.pixels)),
+        ("features of edges", lambda run: ", ".join(type(f).__name__ for f in run.crf.features_.edges)),
+        ("parameters", lambda run: f"{sum(p.numel() for p in run.crf.model_.parameters()):,}"),
+    ]
+    rows += [[text(name), *(text(show(run)) for run in runs)] for name, show in of_estimator]
+    return element("div", table(["", *(_named(k, run.name) for k, run in enumerate(runs))], rows), class_="card")
+
+
+def timings(runs: Sequence[PictureRun], scores: Sequence[Evaluation]) -> str:
+    """How long things took."""
+    rows = []
+    for k, (run, score) in _both(runs, scores):
+        evaluations = sum(fit.history[-1].evaluations for fit in run.fits if fit.history)
+        spent = [run.seconds.get(name, math.nan) for name in ("reading", "features", "training")]
+        each = spent[2] / evaluations if evaluations else math.nan
+        told = [*map(_seconds, spent), f"{evaluations:,}" if evaluations else _NOTHING, _seconds(each)]
+        rows.append([_named(k, run.name), *told, _seconds(score.seconds / score.num_pictures)])
+    header = ["", "reading", "features", "training", "evaluations", "per evaluation", "prediction, per picture"]
+    return element("div", table(header, rows), class_="card")
+
+
+def commands(runs: Sequence[PictureRun], command: str) -> str:
+    """The commands that made the runs and the page."""
+    return "".join(element("pre", text(line)) for line in [*(run.command for run in runs), command] if line)
+
+
+def percent(share: float) -> str:
+    """A share in per cent."""
+    return _NOTHING if math.isnan(share) else f"{100 * share:.1f} %"
+
+
+def words(name: str) -> str:
+    """The name of a class as words.
+
+    >>> words("CliqueLogistic"), words("SurrogateEM")
+    ('clique logistic', 'surrogate EM')
+    """
+    found = "".join(
+        f" {c}" if c.isupper() and k and not name[k - 1].isupper() else c for k, c in enumerate(name)
+    ).split()
+    return " ".join(word if word.isupper() else word.lower() for word in found)
+
+
+def _best_marked(values: Sequence[float], write: Callable[[float], str]) -> list[str]:
+    """Cells, the lowest value marked where there are several."""
+    finite = [value for value in values if not math.isnan(value)]
+    best = min(finite) if len(values) > 1 and finite else None
+    return [element("td", text(write(value)), class_="best" if value == best else None) for value in values]
+
+
+def _both(runs: Sequence[PictureRun], scores: Sequence[Evaluation]) -> list[tuple[int, tuple[PictureRun, Evaluation]]]:
+    return list(enumerate(zip(runs, scores, strict=True)))
+
+
+def _style(number: int) -> str:
+    return f"s{number % _STYLES}"
+
+
+def _named(number: int, name: str) -> str:
+    return element("span", element("span", class_="swatch") + text(name), class_=_style(number))
+
+
+def _legend(runs: Sequence[PictureRun]) -> str:
+    if len(runs) == 1:
+        return ""
+    return element("ul", "".join(element("li", _named(k, run.name)) for k, run in enumerate(runs)), class_="legend")
+
+
+def _in_bin(share: float, count: int) -> str:
+    return f"{share:.3f}" if count else _NOTHING
+
+
+def _three(value: float) -> str:
+    return f"{value:.3f}"
+
+
+def _seconds(value: float) -> str:
+    return _NOTHING if math.isnan(value) else f"{value:.3g} s"

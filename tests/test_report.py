@@ -1,0 +1,339 @@
+"""The report: what it says, and how it looks in a browser."""
+
+import base64
+import contextlib
+import html
+import html.parser
+import io
+import json
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import riskfield as rf
+from picture_cases import CLASS_OPTIONS, CLASSES, IGNORE, write_folders
+from riskfield.cli import main
+from riskfield.learning.picture_run import PictureRun
+from riskfield.report.charts import Chart, Line, ticks
+from riskfield.report.colours import as_bytes, class_colours, overlay
+from riskfield.report.evaluation import Tally
+from riskfield.report.images import backdrop, layers, one_hot, photograph
+from riskfield.report.page import write_report
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+TITLE = "Discs <on> ground & more"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Two models of the same pictures, and a page on both."""
+    folder = write_folders(tmp_path_factory.mktemp("report"))
+    with contextlib.chdir(folder):
+        fit = ["fit", "--images", "images", "--masks", "masks", *CLASS_OPTIONS, "--quiet", "--iterations", "4"]
+        for loss in ("clique-logistic", "likelihood"):
+            assert main([*fit, "--loss", loss, "--out", loss]) == 0
+        report = ["report", "clique-logistic", "likelihood", "--images", "images", "--masks", "masks"]
+        assert main([*report, "--out", "page.html", "--title", TITLE, "--pictures", "3"]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(folder):
+    return [PictureRun.load(folder / name) for name in ("clique-logistic", "likelihood")]
+
+
+@pytest.fixture(scope="module")
+def pictures(folder):
+    return rf.image_folder(folder / "images", folder / "masks", classes=CLASSES, ignore=IGNORE)
+
+
+class Page(html.parser.HTMLParser):
+    """What is on a page: elements that are open and closed as they should be, texts, tables, addresses."""
+
+    VOID = ("meta", "img", "input", "circle", "path")
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.tables, self.images, self.addresses, self.text = [], [], [], [], []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        values = dict(attributes)
+        self.addresses += [values[name] for name in ("src", "href", "action", "data") if name in values]
+        self.addresses += re.findall(r"url\(([^)]*)\)", values.get("style", ""))
+        if tag == "img":
+            self.images.append(values["src"])
+        if tag == "table":
+            self.tables.append([])
+        if tag == "tr":
+            self.tables[-1].append([])
+        if tag in ("td", "th"):
+            self.tables[-1][-1].append("")
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+        if {"td", "th"} & set(self.open):
+            self.tables[-1][-1][-1] += data
+
+
+def opened(address):
+    kind, content = address.split(";base64,")
+    image = Image.open(io.BytesIO(base64.b64decode(content)))
+    assert kind == f"data:image/{image.format.lower()}"
+    return image
+
+
+def test_the_page_is_whole_and_needs_no_network(folder):
+    page = Page((folder / "page.html").read_text(encoding="utf-8"))
+    assert page.open == []
+    assert all(address.startswith(("data:image/", "#")) for address in page.addresses)
+    text = (folder / "page.html").read_text(encoding="utf-8")
+    assert not re.search(r"https?://|@import|<link", text)
+    assert "<title>Discs &lt;on&gt; ground &amp; more</title>" in text
+    # Of each picture: the input, and for each class a layer of the truth, and two of each run.
+    assert len(page.images) == 3 * (1 + 2 + 2 * 2 * 2)
+    for address in page.images:
+        opened(address).load()
+
+
+def test_the_page_says_what_was_found(folder, runs, pictures):
+    page = Page((folder / "page.html").read_text(encoding="utf-8"))
+    said = " ".join(page.text)
+    results = page.tables[0]
+    assert results[0][:4] == ["", "wrong pixels", "wrong ground", "wrong figure"]
+    for k, run in enumerate(runs):
+        tally = Tally([*CLASSES.values()])
+        for picture in pictures:
+            tally.add(picture.labels, run.crf.predict_marginals([picture.image])[0])
+        found = tally.evaluation()
+        assert results[1 + k][:2] == [run.name, f"{100 * found.error:.1f} %"]
+        assert results[1 + k][-2:] == [f"{found.log_loss:.3f}", f"{found.calibration_error:.3f}"]
+        confusion = page.tables[1 + k]
+        assert confusion[1][1:] == [f"{100 * n / found.confusion[0].sum():.1f} %" for n in found.confusion[0]]
+        assert run.command in said
+        assert f"{run.fits[0].reason.value} after 4 iterations" in said
+    assert "riskfield report clique-logistic likelihood --images images --masks masks --out page.html" in said
+    settings = next(table for table in page.tables if table[-1][0] == "parameters")
+    assert ["loss", "clique-logistic", "likelihood"] in settings
+    assert ["sweeps", "10", "10"] in settings
+    assert settings[-1] == ["parameters", "368", "368"]  # 2 * 100 of pixels, 2 * 4 * 21 of edges
+
+
+def test_the_pictures_on_the_page_are_those_of_the_run(folder, runs, pictures):
+    page = Page((folder / "page.html").read_text(encoding="utf-8"))
+    picture = pictures[0]
+    photo, truth, beliefs = page.images[0], page.images[1:3], page.images[3:5]
+    np.testing.assert_array_equal(np.asarray(opened(photo).convert("RGB")), picture.image)
+    marginals = runs[0].crf.predict_marginals([picture.image])[0]
+    for k in range(2):
+        opaque = np.asarray(opened(truth[k]).convert("RGBA"))
+        np.testing.assert_array_equal(opaque[..., 3], np.where(picture.labels == k, 255, 0))
+        assert tuple(opaque[0, 5, :3]) == class_colours(2)[k]
+        shown = np.asarray(opened(beliefs[k]).convert("RGBA"))[..., 3] / 255
+        np.testing.assert_allclose(shown, marginals[..., k], rtol=0, atol=0.5 / 63 + 0.5 / 255)
+
+
+def test_a_page_on_one_run_that_python_fitted(pictures, tmp_path):
+    """Without a folder, a command, or a history."""
+    crf = rf.ImageCRF(optimiser=rf.LBFGS(iterations=2), initial=())
+    values = np.array([0, 200, -1])
+    crf.fit([picture.image for picture in pictures], [values[picture.labels] for picture in pictures])
+    (found,) = write_report(tmp_path / "page.html", [PictureRun("by hand", crf, CLASSES)], pictures, num_shown=99)
+    page = Page((tmp_path / "page.html").read_text(encoding="utf-8"))
+    assert page.open == []
+    assert len(page.images) == 4 * (1 + 2 + 2 * 2)
+    assert page.tables[0][1][:2] == ["by hand", f"{100 * found.error:.1f} %"]
+    assert "#training" not in page.addresses
+    assert "#commands" not in page.addresses
+
+
+def test_the_page_of_a_model_is_in_its_folder(folder, capsys, monkeypatch):
+    monkeypatch.chdir(folder)
+    assert main(["report", "likelihood", "--images", "images", "--masks", "masks"]) == 0
+    assert capsys.readouterr().out == "wrote likelihood/report.html\n"
+    assert "objective" in " ".join(Page((folder / "likelihood" / "report.html").read_text(encoding="utf-8")).text)
+
+
+def test_refusals(folder, runs, pictures, tmp_path, capsys, monkeypatch):
+    def refused(message, *arguments, **options):
+        with pytest.raises(ValueError, match=message):
+            write_report(tmp_path / "page.html", *arguments, **options)
+
+    refused("`runs` must hold at least one run. Got none", [], pictures)
+    refused("`runs` must have different names. Got likelihood, likelihood", [runs[1], runs[1]], pictures)
+    other = replace(runs[0], name="other", classes={0: "a", 200: "b"})
+    refused("`runs` must have the same classes", [runs[0], other], pictures)
+    refused("`pictures` must have the classes", [other], pictures)
+    refused("`pictures` must hold at least one picture", runs, pictures[:0])
+    refused("`num_shown` must be positive. Got 0", runs, pictures, num_shown=0)
+    ignored = pictures.map(lambda p: rf.Picture(p.name, p.image, np.full_like(p.labels, -1)))
+    refused("must hold a pixel with a label to evaluate by", runs, ignored)
+    assert not any(tmp_path.iterdir())
+    monkeypatch.chdir(folder)
+    assert main(["report", "likelihood", "--images", "images", "--masks", "masks", "--out", "no/page.html"]) == 2
+    assert capsys.readouterr().err == "riskfield: no/page.html: No such file or directory.\n"
+    assert main(["report", "masks", "--images", "images", "--masks", "masks"]) == 2
+    assert capsys.readouterr().err == "riskfield: masks: holds no fitted model.\n"
+
+
+# -- numbers and pieces -----------------------------------------------------------------------------------------------
+
+
+def test_classes_that_do_not_occur():
+    tally = Tally(["a", "b", "c"])
+    tally.add(np.array([[0, 0, 1]]), np.array([[[0.8, 0.2, 0.0], [0.3, 0.7, 0.0], [0.0, 1.0, 0.0]]]))
+    found = tally.evaluation()
+    assert found.error == pytest.approx(1 / 3)
+    np.testing.assert_allclose(found.class_errors, [0.5, 0, np.nan])
+    np.testing.assert_allclose(found.overlaps, [0.5, 0.5, np.nan])
+    assert found.mean_overlap == 0.5
+    assert found.as_dict()["classes"][2] == {"name": "c", "pixels": 0, "error": None, "overlap": None}
+    assert found.bin_counts.tolist() == [4, 1, 1, 0, 0, 0, 1, 1, 0, 1]
+    # 4 of 0.0; 0.2, 0.3 and 0.7 are false or true as they are; 0.8 and 1.0 are true.
+    assert found.calibration_error == pytest.approx((0.2 + 0.7 + 0.7 + 0.2) / 9)
+
+
+def test_marginals_that_tell_the_truth_are_calibrated():
+    rng = np.random.default_rng(0)
+    beliefs = rng.dirichlet([1, 1, 1], (300, 300))
+    labels = (rng.random((300, 300, 1)) > beliefs.cumsum(-1)).sum(-1)
+    honest, bold = Tally("abc"), Tally("abc")
+    honest.add(labels, beliefs)
+    bold.add(labels, beliefs**3 / (beliefs**3).sum(-1, keepdims=True))
+    assert honest.evaluation().calibration_error < 0.01
+    assert bold.evaluation().calibration_error > 0.1
+    assert honest.evaluation().log_loss < bold.evaluation().log_loss
+
+
+def test_colours_differ():
+    colours = class_colours(40)
+    assert len(set(colours)) == 40
+    assert class_colours(5) == colours[:5]
+
+
+def test_pictures_of_all_types_can_be_shown():
+    grey = np.arange(6, dtype=np.uint8).reshape(2, 3) * 50
+    for image in (grey, grey / 255, grey.astype(np.uint16) * 257, grey[..., None], np.repeat(grey[..., None], 3, -1)):
+        assert as_bytes(image)[..., 1].tolist() == grey.tolist()
+    assert as_bytes(np.array([[-2.0, 0.0], [1.0, 2.0]]))[..., 0].tolist() == [[0, 128], [191, 255]]
+    assert as_bytes(np.full((1, 1), 7.0))[0, 0, 0] == 0
+    painted = overlay(grey, np.array([[0, -1, 1], [0, 0, -1]]), 2, opacity=1.0)
+    assert painted[0].tolist() == [list(class_colours(2)[0]), [50, 50, 50], list(class_colours(2)[1])]
+
+
+def test_large_pictures_are_shown_smaller():
+    noise = np.random.default_rng(0).integers(0, 256, (300, 960, 3), np.uint8)
+    assert opened(photograph(noise)).size == (480, 150)
+    assert opened(backdrop(noise)).mode == "L"
+    labels = np.tile(np.array([0, 1]), (300, 480))
+    (first, _) = layers(one_hot(labels, 2))
+    shares = np.asarray(opened(first).convert("RGBA"))[..., 3]
+    assert shares.shape == (150, 480)
+    np.testing.assert_allclose(shares / 255, 0.5, atol=0.01)
+
+
+def test_charts():
+    chart = Chart("C & D", "x", "<y>", [Line("s0", [0, 1, 2, 3], [1.0, float("nan"), 2.0, 3.0], [1, 1, 0, 1])])
+    text = chart.svg()
+    assert Page(text).open == []
+    assert 'aria-label="C &amp; D"' in text
+    assert text.count("<circle") == 2  # a point that is no number has no dot, nor has one of size 0
+    assert re.search(r'class="line" d="M[\d.]+ [\d.]+M[\d.]+ [\d.]+L[\d.]+ [\d.]+"', text)
+    assert "nan" not in text
+    assert "nan" not in Chart("", "x", "y", [Line("s0", [1], [5.0])]).svg()
+    assert "nan" not in Chart("", "x", "y", [Line("s0", [], [])]).svg()
+    assert [text for _, text in ticks(0, 40)] == ["0", "10", "20", "30", "40"]
+    assert [text for _, text in ticks(0.0801, 0.1203)] == ["0.09", "0.10", "0.11", "0.12"]
+    assert [text for _, text in ticks(-0.5, 0.5)] == ["-0.4", "-0.2", "0", "0.2", "0.4"]
+
+
+# -- in a browser -----------------------------------------------------------------------------------------------------
+
+# The page tells the one around it what the browser has made of it, and that one writes it into its root.
+PROBE = """<script>
+addEventListener("load", () => {
+  const all = selector => [...document.querySelectorAll(selector)], seen = (e, size) => e.clientWidth > size;
+  const slider = document.querySelector('input[data-sets="--o0"]'), root = document.documentElement;
+  slider.value = 0.25;
+  slider.dispatchEvent(new Event("input"));
+  const faded = getComputedStyle(document.querySelector(".layers img")).opacity;
+  root.style.removeProperty("--o0");
+  parent.postMessage(JSON.stringify({
+    faded, width: innerWidth,
+    decoded: all("img").filter(e => e.complete && e.naturalWidth > 0 && seen(e, 50)).length,
+    tables: all("table").filter(e => e.clientHeight > 40 && seen(e, 50)).length,
+    charts: all("svg").filter(e => e.clientHeight > 100).length,
+    outside: all("body *").filter(e => e.getBoundingClientRect().right > innerWidth + 1 && !e.closest(".scroll, pre"))
+      .map(e => e.tagName),
+    panels: all(".stack").slice(0, 4).map(e => e.getBoundingClientRect()).map(r => [r.left, r.top, r.width, r.height]),
+  }), "*");
+});
+</script>"""
+AROUND = """<!doctype html>
+<style>body {{ margin: 0 }} iframe {{ border: 0; width: {width}px; height: {height}px }}</style>
+<script>onmessage = event => document.documentElement.dataset.probe = event.data</script>
+<iframe src="page.html"></iframe>"""
+
+
+def browse(page, folder, width, height, dark):
+    """What the browser makes of a page: what `PROBE` says, and a screenshot."""
+    (folder / "page.html").write_text(page.replace("</body>", PROBE + "</body>"), encoding="utf-8")
+    # A window is never as narrow as a phone, but a frame in it is.
+    (folder / "around.html").write_text(AROUND.format(width=width, height=height))
+    command = [
+        *(CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run"),
+        *(f"--user-data-dir={folder / 'profile'}", f"--window-size={max(width, 500)},{height}"),
+        f"--blink-settings=preferredColorScheme={0 if dark else 1}",
+        *("--virtual-time-budget=3000", "--dump-dom", f"--screenshot={folder / 'shot.png'}"),
+        (folder / "around.html").as_uri(),
+    ]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ran.returncode == 0, ran.stderr
+    said = json.loads(html.unescape(re.search(r'data-probe="([^"]*)"', ran.stdout)[1]))
+    with Image.open(folder / "shot.png") as shot:
+        return said, np.asarray(shot.convert("RGB")).astype(float)[:, :width]
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+@pytest.mark.parametrize(("width", "dark"), [(1200, False), (1200, True), (390, False)], ids=["light", "dark", "phone"])
+def test_the_page_in_a_browser(folder, runs, pictures, tmp_path, width, dark):
+    text = (folder / "page.html").read_text(encoding="utf-8")
+    said, shot = browse(text, tmp_path, width, 2400, dark)
+    assert said["width"] == width
+    assert said["outside"] == []  # nothing has to be scrolled for sideways
+    assert said["decoded"] == len(Page(text).images)
+    assert said["tables"] == len(Page(text).tables)
+    assert said["charts"] == 3
+    assert said["faded"] == "0.25"
+    background = shot[:, 2].mean(0)
+    assert (background < 40).all() if dark else (background > 240).all()
+    ink = shot[: int(said["panels"][0][1])]  # there is something to read above the pictures, and it can be told apart
+    assert (np.abs(ink - background).max(-1) > 150).mean() > 0.003
+    # Truth and marginals are painted as they should be: 0.8 of the colours in proportion, 0.2 of the picture in grey.
+    picture, colours = pictures[0], np.array(class_colours(2))
+    marginals = runs[0].crf.predict_marginals([picture.image])[0]
+    grey = np.asarray(Image.fromarray(picture.image).convert("L")).astype(float)
+    known = picture.labels >= 0
+    for shares, place in ((one_hot(picture.labels, 2), said["panels"][1]), (marginals, said["panels"][2])):
+        expected = 0.8 * shares @ colours + (1 - 0.8 * shares.sum(-1)[..., None]) * grey[..., None]
+        left, top, wide, high = place
+        rows, columns = grey.shape
+        middle = [
+            ((np.arange(n) + 0.5) * size / n + start).astype(int)
+            for n, size, start in ((rows, high, top), (columns, wide, left))
+        ]
+        seen = shot[np.ix_(*middle)]
+        assert np.abs(seen - expected)[known].max() < 16
+        assert np.abs(seen - expected)[known].mean() < 3
