@@ -11,7 +11,7 @@ import pytest
 
 from riskfield.cli import main
 from riskfield.cli.reproduce.gradients import GradientFigure
-from riskfield.experiments.cells import Cells
+from riskfield.experiments.cells import Cell, Cells
 from riskfield.experiments.gradient_accuracy import Accuracy
 from riskfield.experiments.gradient_times import Times
 
@@ -77,6 +77,18 @@ def test_a_cell_that_fails_leaves_nothing(folder):
         with pytest.raises(ValueError, match="Out of range float values are not JSON compliant"):
             cells.get("x", lambda a: {"value": float("nan")}, a=0)
     assert os.listdir("cells") == []
+
+
+def test_cells_can_be_computed_in_other_processes(folder):
+    wanted = [Cell("x", dict, {"a": a}) for a in range(4)]
+    with Cells("cells", total=4) as cells:
+        cells.get("x", lambda a: {"a": "kept"}, a=2)
+        cells.prepare(wanted, jobs=2)
+        assert [cells.get("x", never, a=a) for a in range(4)] == [{"a": 0}, {"a": 1}, {"a": "kept"}, {"a": 3}]
+        with pytest.raises(TypeError, match="'b' is an invalid keyword"):
+            cells.prepare([Cell("y", sorted, {"b": 1})], jobs=1)
+        cells.prepare(wanted, jobs=2)  # nothing is left to do
+    assert len(os.listdir("cells")) == 4
 
 
 # -- the command ----------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from riskfield import __version__
-from riskfield.experiments.cells import Cells
+from riskfield.experiments.cells import Cell, Cells
 from riskfield.io._atomic import write_bytes, write_text
 
 if TYPE_CHECKING:
@@ -35,6 +35,10 @@ class AbstractStudy(ABC):
     def num_cells(self) -> int:
         """How many cells `measure` asks for."""
 
+    def cells(self) -> Sequence[Cell]:
+        """Those of its cells that need no results of others, the most important first: they can be shared out."""
+        return ()
+
     @abstractmethod
     def measure(self, cells: Cells) -> list[Record]:
         """All records, of cells that are computed or on file."""
@@ -48,7 +52,9 @@ class AbstractStudy(ABC):
         """The results as a figure."""
 
 
-def reproduce(study: AbstractStudy, folder: str | Path, command: str, progress: bool = False) -> list[Path]:
+def reproduce(
+    study: AbstractStudy, folder: str | Path, command: str, progress: bool = False, jobs: int = 1
+) -> list[Path]:
     """Run a study, or the rest of it, and write its data, table and plot.
 
     Arguments:
@@ -56,6 +62,7 @@ def reproduce(study: AbstractStudy, folder: str | Path, command: str, progress: 
         folder: where the files go; finished cells are kept in `cells` below it, and are not computed again.
         command: what to write down as the command that gives these results.
         progress: show a progress bar.
+        jobs: how many processes to compute in, where the study names its cells.
 
     Returns:
         The paths of the three files.
@@ -66,6 +73,8 @@ def reproduce(study: AbstractStudy, folder: str | Path, command: str, progress: 
     require_matplotlib()
     folder = Path(folder)
     with Cells(folder / "cells", study.num_cells, progress) as cells:
+        if jobs > 1:
+            cells.prepare(study.cells(), jobs)
         records = study.measure(cells)
     about = {"command": command, **_environment()}
     paths = [folder / f"{study.name}.{ending}" for ending in ("json", "md", "png")]

@@ -22,11 +22,21 @@ app = typer.Typer(
 
 Quick = Annotated[bool, typer.Option("--quick", help="Fewer and smaller models: minutes become seconds.")]
 Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for the results. [results/NAME, or NAME-quick]")]
+Jobs = Annotated[
+    int | None,
+    typer.Option(min=1, help="How many processes to compute in, with a thread each. [as many as processors]"),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and errors.")]
 
 
 def run(
-    name: str, studies: Sequence[AbstractStudy], quick: bool, out: Path | None, quiet: bool, options: Sequence[str]
+    name: str,
+    studies: Sequence[AbstractStudy],
+    quick: bool,
+    out: Path | None,
+    quiet: bool,
+    options: Sequence[str],
+    jobs: int = 1,
 ) -> None:
     """Run the studies of one command, write what they give and say where it is.
 
@@ -35,6 +45,7 @@ def run(
         studies: what to run.
         quick, out, quiet: as given.
         options: the command's other options as given, to be written down with the results.
+        jobs: how many processes to compute in.
     """
     try:
         require_matplotlib()
@@ -45,7 +56,7 @@ def run(
     command = " ".join(["riskfield reproduce", name, *given])
     try:
         for study in studies:
-            for path in reproduce_study(study, folder, command, progress=not quiet and sys.stderr.isatty()):
+            for path in reproduce_study(study, folder, command, not quiet and sys.stderr.isatty(), jobs):
                 if not quiet:
                     typer.echo(f"wrote {path}")
     except KeyboardInterrupt:

@@ -1,0 +1,81 @@
+"""`riskfield reproduce erm`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from riskfield.cli.reproduce._app import Jobs, Out, Quick, Quiet, app, run
+from riskfield.experiments.erm import MODELS, Mismatch, Overall, Pairs, Suite, Truncation
+from riskfield.experiments.erm_landscape import Landscape
+from riskfield.experiments.erm_tuning import Tuning
+from riskfield.experiments.study import AbstractStudy
+
+
+class ErmTable(StrEnum):
+    """The tables of `riskfield reproduce erm`."""
+
+    OVERALL = "3"
+    MISMATCH = "4"
+    TRUNCATION = "5"
+    PAIRS = "6"
+
+
+_TABLES: dict[ErmTable, Callable[[Suite], AbstractStudy]] = {
+    ErmTable.OVERALL: Overall,
+    ErmTable.MISMATCH: Mismatch,
+    ErmTable.TRUNCATION: Truncation,
+    ErmTable.PAIRS: Pairs,
+}
+_FIGURES: dict[int, AbstractStudy] = {1: Landscape()}
+_QUICK = Suite(models=((20, 40), (30, 60), (40, 100)), examples=300, epochs=5, restarts=1)
+_QUICK_FIGURES: dict[int, AbstractStudy] = {1: Landscape(model=(20, 40), examples=300, epochs=5)}
+
+
+@app.command()
+def erm(
+    table: Annotated[list[ErmTable] | None, typer.Option(help="Only this one; may be given again.")] = None,
+    figure: Annotated[
+        list[int] | None, typer.Option(min=1, max=1, help="Only this one; may be given with tables.")
+    ] = None,
+    tune: Annotated[
+        bool, typer.Option("--tune", help="Compare the optimiser's gains on supplementary models.")
+    ] = False,
+    models: Annotated[
+        int, typer.Option(min=2, max=len(MODELS), help="How many of the paper's models, those with the fewest edges.")
+    ] = len(MODELS),
+    restarts: Annotated[int, typer.Option(min=1, help="Random starts of settings other than -in.")] = 5,
+    quick: Quick = False,
+    out: Out = None,
+    jobs: Jobs = None,
+    quiet: Quiet = False,
+) -> None:
+    """Training for the loss of decoded output, against approximate likelihood.
+
+    Tables 3 to 6 and Figure 1 of Stoyanov, Ropson & Eisner (2011): random binary models, of which a third of the
+    variables is input, a third hidden and a third output. 3 compares all ways of training; in 4 the structure is
+    wrong, in 5 belief propagation ends early, in 6 training and test settings differ. Figure 1 shows the losses along
+    lines through the true parameters. Tables share the runs they have in common.
+
+    \b
+    Examples:
+      riskfield reproduce erm --quick
+      riskfield reproduce erm --table 3 --table 5 --models 8 --restarts 1
+    """
+    suite = _QUICK if quick else Suite(models=MODELS[:models], restarts=restarts)
+    everything = not (table or figure or tune)
+    studies = [_TABLES[name](suite) for name in (ErmTable if everything else dict.fromkeys(table or ()))]
+    figures = _QUICK_FIGURES if quick else _FIGURES
+    studies += [figures[number] for number in (figures if everything else dict.fromkeys(figure or ()))]
+    studies += [Tuning(((15, 30), (20, 40)), examples=100, epochs=2) if quick else Tuning()] if tune else []
+    options = [*(f"--table {name}" for name in table or ()), *(f"--figure {number}" for number in figure or ())]
+    options += ["--tune"] if tune else []
+    if not quick:
+        options += [f"--models {models}"] if models != len(MODELS) else []
+        options += [f"--restarts {restarts}"] if restarts != 5 else []
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    run("erm", studies, quick, out, quiet, options, jobs or processors)

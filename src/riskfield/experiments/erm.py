@@ -1,0 +1,302 @@
+r"""Empirical risk minimisation given approximate inference, decoding and structure: Stoyanov, Ropson & Eisner (2011).
+
+Tables 3 to 6: what training for the loss of the decoded output gains over approximate likelihood, if all is well (3),
+if the structure is wrong (4), if inference ends early (5), and if another loss was trained for (6).
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from statistics import mean
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from riskfield.experiments.cells import Cell, Cells
+from riskfield.experiments.comparison import Comparison
+from riskfield.experiments.erm_paper import TABLE_3, TABLE_4, TABLE_5, TABLE_6
+from riskfield.experiments.erm_runs import LIKELIHOOD, RISKS, SETTINGS, trained, truth
+from riskfield.experiments.study import AbstractStudy, Record, panels, select, table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Table 1, from few edges to many: those of 2n, 4n and n ln n.
+MODELS = (
+    *((50, 100), (50, 195), (50, 200), (100, 200), (150, 300), (100, 400)),
+    *((200, 400), (100, 461), (150, 600), (150, 752), (200, 800), (200, 1051)),
+)
+BEST = {"frac-MSE": "frac-MSE-in", "int-F": "int-F-hyb-in", "int-L1": "int-L1-hyb-in", LIKELIHOOD: LIKELIHOOD}
+_SWEEPS = 100  # of BP, where it is left to converge
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Which models the tables are of, on how much data, and how long each run trains."""
+
+    models: tuple[tuple[int, int], ...] = MODELS  # variables and edges
+    examples: int = 1000  # to train with, and as many to test
+    epochs: int = 25
+    restarts: int = 5  # of settings other than -in
+    seed: int = 0
+
+    def true(self, model: tuple[int, int]) -> Cell:
+        """The losses of the true model, with inference to convergence."""
+        return Cell("truth", truth, {**self._of(model), "sweeps": _SWEEPS})
+
+    def runs(self, model: tuple[int, int], setting: str, sweeps: int, mismatch: float) -> list[Cell]:
+        """The runs of a training setting, one per restart."""
+        own = {"setting": setting, "sweeps": sweeps, "mismatch": mismatch, "epochs": self.epochs, **self._of(model)}
+        count = 1 if setting.endswith("-in") else self.restarts
+        return [Cell("run", trained, {**own, "restart": restart}) for restart in range(count)]
+
+    def _of(self, model: tuple[int, int]) -> dict[str, Any]:
+        return {"num_variables": model[0], "num_edges": model[1], "seed": self.seed, "examples": self.examples}
+
+    def __str__(self) -> str:
+        names = ", ".join(f"{variables}-{edges}" for variables, edges in self.models)
+        return (
+            f"{len(self.models)} of the paper's 12 models ({names}), {self.examples} examples to train and as many to "
+            f"test, at most {self.epochs} passes, {self.restarts} random starts of settings other than -in"
+        )
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way of training: a setting, how many iterations BP has, and the share of wrong edges."""
+
+    setting: str
+    sweeps: int = _SWEEPS
+    mismatch: float = 0.0
+
+
+@dataclass(frozen=True)
+class AbstractErm(AbstractStudy):
+    """A table: the ways of training it compares, on every model of the suite."""
+
+    suite: Suite = field(default_factory=Suite)
+
+    @abstractmethod
+    def ways(self) -> Sequence[Way]:
+        """The ways of training in the table."""
+
+    @property
+    def num_cells(self) -> int:
+        """One per model and run."""
+        return len(self.cells())
+
+    def cells(self) -> Sequence[Cell]:
+        """Model by model, from the smallest."""
+        return [cell for model in self.suite.models for cell in self._of_model(model)]
+
+    def measure(self, cells: Cells) -> list[Record]:
+        """All runs, with those of the true models."""
+        return [
+            {"cell": cell.name, **cell.settings, **cells.get(cell.name, cell.compute, **cell.settings)}
+            for cell in self.cells()
+        ]
+
+    def _of_model(self, model: tuple[int, int]) -> Iterator[Cell]:
+        yield self.suite.true(model)
+        for way in self.ways():
+            yield from self.suite.runs(model, way.setting, way.sweeps, way.mismatch)
+
+    def _deltas(self, records: list[Record], way: Way, test: str) -> tuple[float, ...]:
+        """Model by model, the loss of the restart with the best training objective, less that of the true model."""
+        out = []
+        for num_variables, num_edges in self.suite.models:
+            own = select(records, num_variables=num_variables, num_edges=num_edges)
+            (true,) = select(own, cell="truth")
+            runs = [record for record in own if record["cell"] == "run"]
+            runs = select(runs, setting=way.setting, sweeps=way.sweeps, mismatch=way.mismatch)
+            best = min(runs, key=lambda run: float("inf") if run["objective"] is None else run["objective"])
+            out.append(best["losses"][test] - true["losses"][test])
+        return tuple(out)
+
+    def _comparison(self, records: list[Record], way: Way, test: str) -> Comparison:
+        rival = Way(LIKELIHOOD, way.sweeps, way.mismatch)
+        return Comparison(self._deltas(records, way, test), self._deltas(records, rival, test))
+
+    def _about(self, records: list[Record]) -> str:
+        runs, truths = select(records, cell="run"), select(records, cell="truth")
+        minutes, worst = sum(run["seconds"] for run in runs) / 60, min(true["ess"] for true in truths)
+        return (
+            f"{self.suite}. Losses on the test examples, less those of the true model with BP to convergence, on "
+            "average over models. Wins, ties (the same to four decimals) and losses are against APPR-LOGL under the "
+            "same conditions; p is that of the paired permutation test, two-sided, in bold below .05. The smallest "
+            f"effective sample size of any variable is {100 * worst:.0f} % of the examples. All {len(runs)} runs took "
+            f"{minutes:.0f} minutes of one core.\n\n"
+        )
+
+    def _truth(self, records: list[Record], test: str) -> float:
+        return float(mean(record["losses"][test] for record in select(records, cell="truth")))
+
+
+def entry(found: Comparison, against: bool) -> str:
+    """A mean difference, and how it compares where it is not that of the rival."""
+    if not against:
+        return f"{found.mean:.5f}"
+    text = f"{found.mean:.5f} ({found.wins}, p = {found.p_value:.3f})"
+    return f"**{text}**" if found.p_value < 0.05 and found.mean < mean(found.rival) else text
+
+
+@dataclass(frozen=True)
+class Overall(AbstractErm):
+    """All ways of training with the true structure and BP to convergence (Table 3)."""
+
+    name = "table3"
+    title = "Loss of training settings against approximate likelihood (Table 3)"
+
+    def ways(self) -> Sequence[Way]:
+        """The likelihood, then all settings of each loss."""
+        risks = [Way(setting) for _, rows in TABLE_3.values() for setting in rows if setting != LIKELIHOOD]
+        return [Way(LIKELIHOOD), *risks]
+
+    def tables(self, records: list[Record]) -> str:
+        """The paper's rows beside ours, then model by model."""
+        rows = []
+        for test, (true, settings) in TABLE_3.items():
+            name = f"{test} (true model {true:.5f}; here {self._truth(records, test):.5f})"
+            for setting, (delta, wins) in settings.items():
+                found = self._comparison(records, Way(setting), test)
+                paper = f"{delta:.5f} ({wins})" if wins else f"{delta:.5f}"
+                rows.append([name, setting, paper, entry(found, bool(wins))])
+                name = ""
+        likelihood = self._comparison(records, Way(LIKELIHOOD), LIKELIHOOD)
+        rows.append([LIKELIHOOD, LIKELIHOOD, f"{TABLE_6[LIKELIHOOD][-1]:.5f}", entry(likelihood, False)])
+        out = self._about(records) + table(["test setting", "train setting", "paper", "here"], rows)
+        return out + "\n## Model by model\n\n" + self._by_model(records)
+
+    def _by_model(self, records: list[Record]) -> str:
+        ways = [(test, setting) for test, (_, settings) in TABLE_3.items() for setting in settings]
+        found = [self._deltas(records, Way(setting), test) for test, setting in ways]
+        rows = [
+            [f"{variables}-{edges}", *(f"{deltas[k]:.5f}" for deltas in found)]
+            for k, (variables, edges) in enumerate(self.suite.models)
+        ]
+        return table(["model", *(f"{test}: {setting}" for test, setting in ways)], rows)
+
+    def plot(self, records: list[Record]) -> Figure:
+        """A panel per test setting: a line per way of training, models along the axis."""
+        figure, axes = panels(1, len(TABLE_3))
+        names = [f"{variables}-{edges}" for variables, edges in self.suite.models]
+        for axis, (test, (_, settings)) in zip(axes, TABLE_3.items(), strict=True):
+            for setting in settings:
+                deltas = self._deltas(records, Way(setting), test)
+                axis.plot(names, deltas, "k--" if setting == LIKELIHOOD else ".-", label=setting)
+            axis.set_title(test)
+            axis.tick_params(axis="x", rotation=90)
+            axis.legend(fontsize="small")
+        axes[0].set_ylabel("loss less that of the true model")
+        return figure
+
+
+@dataclass(frozen=True)
+class AbstractSweep(AbstractErm):
+    """The best way of training for each loss against the likelihood, under conditions that get worse."""
+
+    paper: ClassVar[dict[str, dict[str, tuple[float, ...]]]]  # test setting, train setting: a number per condition
+
+    @property
+    @abstractmethod
+    def conditions(self) -> dict[str, dict[str, Any]]:
+        """A column's head, and what is different in it."""
+
+    def ways(self) -> Sequence[Way]:
+        """Condition by condition."""
+        return [Way(setting, **changes) for changes in self.conditions.values() for setting in BEST.values()]
+
+    def tables(self, records: list[Record]) -> str:
+        """The paper's rows above ours."""
+        rows = []
+        for test in SETTINGS:
+            for setting in dict.fromkeys((LIKELIHOOD, test)):
+                known = [f"{value:.5f}" for value in self.paper[test][setting]]
+                rows.append([test, f"{setting}, paper", *known])
+                found = [self._comparison(records, Way(BEST[setting], **c), test) for c in self.conditions.values()]
+                rows.append(["", f"{BEST[setting]}, here", *(entry(one, setting != LIKELIHOOD) for one in found)])
+        return self._about(records) + table(["test setting", "train setting", *self.conditions], rows)
+
+    def plot(self, records: list[Record]) -> Figure:
+        """A panel per loss: ours in full, the paper's dotted."""
+        figure, axes = panels(1, len(RISKS))
+        heads = list(self.conditions)
+        for axis, test in zip(axes, RISKS, strict=True):
+            for setting, colour in ((LIKELIHOOD, "C1"), (test, "C0")):
+                found = [mean(self._deltas(records, Way(BEST[setting], **c), test)) for c in self.conditions.values()]
+                axis.plot(heads, found, "o-", color=colour, label=BEST[setting])
+                axis.plot(heads, self.paper[test][setting], ":", color=colour, label=f"{setting}, paper")
+            axis.set_title(test)
+            axis.legend(fontsize="small")
+        axes[0].set_ylabel("loss less that of the true model")
+        return figure
+
+
+@dataclass(frozen=True)
+class Mismatch(AbstractSweep):
+    """A share of the edges exchanged for random other ones (Table 4)."""
+
+    name = "table4"
+    title = "Loss under structure mismatch (Table 4)"
+    paper = TABLE_4
+
+    shares: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4)
+
+    @property
+    def conditions(self) -> dict[str, dict[str, Any]]:
+        """The shares."""
+        return {f"{share:.0%}": {"mismatch": share} for share in self.shares}
+
+
+@dataclass(frozen=True)
+class Truncation(AbstractSweep):
+    """BP that ends after so many iterations, in training and in tests (Table 5)."""
+
+    name = "table5"
+    title = "Loss with BP that ends early (Table 5)"
+    paper = TABLE_5
+
+    iterations: tuple[int, ...] = (100, 30, 20, 10)
+
+    @property
+    def conditions(self) -> dict[str, dict[str, Any]]:
+        """The numbers of iterations."""
+        return {f"{count} iterations": {"sweeps": count} for count in self.iterations}
+
+
+@dataclass(frozen=True)
+class Pairs(AbstractErm):
+    """Every loss tested after training for every other (Table 6)."""
+
+    name = "table6"
+    title = "Loss in all pairs of training and test settings (Table 6)"
+
+    def ways(self) -> Sequence[Way]:
+        """The best way for each loss."""
+        return [Way(setting) for setting in BEST.values()]
+
+    def tables(self, records: list[Record]) -> str:
+        """The paper's rows above ours; the least of each row in bold."""
+        rows = []
+        for test in SETTINGS:
+            found = [mean(self._deltas(records, Way(BEST[setting]), test)) for setting in SETTINGS]
+            rows.append([test, "paper", *_marked(TABLE_6[test])])
+            rows.append(["", "here", *_marked(found)])
+        head = ["test setting", "", *(f"trained for {BEST[setting]}" for setting in SETTINGS)]
+        return self._about(records) + table(head, rows)
+
+    def plot(self, records: list[Record]) -> Figure:
+        """A panel per test setting, a bar per training setting."""
+        figure, axes = panels(1, len(SETTINGS))
+        for axis, test in zip(axes, SETTINGS, strict=True):
+            found = [mean(self._deltas(records, Way(BEST[setting]), test)) for setting in SETTINGS]
+            axis.bar(SETTINGS, found, color=["C0" if setting == test else "C7" for setting in SETTINGS])
+            axis.set_title(f"tested in {test}")
+            axis.tick_params(axis="x", rotation=45)
+        axes[0].set_ylabel("loss less that of the true model")
+        return figure
+
+
+def _marked(values: Sequence[float]) -> list[str]:
+    least = min(values)
+    return [f"**{value:.5f}**" if value == least else f"{value:.5f}" for value in values]

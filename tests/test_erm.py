@@ -1,0 +1,233 @@
+"""`riskfield reproduce erm`: the models and their data, derivatives of all settings, the plans, the tables."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import riskfield as rf
+from riskfield.cli import main
+from riskfield.experiments.cells import Cells
+from riskfield.experiments.comparison import Comparison, paired_permutation_test
+from riskfield.experiments.erm import BEST, MODELS, Pairs, Suite
+from riskfield.experiments.erm_landscape import Landscape
+from riskfield.experiments.erm_runs import LIKELIHOOD, RISKS, SETTINGS, losses_of, stages, started
+from riskfield.experiments.random_models import RandomModel
+from riskfield.learning.objective import Objective, flat
+
+pytest.importorskip("matplotlib")
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    return RandomModel.draw(12, 24, seed=1, num_examples=400)
+
+
+# -- models and data ------------------------------------------------------------------------------------------------
+
+
+def test_conditioning_on_the_inputs_is_clamping_them(drawn):
+    whole = rf.from_edges(2, drawn.edges, num_variables=12)
+    theta = whole.assemble([torch.zeros(12, 2, dtype=torch.float64)], [drawn.tables])
+    evidence = torch.full((5, 12), -1)
+    evidence[:, drawn.inputs] = drawn.states[:5, drawn.inputs]
+    model = drawn.true_model()
+    examples = drawn.examples(model, 0, 5)
+    with torch.no_grad():
+        given = rf.infer(model.graph, model(model.graph, examples.inputs), rf.Exact()).node_marginals[0]
+    clamped = rf.infer(whole, theta, rf.Exact(), evidence=evidence).node_marginals[0]
+    torch.testing.assert_close(given, clamped[:, model.others])
+    assert examples.labels.shape == (5, 8)
+    outputs = np.searchsorted(model.others, drawn.outputs)
+    assert torch.equal(examples.labels[:, outputs], drawn.states[:5, drawn.outputs])
+    assert (examples.labels >= 0).sum() == 5 * 4
+
+
+def test_samples_are_those_of_the_model(drawn):
+    assert drawn.sample_size > 0.8
+    assert (len(drawn.inputs), len(drawn.outputs)) == (4, 4)
+    assert not set(drawn.inputs) & set(drawn.outputs)
+    whole = rf.from_edges(2, drawn.edges, num_variables=12)
+    theta = whole.assemble([torch.zeros(12, 2, dtype=torch.float64)], [drawn.tables])
+    expected = rf.infer(whole, theta, rf.Exact()).mu
+    torch.testing.assert_close(rf.frequencies(whole, drawn.states), expected, rtol=0, atol=4 * 0.5 / 400**0.5)
+
+
+def test_mismatch_exchanges_a_share_of_the_edges(drawn):
+    same, other = drawn.model(), drawn.model(mismatch=0.25)
+    assert [tuple(p.shape) for p in same.parameters()] == [tuple(p.shape) for p in drawn.true_model().parameters()]
+    old, new = (set(map(tuple, model.edges.tolist())) for model in (same, other))
+    assert (len(old), len(new), len(old & new)) == (24, 24, 18)
+
+
+# -- derivatives ----------------------------------------------------------------------------------------------------
+
+
+def objective(drawn, setting, adjoint_stop):
+    """The objective of the last stage of a setting on three examples, at random parameters."""
+    model = started(drawn, restart=0)
+    stage = stages(setting, 100, 1)[-1]
+    inference = rf.Inference(stage.inference.algorithm, adjoint_stop, stage.inference.adjoint)
+    return Objective(model, drawn.examples(model, 0, 3), stage.loss, inference)
+
+
+@pytest.mark.parametrize("setting", [*RISKS, LIKELIHOOD])
+def test_gradients_and_hessian_products_against_differences(drawn, setting):
+    """After a fixed number of iterations; the likelihood, whose gradient is that at convergence, there."""
+    stop = rf.Stop(1000, tol=1e-13) if setting == LIKELIHOOD else rf.Stop(10, tol=None)
+    at = objective(drawn, setting, stop)
+    v = torch.randn(len(flat(at.parameters)), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    start, step = flat(at.parameters).detach(), 1e-5
+
+    def moved(by):
+        torch.nn.utils.vector_to_parameters(start + by * v, at.parameters)
+        return at(None, along=v)
+
+    here, ahead, behind = moved(0), moved(step), moved(-step)
+    slope = (ahead.value - behind.value) / (2 * step)
+    assert float(here.gradient @ v) == pytest.approx(slope, rel=1e-6, abs=1e-8)
+    torch.testing.assert_close(here.product, (ahead.gradient - behind.gradient) / (2 * step), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("setting", RISKS)
+def test_second_derivatives_on_the_studys_models(drawn, setting):
+    at = objective(drawn, setting, rf.Stop(4, tol=None))
+    examples, model = at.data[0], at.model
+    theta = model(examples.graph, examples.inputs).detach().requires_grad_()
+
+    def loss(t):
+        return at.loss(examples.graph, t, examples.labels, at.inference)
+
+    assert torch.autograd.gradgradcheck(loss, theta, fast_mode=True)
+
+
+# -- plans ----------------------------------------------------------------------------------------------------------
+
+
+def plan(setting):
+    return [stage.loss for stage in stages(setting, 30, 25)]
+
+
+def test_stages():
+    (likelihood,) = stages(LIKELIHOOD, 30, 25)
+    assert likelihood.loss == rf.SurrogateEM()
+    assert likelihood.inference.stop.sweeps == 30
+    assert likelihood.optimiser.epochs == 25
+    assert plan("frac-MSE") == [rf.MSE()]
+    first, second = stages("int-L1-in", 30, 25)
+    assert (first.loss, first.optimiser.epochs) == (rf.SurrogateEM(), 3)
+    assert (second.loss, second.optimiser.epochs, second.optimiser.tol) == (RISKS["int-L1"], 25, 0)
+    for setting, skipped in (("int-F-hyb", 0), ("int-F-hyb-in", 1)):
+        hybrids = plan(setting)[skipped:]
+        assert [(loss.a, loss.b, loss.weight) for loss in hybrids] == [
+            (RISKS["int-F"], rf.MSE(), weight) for weight in (0.0, 0.5, 1.0)
+        ]
+        assert all(stage.optimiser.tol > 0 for stage in stages(setting, 30, 25)[skipped:])
+
+
+def test_losses_of_known_predictions(drawn):
+    """A model that knows the answers loses nothing; one that knows nothing does, as its decoders have it."""
+    model = started(drawn, restart=0)
+    examples = drawn.examples(model, 0, 50)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    found = losses_of(model, examples, 100)
+    labels = examples.labels[:, np.searchsorted(model.others, drawn.outputs)].double()
+    assert found["frac-MSE"] == pytest.approx(0.25)
+    assert found["int-L1"] == pytest.approx(float(labels.mean()))  # of two equal states the first is taken
+    assert found["int-F"] == pytest.approx(float((labels.sum(-1) > 0).double().mean()))  # none lies above the median
+    assert found[LIKELIHOOD] == pytest.approx(4 * np.log(2))
+
+
+# -- comparisons ----------------------------------------------------------------------------------------------------
+
+
+def test_paired_permutation_test_by_enumeration():
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=(2, 7)) + np.array([[0.0], [0.7]])
+    gaps = a - b
+    signs = np.array(list(itertools.product((1, -1), repeat=7)))
+    means = (signs * gaps).mean(1)
+    one_sided = min((means <= gaps.mean() + 1e-12).mean(), (means >= gaps.mean() - 1e-12).mean())
+    assert paired_permutation_test(a, b) == pytest.approx(2 * one_sided)
+    assert paired_permutation_test([1.0], [2.0]) == 1.0
+
+
+def test_wins_ties_and_losses():
+    found = Comparison((0.1, 0.2, 0.30004, 0.5), (0.2, 0.1, 0.3, 0.6))
+    assert found.wins == "2-1-1"
+    assert found.mean == pytest.approx(0.27501)
+
+
+# -- the command ----------------------------------------------------------------------------------------------------
+
+
+def test_the_models_are_those_of_the_paper():
+    assert sorted(MODELS) == [
+        *((50, 100), (50, 195), (50, 200), (100, 200), (100, 400), (100, 461)),
+        *((150, 300), (150, 600), (150, 752), (200, 400), (200, 800), (200, 1051)),
+    ]
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Tiny models, and few samples of them."""
+    monkeypatch.setattr("riskfield.experiments.random_models._BURN_IN", 20)
+    monkeypatch.setattr("riskfield.experiments.random_models._THINNING", 2)
+    suite = Suite(models=((9, 12), (10, 14)), examples=20, epochs=1, restarts=2)
+    monkeypatch.setattr("riskfield.cli.reproduce.erm._QUICK", suite)
+    lines = {1: Landscape(model=(9, 12), examples=20, epochs=1, alphas=(-0.5, 0.0, 0.5, 1.0))}
+    monkeypatch.setattr("riskfield.cli.reproduce.erm._QUICK_FIGURES", lines)
+    return suite
+
+
+def test_reproduce_erm(quick, tmp_path, capsys):
+    from matplotlib.image import imread
+
+    assert main(["reproduce", "erm", "--quick", "--jobs", "1", "--out", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.count("wrote ") == 15
+    records = json.loads((tmp_path / "table3.json").read_text())["records"]
+    # A truth, then the likelihood, three ways of each of two losses and two of the third; twice if not -in.
+    assert len(records) == 2 * (1 + 2 + (2 + 1) + 2 * (2 + 1 + 1))
+    for record in records:
+        assert set(record["losses"]) == set(SETTINGS)
+    text = (tmp_path / "table3.md").read_text()
+    truths = {r["num_variables"]: r["losses"]["frac-MSE"] for r in records if r["cell"] == "truth"}
+    runs = [r for r in records if r["cell"] == "run" and r["setting"] == "frac-MSE"]
+    best = [min((r for r in runs if r["num_variables"] == n), key=lambda r: r["objective"]) for n in truths]
+    delta = np.mean([r["losses"]["frac-MSE"] - truths[r["num_variables"]] for r in best])
+    assert f"| frac-MSE | 0.00482 (5-0-7) | {delta:.5f} (" in text
+    assert "2 of the paper's 12 models (9-12, 10-14), 20 examples" in text
+    pairs = json.loads((tmp_path / "table6.json").read_text())["records"]
+    assert {r["setting"] for r in pairs if r["cell"] == "run"} == set(BEST.values())
+    sweep = json.loads((tmp_path / "table5.json").read_text())["records"]
+    assert {r["sweeps"] for r in sweep} == {100, 30, 20, 10}
+    # What tables 3, 5 and 6 have in common was computed once.
+    shared = "run,*mismatch=0.0,num_edges=12,*restart=1,*setting=APPR-LOGL,sweeps=100.json"
+    assert len(list((tmp_path / "cells").glob(shared))) == 1
+    line = json.loads((tmp_path / "figure1.json").read_text())["records"][0]["losses"]
+    assert line[1]["frac-MSE"] == pytest.approx(truths[9])  # alpha = 0
+    for name in ("table3", "table4", "table5", "table6", "figure1"):
+        assert imread(tmp_path / f"{name}.png").shape[2] == 4
+
+
+def test_jobs_and_choices(quick, tmp_path, monkeypatch):
+    prepared = []
+    monkeypatch.setattr(Cells, "prepare", lambda cells, wanted, jobs: prepared.append((list(wanted), jobs)))
+    assert main(["reproduce", "erm", "--quick", "--table", "6", "--jobs", "3", "-q", "--out", str(tmp_path)]) == 0
+    assert prepared == [(list(Pairs(quick).cells()), 3)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cells", "table6.json", "table6.md", "table6.png"]
+    assert "riskfield reproduce erm --table 6 --quick --out" in (tmp_path / "table6.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(["--table", "7"], "'7' is not one of '3', '4', '5', '6'"), (["--figure", "2"], "less than or equal to 1")],
+)
+def test_refusals(tmp_path, capsys, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    assert main(["reproduce", "erm", *arguments]) == 2
+    assert message in capsys.readouterr().err
