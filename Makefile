@@ -8,7 +8,7 @@ NATIVE_SOURCES := CMakeLists.txt $(wildcard cpp/*)
 .PHONY: demo test lint format bench docs clean
 
 demo: $(INSTALLED)
-	$(BIN)/python examples/denoise.py --out demo.png
+	$(BIN)/python examples/textures.py --out demo
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2
@@ -37,4 +37,4 @@ $(INSTALLED): pyproject.toml constraints.txt $(NATIVE_SOURCES)
 	touch $@
 
 clean:
-	rm -rf $(VENV) build docs/_build demo.png
+	rm -rf $(VENV) build docs/_build demo

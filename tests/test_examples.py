@@ -101,6 +101,21 @@ def test_gradient_methods_agree_at_convergence_and_only_unroll_is_right_before(
         assert float(pretended) > 1e-4
 
 
+def test_textures_writes_a_page_with_three_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = runpy.run_path(str(EXAMPLES / "textures.py"))
+    (tmp_path / "demo" / "train" / "images").mkdir(parents=True)  # left by an earlier run
+    script["main"](["--out", str(tmp_path / "demo"), "--size", "16", "--iterations", "1"])
+    printed = capsys.readouterr().out
+    assert printed.rstrip().endswith(f"Open this page in a browser:\n{tmp_path / 'demo' / 'report.html'}")
+    page = (tmp_path / "demo" / "report.html").read_text(encoding="utf-8")
+    for name in ("surrogate-likelihood", "univariate-logistic", "clique-logistic"):
+        assert f"Marginals, {name}" in page
+    assert len(list((tmp_path / "demo" / "predicted" / "labels").iterdir())) == 8
+    with pytest.raises(SystemExit):
+        script["main"](["--size", "2"])
+    assert "--size must be from 8 to 192. Got 2." in capsys.readouterr().err
+
+
 @pytest.fixture(scope="module")
 def segmentation() -> Script:
     return runpy.run_path(str(EXAMPLES / "segmentation.py"))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from html import escape
 
 _WIDTH, _HEIGHT = 480, 300
-_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 14, 14, 46  # margins for ticks and labels
+_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 14, 26, 46  # margins for ticks and labels
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Chart:
         x_label, y_label: what the axes show.
         lines: what is drawn.
         x_range, y_range: of the axes; by default those of the finite points.
-        marks: {x: text} for vertical lines with a text beside them.
+        marks: {x: text} for vertical lines with a text above them.
         diagonal: whether y = x is drawn.
     """
 
@@ -63,7 +63,7 @@ class Chart:
         for x, text in self.marks.items():
             at = plane.x(x)
             parts.append(f'<path class="mark" d="M{at:.1f} {_TOP}V{_HEIGHT - _BOTTOM}"/>')
-            parts.append(f'<text class="note" x="{at + 5:.1f}" y="{_TOP + 13}">{escape(text)}</text>')
+            parts.append(f'<text class="note" x="{at:.1f}" y="{_TOP - 9}">{escape(text)}</text>')
         for line in self.lines:
             label = f"<title>{escape(line.label)}</title>" if line.label else ""
             parts.append(

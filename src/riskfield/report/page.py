@@ -119,7 +119,7 @@ def _page(title: str, found: Sequence[Result], shown: Sequence[Picture], command
         (
             "confusion",
             "Confusion",
-            "Of the pixels of a row's class, the share labelled as a column's.",
+            "Rows are true classes, columns predicted ones: of the pixels of a row, the share labelled so.",
             confusions(runs, scores),
         ),
         (

@@ -9,7 +9,7 @@ import numpy as np
 
 from riskfield.learning.picture_run import PictureRun
 from riskfield.report.charts import Chart, Line
-from riskfield.report.evaluation import Evaluation
+from riskfield.report.evaluation import NUM_BINS, Evaluation
 from riskfield.report.html import card, element, table, text
 
 _STYLES = 6  # series colours in the style sheet
@@ -28,12 +28,9 @@ def tiles(runs: Sequence[PictureRun], scores: Sequence[Evaluation]) -> str:
     for name, measure, write, larger in shown:
         values = [measure(score) for score in scores]
         best = int(np.argmax(values) if larger else np.argmin(values))
-        of_run = f" · {runs[best].name}" if len(runs) > 1 else ""
-        found.append(
-            element(
-                "div", element("b", text(write(values[best]))) + element("span", text(name + of_run)), class_="tile"
-            )
-        )
+        of_run = element("span", text(runs[best].name), class_=_style(best)) if len(runs) > 1 else ""
+        number = element("b", text(write(values[best])))
+        found.append(element("div", number + element("span", text(name)) + of_run, class_="tile"))
     return element("div", "".join(found), class_="tiles")
 
 
@@ -77,7 +74,7 @@ def _confusion(score: Evaluation) -> str:
             for share, count in zip(shares.tolist(), counts.tolist(), strict=True)
         ]
         rows.append([text(name), *cells])
-    return table(["true ↓ labelled →", *map(text, score.names)], rows, class_="confusion")
+    return table(["", *map(text, score.names)], rows, class_="confusion")
 
 
 def reliability(runs: Sequence[PictureRun], scores: Sequence[Evaluation]) -> str:
@@ -92,17 +89,25 @@ def reliability(runs: Sequence[PictureRun], scores: Sequence[Evaluation]) -> str
     chart = Chart(
         "Reliability of the marginals", "marginal", "share of the true class", lines, (0, 1), (0, 1), diagonal=True
     )
-    header = ["marginals", *(text(f"{run.name}: number") for run in runs), *(text(f"{run.name}: true") for run in runs)]
-    if len(runs) == 1:
-        header = ["marginals", "number", "mean", "true"]
-    rows = []
-    for b in range(len(scores[0].bin_counts)):
-        own = [f"{b / 10:.1f} to {(b + 1) / 10:.1f}", *(f"{score.bin_counts[b]:,}" for score in scores)]
-        if len(runs) == 1:
-            own.append(_in_bin(scores[0].bin_means[b], scores[0].bin_counts[b]))
-        rows.append([*own, *(_in_bin(score.bin_shares[b], score.bin_counts[b]) for score in scores)])
     drawn = element("div", _legend(runs) + chart.svg(), class_="card")
-    return element("div", drawn + element("div", table(header, rows), class_="card"), class_="cards wide")
+    return element("div", drawn + element("div", _bins(runs, scores), class_="card"), class_="cards wide")
+
+
+def _bins(runs: Sequence[PictureRun], scores: Sequence[Evaluation]) -> str:
+    """The numbers behind the diagram: all of them of one run, and of several the shares."""
+    rows = []
+    for b in range(NUM_BINS):
+        row = [f"{b / NUM_BINS:.1f} to {(b + 1) / NUM_BINS:.1f}"]
+        if len(runs) == 1:
+            (score,) = scores
+            row += [f"{score.bin_counts[b]:,}", _in_bin(score.bin_means[b], score.bin_counts[b])]
+        for score in scores:
+            number = f"{score.bin_counts[b]:,} marginals"
+            row.append(element("td", _in_bin(score.bin_shares[b], score.bin_counts[b]), title=number))
+        rows.append(row)
+    if len(runs) == 1:
+        return table(["marginals", "number", "mean", "true"], rows)
+    return table(["marginals", *(text(run.name) for run in runs)], rows, caption="Share of the true class")
 
 
 def training(runs: Sequence[PictureRun]) -> str:
@@ -110,7 +115,7 @@ def training(runs: Sequence[PictureRun]) -> str:
     charts = [
         card(_named(k, run.name), _curve(k, run)) for k, run in enumerate(runs) if any(f.history for f in run.fits)
     ]
-    return element("div", "".join(charts), class_="cards wide") if charts else ""
+    return element("div", "".join(charts), class_="cards") if charts else ""
 
 
 def _curve(number: int, run: PictureRun) -> str:
@@ -122,23 +127,32 @@ def _curve(number: int, run: PictureRun) -> str:
         if steps:
             marks[float(steps[0])] = name
         done += len(steps)
-        ends.append(f"{name}: {fit.reason.value} after {len(steps)} iterations ({fit.explanation})")
+        ends.append(f"{name} ended after {len(steps)} iterations: {fit.explanation}")
     chart = Chart(f"Training of {run.name}", "iteration", "objective", lines, marks=marks)
-    return chart.svg() + "".join(element("div", text(end), class_="soft") for end in ends)
+    return chart.svg() + "".join(element("div", text(end), class_="told") for end in ends)
 
 
 def settings(runs: Sequence[PictureRun]) -> str:
     """What was chosen, a column for every run."""
     names = list(dict.fromkeys(name for run in runs for name in run.settings))
-    rows = [[text(name), *(text(run.settings.get(name, _NOTHING)) for run in runs)] for name in names]
-    of_estimator: list[tuple[str, Callable[[PictureRun], object]]] = [
-        ("classes", lambda run: ", ".join(f"{name} = {value}" for value, name in run.classes.items())),
-        ("features of pixels", lambda run: ", ".join(type(f).__name__ for f in run.crf.features_.pixels)),
-        ("features of edges", lambda run: ", ".join(type(f).__name__ for f in run.crf.features_.edges)),
-        ("parameters", lambda run: f"{sum(p.numel() for p in run.crf.model_.parameters()):,}"),
-    ]
-    rows += [[text(name), *(text(show(run)) for run in runs)] for name, show in of_estimator]
-    return element("div", table(["", *(_named(k, run.name) for k, run in enumerate(runs))], rows), class_="card")
+    values: dict[str, list[object]] = {name: [run.settings.get(name, _NOTHING) for run in runs] for name in names}
+    recipes = [run.crf.features_ for run in runs]
+    values |= {
+        "classes": [", ".join(f"{name} = {value}" for value, name in run.classes.items()) for run in runs],
+        "features of pixels": [", ".join(type(f).__name__ for f in recipe.pixels) for recipe in recipes],
+        "features of edges": [", ".join(type(f).__name__ for f in recipe.edges) for recipe in recipes],
+        "parameters": [f"{sum(p.numel() for p in run.crf.model_.parameters()):,}" for run in runs],
+    }
+    rows = [[text(name), *_shared([str(value) for value in of_runs])] for name, of_runs in values.items()]
+    header = ["", *(_named(k, run.name) for k, run in enumerate(runs))]
+    return element("div", table(header, rows, class_="told-apart"), class_="card")
+
+
+def _shared(values: Sequence[str]) -> list[str]:
+    """Cells, and only one for all where they agree."""
+    if len(set(values)) == 1:
+        return [element("td", text(values[0]), colspan=len(values))]
+    return [element("td", text(value)) for value in values]
 
 
 def timings(runs: Sequence[PictureRun], scores: Sequence[Evaluation]) -> str:
