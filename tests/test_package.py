@@ -72,6 +72,7 @@ def test_the_public_surface():
         *("ConvergenceWarning", "FileFormatError", "ImpossibleEvidenceError", "RiskfieldError", "TreewidthError"),
         "MissingDataError",
         *("Examples", "Checkpoints", "CheckpointError", "DivergenceWarning", "Fit", "Reason", "Record", "fit"),
+        *("join", "predict"),
         *("AbstractOptimiser", "LBFGS", "SMD", "Torch", "Stage", "fit_stages", "incremental", "Validation"),
         *("Ranks", "ranks", "WarmStart", "CRF", "GridCRF", "ImageCRF", "PerVariable"),
     }

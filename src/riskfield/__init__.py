@@ -10,7 +10,7 @@ from riskfield.adjoints.kkt import KKT, Direct, Minres
 from riskfield.adjoints.perturb import Perturb
 from riskfield.adjoints.second_order import hessian_vector_product
 from riskfield.adjoints.unroll import Unroll
-from riskfield.data.examples import Examples
+from riskfield.data.examples import Examples, join
 from riskfield.data.feature_cache import FeatureCache
 from riskfield.data.folders import image_folder
 from riskfield.data.picture_examples import picture_examples
@@ -78,6 +78,7 @@ from riskfield.learning.checkpoint import Checkpoints
 from riskfield.learning.fit import fit
 from riskfield.learning.lbfgs import LBFGS
 from riskfield.learning.optimiser import AbstractOptimiser
+from riskfield.learning.predict import predict
 from riskfield.learning.ranks import Ranks, ranks
 from riskfield.learning.result import Fit, Reason, Record
 from riskfield.learning.smd import SMD
@@ -249,9 +250,11 @@ __all__ = [
     "incremental",
     "infer",
     "inference_of",
+    "join",
     "nn",
     "num_counted",
     "picture_examples",
+    "predict",
     "ranks",
     "read_evidence",
     "read_uai",

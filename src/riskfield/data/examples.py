@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from riskfield.graph.builders import Union
 from riskfield.graph.factor_graph import FactorGraph
 
 
@@ -64,6 +65,59 @@ class Examples:
             if not (torch.isfinite(self.weights).all() and (self.weights >= 0).all()):
                 raise ValueError("`weights` must be finite and not negative.")
         _map(self.inputs, self._check_input, "inputs")
+
+    @classmethod
+    def conditional(
+        cls,
+        graph: FactorGraph,
+        states: Tensor,
+        *,
+        observed: Tensor,
+        outputs: Tensor,
+        inputs: Any = None,
+        weights: Tensor | None = None,
+    ) -> Examples:
+        """Examples that each say which variables are observed and which are to be predicted; all others are hidden.
+
+        Arguments:
+            graph: the structure they share.
+            states: integers of shape (n, variable); -1 where unknown, which only hidden variables may be, and outputs
+                of examples to predict.
+            observed: booleans of shape (n, variable), or (variable,) for all examples alike.
+            outputs: likewise; none of them observed.
+            inputs, weights: as for `Examples`.
+
+        >>> from riskfield import Examples, chain
+        >>> states = torch.tensor([[0, 1, 1], [1, 0, 1]])
+        >>> observed = torch.tensor([[True, False, False], [False, False, True]])
+        >>> outputs = torch.tensor([[False, False, True], [True, True, False]])
+        >>> examples = Examples.conditional(chain(3, num_states=2), states, observed=observed, outputs=outputs)
+        >>> examples.labels.tolist(), examples.evidence.tolist()
+        ([[-1, -1, 1], [1, 0, -1]], [[0, -1, -1], [-1, -1, 1]])
+        """
+        states = graph.check_states(states, "states", allow_unobserved=True)
+        given, asked = (_role(name, role, states) for name, role in (("observed", observed), ("outputs", outputs)))
+        if (given & asked).any():
+            raise ValueError("`outputs` must not be among the `observed` variables of the same example.")
+        if (given & (states < 0)).any():
+            raise ValueError("`states` must be known, and not -1, where `observed` says so.")
+        labels, evidence = torch.where(asked, states, -1), torch.where(given, states, -1)
+        # A mask that counts unknown labels is no loss's, but says what to predict.
+        unknown = bool((asked & (states < 0)).any())
+        return cls(graph, labels, inputs, evidence, asked if unknown else None, weights)
+
+    @property
+    def asked(self) -> Tensor:
+        """Which variables are to be predicted, of shape (n, variable).
+
+        Those of the mask; without one those with a label that are not evidence, or in an example without labels all
+        that are not evidence.
+        """
+        given = torch.zeros_like(self.labels, dtype=torch.bool) if self.evidence is None else self.evidence >= 0
+        if self.mask is not None:
+            return self.mask & ~given
+        labelled = self.labels >= 0
+        return torch.where(labelled.any(-1, keepdim=True), labelled, True) & ~given
 
     def __len__(self) -> int:
         """How many examples there are."""
@@ -123,6 +177,65 @@ def take(data: DataSet, indices: Tensor | Sequence[int]) -> tuple[Examples, ...]
         taken.append(part.select(numbers[inside] - start))
         start += len(part)
     return tuple(taken)
+
+
+def join(parts: Sequence[Examples]) -> Examples:
+    """Examples on different graphs as one, side by side, so that inference runs on all of them at once.
+
+    Variables are numbered part after part, and the inputs of variables and of factors are joined along their second
+    axis, which fits models whose inputs have a row per variable and per factor. Every part has one example, without
+    weights; all variables have the same number of states and all factors the same shape, none tied. Losses that sum
+    over variables are the same as part by part; those of whole examples, such as `FMeasure`, then see all parts as one.
+
+    >>> from riskfield import Examples, chain
+    >>> parts = [Examples(chain(k, 2), torch.ones(1, k, dtype=torch.int64), torch.randn(1, k, 5)) for k in (3, 4)]
+    >>> whole = join(parts)
+    >>> whole.graph.num_variables, whole.inputs.shape
+    (7, torch.Size([1, 7, 5]))
+    """
+    if not parts:
+        raise ValueError("`parts` must hold at least one part. Got none.")
+    groups = {(tuple(group.shape), group.tied) for part in parts for group in part.graph.factor_groups}
+    states = {int(count) for part in parts for count in part.graph.num_states}
+    if len(groups) > 1 or len(states) > 1 or any(tied for _, tied in groups):
+        raise ValueError("`parts` must have variables of one number of states and factors of one shape, none tied.")
+    if any(len(part) != 1 or part.weights is not None for part in parts):
+        raise ValueError("`parts` must have one example each, without `weights`.")
+
+    def joined(name: str, missing: Callable[[Examples], Tensor]) -> Tensor | None:
+        if all(getattr(part, name) is None for part in parts):
+            return None
+        own = [getattr(part, name) for part in parts]
+        return torch.cat([missing(part) if o is None else o for part, o in zip(parts, own, strict=True)], 1)
+
+    return Examples(
+        Union([part.graph for part in parts]).graph,
+        torch.cat([part.labels for part in parts], 1),
+        _joined_inputs([part.inputs for part in parts]),
+        joined("evidence", lambda part: torch.full_like(part.labels, -1)),
+        joined("mask", lambda part: part.asked & (part.labels >= 0)),
+    )
+
+
+def _joined_inputs(inputs: Sequence[Any]) -> Any:
+    first = inputs[0]
+    if first is None:
+        return None
+    if isinstance(first, Mapping):
+        return {key: _joined_inputs([one[key] for one in inputs]) for key in first}
+    if isinstance(first, Tensor):
+        return torch.cat(list(inputs), 1)
+    raise TypeError(f"`parts` must have tensors or dictionaries of tensors for inputs. Got {type(first).__name__}.")
+
+
+def _role(name: str, role: Tensor, states: Tensor) -> Tensor:
+    role = torch.as_tensor(role)
+    if role.dtype != torch.bool or role.shape not in (states.shape, states.shape[-1:]):
+        raise ValueError(
+            f"`{name}` must be booleans of shape {tuple(states.shape)} or {tuple(states.shape[-1:])}. "
+            f"Got {tuple(role.shape)} of {role.dtype}."
+        )
+    return role.expand(states.shape)
 
 
 def _check_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:

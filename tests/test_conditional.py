@@ -1,0 +1,192 @@
+"""Examples that observe, ask for and hide different variables each, in one batch and on graphs of their own."""
+
+import pytest
+import torch
+
+import riskfield as rf
+from riskfield.learning.objective import Objective, flat
+from strategies import potentials
+
+GRAPH = rf.from_edges(2, [(0, 1), (1, 2), (2, 3), (3, 0), (0, 2), (3, 4), (4, 5)], num_variables=6)
+BP = rf.Inference(rf.MessagePassing(), rf.Stop(6, tol=None), rf.Unroll())
+
+
+def draw(count, seed=0):
+    """States, and for each example other variables that are observed, asked for and hidden."""
+    generator = torch.Generator().manual_seed(seed)
+    states = torch.randint(2, (count, 6), generator=generator)
+    role = torch.stack([torch.randperm(6, generator=generator) for _ in range(count)]) % 3
+    return rf.Examples.conditional(GRAPH, states, observed=role == 0, outputs=role == 1), states, role
+
+
+def model(seed=0):
+    made = rf.Generative(GRAPH)
+    theta = potentials(GRAPH, seed)
+    with torch.no_grad():
+        made.nodes.copy_(theta[: GRAPH.node_size])
+        made.factors.copy_(theta[GRAPH.node_size :])
+    return made
+
+
+def test_roles_become_labels_and_evidence():
+    examples, states, role = draw(20)
+    assert torch.equal(examples.labels, torch.where(role == 1, states, -1))
+    assert torch.equal(examples.evidence, torch.where(role == 0, states, -1))
+    assert examples.mask is None
+    assert torch.equal(examples.asked, role == 1)
+    alike = rf.Examples.conditional(GRAPH, states, observed=torch.arange(6) < 2, outputs=torch.arange(6) > 3)
+    assert torch.equal(alike.asked, (torch.arange(6) > 3).expand(20, 6))
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [rf.MSE(), rf.L1(), rf.FMeasure(), rf.SurrogateEM(), rf.UnivariateLogistic(), rf.CliqueLogistic()],
+    ids=lambda loss: type(loss).__name__,
+)
+def test_a_batch_of_different_roles_is_its_examples_one_by_one(loss):
+    """Value, gradient and Hessian-vector product."""
+    examples, _, _ = draw(8)
+    v = potentials(GRAPH, 5)
+    whole = Objective(model(), examples, loss, BP, per_variable=False)(None, along=v)
+    singles = [Objective(model(), examples.select([k]), loss, BP, per_variable=False)(None, along=v) for k in range(8)]
+    assert whole.value == pytest.approx(sum(one.value for one in singles))
+    for name in ("gradient", "product"):
+        torch.testing.assert_close(getattr(whole, name), sum(getattr(one, name) for one in singles))
+
+
+@pytest.mark.parametrize("loss", [rf.MSE(), rf.L1(rf.SoftArgmax(0.5)), rf.FMeasure(rf.SoftEqualCount(0.5))], ids=str)
+def test_gradients_with_different_roles_against_differences(loss):
+    objective = Objective(model(), draw(5)[0], loss, BP)
+    start, v, step = flat(objective.parameters).detach(), potentials(GRAPH, 7), 1e-6
+
+    def moved(by):
+        torch.nn.utils.vector_to_parameters(start + by * v, objective.parameters)
+        return objective(None, along=v)
+
+    here, ahead, behind = moved(0), moved(step), moved(-step)
+    assert float(here.gradient @ v) == pytest.approx((ahead.value - behind.value) / (2 * step), rel=1e-6)
+    torch.testing.assert_close(here.product, (ahead.gradient - behind.gradient) / (2 * step), rtol=1e-5, atol=1e-7)
+
+
+def test_training_and_prediction_with_different_roles():
+    """Trained on random roles, the model predicts any variables from any others."""
+    truth = 2 * potentials(GRAPH, 3)
+    states = rf.sample(GRAPH, truth, 1, chains=600, seed=0)[:, 0]
+    role = torch.stack([torch.randperm(6, generator=torch.Generator().manual_seed(k)) for k in range(600)]) % 3
+    examples = rf.Examples.conditional(GRAPH, states, observed=role == 0, outputs=role == 1)
+    trained, train, test = rf.Generative(GRAPH), examples.select(slice(0, 400)), examples.select(slice(400, 600))
+    rf.fit(trained, train, rf.MSE(), BP, optimiser=rf.SMD(gain=5.0, batch_size=20, epochs=8), progress=False)
+    errors = []
+    for one in (trained, rf.Generative(GRAPH)):
+        (predicted,) = rf.predict(one, test, BP)
+        assert torch.equal(predicted[test.evidence >= 0], test.evidence[test.evidence >= 0])
+        errors.append(rf.error_rate(predicted, test.labels))
+    best = rf.decode(GRAPH, truth.expand(200, -1), rf.Inference(rf.Exact()), evidence=test.evidence)
+    assert errors[0] < rf.error_rate(best, test.labels) + 0.04 < errors[1] - 0.1
+
+
+def test_predictions_are_the_same_in_chunks_and_one_by_one():
+    examples, states, role = draw(7)
+    for decoder in (None, rf.EqualCount()):
+        (whole,) = rf.predict(model(), examples, BP, decoder)
+        (chunks,) = rf.predict(model(), examples, BP, decoder, chunk_size=2)
+        assert torch.equal(whole, chunks)
+        for k in range(7):
+            theta = model()(GRAPH).detach()
+            alone = rf.decode(GRAPH, theta, BP, decoder, evidence=examples.evidence[k], mask=role[k] == 1)
+            assert torch.equal(whole[k], alone)
+    # What is hidden has no say in how many of the two asked for are 1.
+    assert whole[role == 1].reshape(7, 2).sum(-1).tolist() == [1] * 7
+    unknown = rf.Examples.conditional(GRAPH, torch.where(role == 0, states, -1), observed=role == 0, outputs=role == 1)
+    assert torch.equal(rf.predict(model(), unknown, BP, rf.EqualCount())[0], whole)
+    without = rf.Examples(GRAPH, torch.full((7, 6), -1), evidence=examples.evidence)
+    assert torch.equal(without.asked, role != 0)
+
+
+# -- graphs of their own --------------------------------------------------------------------------------------------
+
+
+def parts(roles=True):
+    generator = torch.Generator().manual_seed(2)
+    out = []
+    for size in (3, 5, 4):
+        edges = [(k, k + 1) for k in range(size - 1)] + [(0, size - 1)]
+        graph = rf.from_edges(2, edges, num_variables=size)
+        inputs = {
+            "nodes": torch.randn(1, size, 3, generator=generator, dtype=torch.float64),
+            "factors": torch.randn(1, size, 2, generator=generator, dtype=torch.float64),
+        }
+        states = torch.randint(2, (1, size), generator=generator)
+        observed = torch.arange(size) == (1 if roles and size < 5 else -1)
+        outputs = ~observed & (torch.arange(size) != 2)
+        out.append(rf.Examples.conditional(graph, states, observed=observed, outputs=outputs, inputs=inputs))
+    return out
+
+
+def linear():
+    made = rf.LinearModel(2, 3, 2)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+    return made
+
+
+@pytest.mark.parametrize("loss", [rf.MSE(), rf.UnivariateLogistic(), rf.SurrogateEM()], ids=lambda x: type(x).__name__)
+def test_graphs_side_by_side_are_the_same_as_one_by_one(loss):
+    together = Objective(linear(), rf.join(parts()), loss, BP)(None)
+    apart = Objective(linear(), parts(), loss, BP)(None)
+    assert together.value == pytest.approx(apart.value)
+    torch.testing.assert_close(together.gradient, apart.gradient)
+    (predicted,) = rf.predict(linear(), rf.join(parts()), BP)
+    assert torch.equal(predicted, torch.cat(rf.predict(linear(), parts(), BP), 1))
+
+
+def zeros(graph):
+    return rf.Examples(graph, torch.zeros(1, graph.num_variables, dtype=torch.int64))
+
+
+def test_join_keeps_roles():
+    whole = rf.join(parts())
+    assert torch.equal(whole.asked, torch.cat([part.asked for part in parts()], 1))
+    assert (whole.evidence >= 0).sum() == 2
+    assert rf.join(parts(roles=False)).evidence.eq(-1).all()
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: rf.join([]), ValueError, "`parts` must hold at least one part"),
+        (lambda: rf.join([draw(2)[0]]), ValueError, "`parts` must have one example each, without `weights`"),
+        (
+            lambda: rf.join([*parts(), rf.Examples(rf.chain(2, 3), torch.zeros(1, 2).long())]),
+            ValueError,
+            "of one number",
+        ),
+        (lambda: rf.join([rf.Examples(rf.chain(4, 2, tied=True), torch.zeros(1, 4).long())]), ValueError, "none tied"),
+        (
+            lambda: rf.Examples.conditional(
+                GRAPH, torch.zeros(2, 6).long(), observed=torch.ones(6).bool(), outputs=torch.ones(6).bool()
+            ),
+            ValueError,
+            "`outputs` must not be among the `observed`",
+        ),
+        (
+            lambda: rf.Examples.conditional(
+                GRAPH, torch.full((2, 6), -1), observed=torch.ones(6).bool(), outputs=torch.zeros(6).bool()
+            ),
+            ValueError,
+            "`states` must be known, and not -1, where `observed` says so",
+        ),
+        (
+            lambda: rf.Examples.conditional(
+                GRAPH, torch.zeros(2, 6).long(), observed=torch.ones(5).bool(), outputs=torch.zeros(6).bool()
+            ),
+            ValueError,
+            r"`observed` must be booleans of shape \(2, 6\) or \(6,\). Got \(5,\) of torch.bool",
+        ),
+    ],
+)
+def test_refusals(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
