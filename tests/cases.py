@@ -13,9 +13,12 @@ import pytest
 import torch
 
 from riskfield import (
+    NEGATIVE_ENTROPY,
+    SQUARE,
     TRW,
     AbstractAlgorithm,
     Bethe,
+    ConvexFreeEnergy,
     CountingNumbers,
     Exact,
     FactorGraph,
@@ -24,6 +27,7 @@ from riskfield import (
     MessagePassing,
     Parallel,
     Sequential,
+    Term,
 )
 
 
@@ -36,6 +40,7 @@ class Case:
     iterative: bool = True  # sweeps, and messages to start from
     unique: bool = False  # concave on every graph: one fixed point, wherever it starts
     marginals: bool = True  # mu holds marginals (and not max-marginals)
+    kernels: bool = True  # runs on the kernels, through which `Unroll` goes back
 
 
 def by_arity(graph: FactorGraph, numbers: list[float]) -> torch.Tensor:
@@ -54,6 +59,14 @@ def _convex(graph: FactorGraph) -> CountingNumbers:
     return CountingNumbers(by_arity(graph, [0.5, 0.8, 1.2, 1.0]), 0.3)
 
 
+def _free_energy(graph: FactorGraph) -> ConvexFreeEnergy:
+    """The square keeps message passing away."""
+    weights = torch.full((graph.mu_size,), 0.4, dtype=torch.float64)
+    for group in graph.factor_groups:
+        weights[group.mu_start : group.mu_stop] = 0.3 + 0.2 * group.arity
+    return ConvexFreeEnergy([Term(NEGATIVE_ENTROPY, weights), Term(SQUARE, 0.5)])
+
+
 CASES = [
     Case("bp", lambda g, o: MessagePassing(Bethe(), Sequential(o))),
     Case("bp-parallel", lambda g, o: MessagePassing(Bethe(), Parallel())),
@@ -69,6 +82,7 @@ CASES = [
     Case("max-product-trw", lambda g, o: MaxProduct(TRW(0.5), Sequential(o)), marginals=False),
     Case("mean-field", lambda g, o: MeanField(o)),
     Case("exact", lambda g, o: Exact(), iterative=False, unique=True),
+    Case("free-energy", lambda g, o: _free_energy(g), unique=True, kernels=False),
 ]
 
 

@@ -20,6 +20,8 @@ orders = seeds.map(np.random.default_rng)
 
 
 def solve(case, graph, theta, kernels, stop=FEW, order=None, **options):
+    if kernels == "native" and not case.kernels:
+        pytest.skip("it has no kernels")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", rf.ConvergenceWarning)
         return rf.infer(graph, theta, case.make(graph, order), stop=stop, kernels=kernels, **options)
@@ -33,7 +35,7 @@ def close(actual, expected, tolerance=1e-12):
 
 
 @pytest.mark.parametrize("native", [NATIVE])
-@rows(lambda case: case.iterative)
+@rows(lambda case: case.iterative and case.kernels)
 @settings(max_examples=60)
 @given(graph=graphs(max_states=4), seed=seeds, kind=st.sampled_from(["mild", "strong", "extreme", "impossible"]))
 def test_native_equals_torch(case, native, graph, seed, kind):
@@ -104,11 +106,13 @@ def test_an_empty_batch_is_fine(case, kernels):
 def test_a_union_is_separate_runs(case, kernels, parts, seed):
     union = rf.Union(parts)
     thetas = [potentials(part, seed + k) for k, part in enumerate(parts)]
-    whole = solve(case, union.graph, union.join(thetas), kernels)
-    separate = [solve(case, part, theta, kernels) for part, theta in zip(parts, thetas, strict=True)]
+    # The steps of an interior-point method are as long as all parts allow, so that only their end can be the same.
+    stop, tolerance = (FEW, 1e-11) if case.kernels else (rf.Stop(60, 1e-10), 1e-8)
+    whole = solve(case, union.graph, union.join(thetas), kernels, stop)
+    separate = [solve(case, part, theta, kernels, stop) for part, theta in zip(parts, thetas, strict=True)]
     for mu, alone in zip(union.split(whole.mu), separate, strict=True):
-        close(mu, alone.mu, 1e-11)
-    close(whole.log_partition, sum(alone.log_partition for alone in separate), 1e-10)
+        close(mu, alone.mu, tolerance)
+    close(whole.log_partition, sum(alone.log_partition for alone in separate), 10 * tolerance)
 
 
 # -- labels ---------------------------------------------------------------------------------------------------------
@@ -297,7 +301,7 @@ def test_non_contiguous_theta(case, kernels):
     close(solve(case, graph, strided, kernels).mu, solve(case, graph, theta, kernels).mu)
 
 
-@rows()
+@rows(lambda case: case.kernels)
 def test_gradients_flow_through_the_sweeps(case):
     if not case.marginals:
         pytest.skip("a maximum has no useful gradient")

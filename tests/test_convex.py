@@ -1,19 +1,15 @@
 """`ConvexFreeEnergy` against SciPy's general solver, message passing and differences; and what it refuses."""
 
 import functools
-import pickle
 import warnings
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import riskfield as rf
 from gradient_cases import TIED, finite_differences, free_entries, losses
-from strategies import brute_force, graphs, potentials, seeds
-from test_conformance import relabelled
+from strategies import potentials
 
 MIXED = rf.FactorGraph([2, 3, 2, 1, 2], [(0, 1), (1, 2), (2, 0), (0, 1, 2), (3, 2), (1,)])  # variable 4 is isolated
 LOOP = rf.FactorGraph([2, 2, 2], [(0, 1), (1, 2), (2, 0)])
@@ -345,91 +341,6 @@ def test_weights_stay_positive_while_they_are_learned():
         values.append(loss.item())
     assert values[-1] < values[0]
     assert (raw.exp() > 0).all()
-
-
-# -- what holds for every algorithm ---------------------------------------------------------------------------------
-
-
-def by_arity_energy(graph):
-    """Weights that do not depend on labels, nor on what else is in a union; the square keeps message passing away."""
-    weights = torch.full((graph.mu_size,), 0.4, dtype=torch.float64)
-    for group in graph.factor_groups:
-        weights[group.mu_start : group.mu_stop] = 0.3 + 0.2 * group.arity
-    return rf.ConvexFreeEnergy([rf.Term(rf.NEGATIVE_ENTROPY, weights), rf.Term(rf.SQUARE, 0.5)])
-
-
-@settings(max_examples=25)
-@given(graph=graphs(max_states=4), seed=seeds, kind=st.sampled_from(["mild", "impossible"]))
-def test_relabelling_permutes_the_answer(graph, seed, kind):
-    theta = potentials(graph, seed, kind)
-    if brute_force(graph, theta).best == -torch.inf:
-        return
-    other, translate, _ = relabelled(graph, seed)
-    first, second = (
-        rf.infer(g, t, by_arity_energy(g), stop=rf.Stop(60, 1e-9))
-        for g, t in ((graph, theta), (other, translate(theta, False)))
-    )
-    torch.testing.assert_close(second.mu, translate(first.mu, True), rtol=0, atol=1e-8)
-    torch.testing.assert_close(second.log_partition, first.log_partition, rtol=0, atol=1e-7)
-
-
-@settings(max_examples=15)
-@given(parts=st.lists(graphs(max_variables=3, max_factors=4), min_size=1, max_size=3), seed=seeds)
-def test_a_union_is_separate_runs(parts, seed):
-    union = rf.Union(parts)
-    thetas = [potentials(part, seed + k) for k, part in enumerate(parts)]
-    whole = rf.infer(union.graph, union.join(thetas), by_arity_energy(union.graph), stop=TIGHT)
-    for mu, part, theta in zip(union.split(whole.mu), parts, thetas, strict=True):
-        alone = rf.infer(part, theta, by_arity_energy(part), stop=TIGHT)
-        torch.testing.assert_close(mu, alone.mu, rtol=0, atol=1e-9)
-
-
-@pytest.mark.parametrize(
-    "graph",
-    [
-        rf.FactorGraph([]),
-        rf.FactorGraph([3, 1, 2]),
-        rf.FactorGraph([1, 1], [(0, 1), (1,)]),
-        rf.FactorGraph([1, 3, 1], [(0, 1, 2), (2, 1)]),
-        rf.FactorGraph([2, 2], [(0,), (0,), (1, 0), (0, 1)]),
-    ],
-    ids=["nothing", "no factors", "single states", "some single states", "repeated scopes"],
-)
-def test_degenerate_graphs(graph):
-    theta = potentials(graph, 0).requires_grad_()
-    solution = rf.infer(graph, theta, by_arity_energy(graph), stop=rf.Stop(100, 1e-10), adjoint=rf.KKT())
-    assert solution.converged
-    assert solution.mu.shape == (graph.mu_size,)
-    assert torch.isfinite(solution.mu).all()
-    (gradient,) = torch.autograd.grad((solution.mu**2).sum(), theta)
-    assert torch.isfinite(gradient).all()
-
-
-def test_an_empty_batch_is_fine():
-    solution = rf.infer(LOOP, LOOP.zeros(0), by_arity_energy(LOOP))
-    assert solution.mu.shape == (0, LOOP.mu_size)
-    assert solution.log_partition.shape == (0,)
-
-
-def test_runs_go_on_from_their_messages():
-    theta = potentials(MIXED, 25)
-    whole = rf.infer(MIXED, theta, by_arity_energy(MIXED), stop=rf.Stop(5, None))
-    half = rf.infer(MIXED, theta, by_arity_energy(MIXED), stop=rf.Stop(2, None))
-    rest = rf.infer(MIXED, theta, by_arity_energy(MIXED), stop=rf.Stop(3, None), messages=half.messages)
-    torch.testing.assert_close(rest.mu, whole.mu, rtol=0, atol=1e-11)
-    with pytest.raises(ValueError, match=r"`messages` must have shape \(\*batch, \d+\)"):
-        rf.infer(MIXED, theta, by_arity_energy(MIXED), messages=half.messages[:-1])
-
-
-def test_algorithms_are_frozen_and_pickle():
-    algorithm = by_arity_energy(LOOP)
-    with pytest.raises(AttributeError):
-        algorithm.anything = 1
-    copy = pickle.loads(pickle.dumps(algorithm))
-    theta = potentials(LOOP, 26)
-    assert torch.equal(*(rf.infer(LOOP, theta, a).mu for a in (algorithm, copy)))
-    counting = pickle.loads(pickle.dumps(rf.ConvexFreeEnergy()))
-    assert counting.counting_numbers(LOOP) is not None
 
 
 # -- batches, warm starts, dtypes -----------------------------------------------------------------------------------

@@ -21,8 +21,8 @@ from gradient_cases import (
 )
 from strategies import brute_force, forests, graphs, potentials, seeds
 
-marginals = lambda case: case.marginals  # noqa: E731
-sweeping = lambda case: case.marginals and case.iterative  # noqa: E731
+marginals = lambda case: case.marginals and case.kernels  # noqa: E731
+sweeping = lambda case: case.marginals and case.iterative and case.kernels  # noqa: E731
 small = graphs(max_variables=4, max_factors=4)
 
 
@@ -109,7 +109,7 @@ def test_unroll_tends_to_fixed_point(case):
 # -- pairs that are not ---------------------------------------------------------------------------------------------
 
 
-@rows()
+@rows(lambda case: case.kernels)
 def test_envelope_names_the_alternative(case):
     graph = rf.grid(2, 2, 2)
     algorithm = case.make(graph, None)

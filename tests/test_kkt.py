@@ -22,7 +22,7 @@ from differences import (
 )
 from strategies import graphs, potentials, seeds
 
-MESSAGE_PASSING = rows(lambda case: case.marginals and case.name not in ("mean-field", "exact"))
+MESSAGE_PASSING = rows(lambda case: case.marginals and case.kernels and case.name not in ("mean-field", "exact"))
 SOLVERS = pytest.mark.parametrize("solver", [rf.Direct(), rf.Minres()], ids=["direct", "minres"])
 
 

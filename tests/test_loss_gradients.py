@@ -39,7 +39,7 @@ def check(row, inference):
     torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-7 * scale)
 
 
-@rows(lambda case: case.marginals)
+@rows(lambda case: case.marginals and case.kernels)
 @losses(lambda row: row.infers)
 def test_through_the_sweeps_that_ran(row, case):
     """Also the truncated likelihood and truncated EM."""
@@ -47,7 +47,7 @@ def test_through_the_sweeps_that_ran(row, case):
     check(row, rf.Inference(algorithm, TRUNCATED, rf.Unroll()))
 
 
-@rows(lambda case: case.marginals)
+@rows(lambda case: case.marginals and case.kernels)
 @losses(lambda row: row.value and not row.marginal)
 def test_of_values_at_convergence(row, case):
     """Surrogate likelihood and EM, by dA/dtheta = mu."""

@@ -13,7 +13,7 @@ from cases import by_arity, rows
 from differences import LOSSES, TIGHT, clique_logistic, differences, error, gradient, univariate_logistic
 from strategies import graphs, potentials, seeds
 
-DIFFERENTIABLE = rows(lambda case: case.marginals)
+DIFFERENTIABLE = rows(lambda case: case.marginals and case.kernels)
 TWO_SIDED = 1e-6
 
 

@@ -17,7 +17,7 @@ from strategies import potentials
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated:DeprecationWarning")
 
 GRAPHS = [MIXED, TIED, rf.grid(4, 5, 2), rf.grid(3, 4, 3), rf.grid(3, 3, 2, tied=True)]
-iterative = lambda case: case.marginals and case.iterative  # noqa: E731
+iterative = lambda case: case.marginals and case.iterative and case.kernels  # noqa: E731
 
 
 def gradient(graph, algorithm, stop, adjoint, kernels=None, batch=(2,), seed=0):

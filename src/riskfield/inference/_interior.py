@@ -125,7 +125,8 @@ class InteriorPointRun:
             step = newton.step(slope - target)
             step_z = torch.where(inside, target - z - barrier * step, 0.0)
         safe = torch.where(possible, b, 1.0)
-        whole = torch.where(possible & ~inside & (step < 0), b * torch.expm1(step / safe), step)
+        # In log b, also upwards: a small step from a very small belief may be the first of many.
+        whole = torch.where(possible & ~inside, (b * torch.expm1(step / safe)).clamp(max=1), step)
         change = whole.abs().amax(1)
         allowed = self.allowed[items]
         far = (allowed < float("inf")) & ~(change <= allowed)

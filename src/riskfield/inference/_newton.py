@@ -33,7 +33,7 @@ from riskfield.inference._factorise import Solve, Sparsity, no_solution
 # Variables that are all but bound to each other make C_c all but singular. This share of its diagonal is added, and
 # refinement takes the effect out again.
 _REGULARISATION, _LITTLE = 1e-12, 1e-13
-_REFINEMENTS, _ENOUGH, _ROUNDING = 8, 1e-9, 1e-14
+_REFINEMENTS, _ENOUGH, _ROUNDING = 8, 1e-6, 1e-14
 _NEGLIGIBLE = 1e-280  # smaller numbers lose digits, and then their inverses do
 
 

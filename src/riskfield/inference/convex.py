@@ -243,9 +243,9 @@ class ConvexFreeEnergy(AbstractAlgorithm):
             return None
         total = torch.zeros(graph.mu_size, dtype=torch.float64)
         for term, weight in zip(self.terms, self.weights(graph), strict=True):
-            first = weight.detach().reshape(-1, graph.mu_size)[:1]
-            if term.function == NEGATIVE_ENTROPY and len(first) and torch.equal(weight, first[0].expand_as(weight)):
-                total = total + first[0]
+            first = weight.detach().flatten()[: graph.mu_size]
+            if term.function == NEGATIVE_ENTROPY and weight.numel() and torch.equal(weight, first.expand_as(weight)):
+                total = total + first
             elif (weight != 0).any():
                 return None
         node = torch.empty(graph.num_variables, dtype=torch.float64)
