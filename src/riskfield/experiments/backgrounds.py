@@ -15,7 +15,7 @@ from riskfield.data.backgrounds import CLASSES, stanford_background
 from riskfield.data.splits import Recorded
 from riskfield.experiments.cells import Cells, Result
 from riskfield.experiments.criteria import INDEPENDENT, Criterion, closure, fit_all, training_table, with_parameters
-from riskfield.experiments.scenes import Described, Scenes, describe, marginals
+from riskfield.experiments.scenes import Described, Scenes, describe, predict
 from riskfield.experiments.side_by_side import HOW_TO_READ, Shown, beside, gallery, shade, shade_labels
 from riskfield.experiments.study import AbstractStudy, Record, select, table
 from riskfield.experiments.truncated import CONVERGED, DIVERGED, Mode, Trainer, check_device, mark
@@ -141,7 +141,7 @@ class BackgroundsTable(AbstractStudy):
             if found:
                 model = with_parameters(self._trainer().model(), found[0]["parameters"])
                 how = Mode.TRW.after(self.sweeps[-1]) if inferred else CONVERGED
-                rows.append((name, [shade(mu) for _, mu in marginals(model, tests, how, 1)]))
+                rows.append((name, [shade(predicted.marginals) for predicted in predict(model, tests, how, 1)]))
         return gallery(["" for _ in pictures], rows)
 
     def _of(self, criteria: tuple[Criterion, ...]) -> list[str]:
@@ -186,7 +186,12 @@ def _described(root: str | None, scale: float) -> dict[str, Described]:
 def _entries(paper: tuple[float | None, float | None], records: list[Record]) -> list[str]:
     entries = []
     for part in (0, 1):
-        values = [record["errors"][part] for record in records]
-        entry = mark(beside(paper[part], sum(values) / len(values) if values else None), records)
-        entries.append(entry if len(values) in (0, _NUM_FOLDS) else f"{entry} [{len(values)}]")
+        if not records:
+            entries.append(beside(paper[part], None))
+            continue
+        # Folds are tested on pictures of their own; those that they are trained on are nearly the same.
+        spread = sum(record["standard_errors"][part] ** 2 for record in records) ** 0.5 / len(records)
+        ours = sum(record["errors"][part] for record in records) / len(records)
+        entry = mark(beside(paper[part], ours, spread), records)
+        entries.append(entry if len(records) == _NUM_FOLDS else f"{entry} [{len(records)}]")
     return entries

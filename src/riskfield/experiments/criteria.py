@@ -12,14 +12,14 @@ from typing import TypeVar
 import torch
 from torch.nn import Module
 
-from riskfield.errors import DivergenceWarning
+from riskfield.errors import AdjointError, DivergenceWarning
 from riskfield.experiments.cells import Cells, Result, Setting
 from riskfield.experiments.scenes import Scenes
 from riskfield.experiments.study import Record, table
 from riskfield.inference.settings import Inference
 from riskfield.learning.lbfgs import LBFGS
 from riskfield.learning.objective import assign, flat, trainable
-from riskfield.learning.result import Fit
+from riskfield.learning.result import Fit, Reason
 from riskfield.learning.stages import Stage, fit_stages, incremental
 from riskfield.losses.loss import AbstractLoss
 from riskfield.losses.piecewise import Independent, Piecewise
@@ -136,7 +136,7 @@ def train(
     began = time.perf_counter()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        fits = fit_stages(model, scenes.examples, stages, chunk_size=chunk_size, progress=False)
+        fits = _fit(model, scenes, stages, chunk_size)
     last, best = fits[-1], fits[-1].best
     said = [warning.message for warning in caught]
     return {
@@ -148,9 +148,18 @@ def train(
         "evaluations": sum(fit.history[-1].evaluations for fit in fits if fit.history),
         "seconds": time.perf_counter() - began,
         "curve": _curve(fits),
-        "diverged": next((str(message) for message in said if isinstance(message, DivergenceWarning)), None),
+        "diverged": next((str(message) for message in said if isinstance(message, DivergenceWarning)), None)
+        or (last.explanation if last.reason is Reason.DIVERGED else None),
         "warnings": dict(Counter(type(message).__name__ for message in said)),
     }
+
+
+def _fit(model: Module, scenes: Scenes, stages: Sequence[Stage], chunk_size: int) -> list[Fit]:
+    """Fit stage by stage. Where there is no gradient to begin with, nothing is changed; the table has to say so."""
+    try:
+        return fit_stages(model, scenes.examples, stages, chunk_size=chunk_size, progress=False)
+    except AdjointError as error:
+        return [Fit(Reason.DIVERGED, f"at the first parameters: {error}", (), None)]
 
 
 def _curve(fits: Sequence[Fit], most: int = 100) -> list[list[float]]:
@@ -172,7 +181,7 @@ def with_parameters(model: M, values: Sequence[float]) -> M:
 
 def training_table(records: list[Record], keys: list[str]) -> str:
     """How the fits of records went, a line for each."""
-    header = [*keys, "objective", "iterations", "evaluations", "seconds", "ended"]
+    header = [*keys, "objective", "iterations", "evaluations", "seconds", "unsettled tests", "ended"]
     rows = [
         [
             *(f"{record[key]}" for key in keys),
@@ -180,6 +189,7 @@ def training_table(records: list[Record], keys: list[str]) -> str:
             f"{record['iterations']}",
             f"{record['evaluations']}",
             f"{record['seconds']:.0f}",
+            f"{record['unsettled']}",
             f"{record['reason']}: {record['explanation']}"
             + (f" **Diverged**: {record['diverged']}" if record["diverged"] else ""),
         ]

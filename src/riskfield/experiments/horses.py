@@ -14,7 +14,7 @@ from riskfield.data.horses import weizmann_horses
 from riskfield.data.splits import Recorded
 from riskfield.experiments.cells import Cells, Result
 from riskfield.experiments.criteria import INDEPENDENT, Criterion, closure, fit_all, training_table, with_parameters
-from riskfield.experiments.scenes import Scenes, describe, marginals
+from riskfield.experiments.scenes import Scenes, describe, predict
 from riskfield.experiments.side_by_side import HOW_TO_READ, Shown, beside, gallery, shade
 from riskfield.experiments.study import AbstractStudy, Record, select, table
 from riskfield.experiments.truncated import CONVERGED, DIVERGED, Mode, Trainer, check_device, mark
@@ -143,7 +143,7 @@ class HorsesTable(AbstractStudy):
                     continue
                 model = with_parameters(trainer.model(), found[0]["parameters"])
                 how = mode.after(self.sweeps[-1]) if inferred else CONVERGED
-                shown.append(shade(next(marginals(model, tests, how, 1))[1]))
+                shown.append(shade(next(predict(model, tests, how, 1)).marginals))
             rows.append((name, shown))
         return gallery([mode.value for mode in BY_MODE], rows)
 
@@ -165,8 +165,10 @@ class HorsesTable(AbstractStudy):
 
 
 def _entries(paper: tuple[float | None, float | None], records: list[Record]) -> list[str]:
-    ours = records[0]["errors"] if records else (None, None)
-    return [mark(beside(*pair), records) for pair in zip(paper, ours, strict=True)]
+    if not records:
+        return [beside(number, None) for number in paper]
+    ours = zip(paper, records[0]["errors"], records[0]["standard_errors"], strict=True)
+    return [mark(beside(*entry), records) for entry in ours]
 
 
 @lru_cache(maxsize=3)

@@ -6,6 +6,7 @@ numbers of sweeps, and to several tolerances, with gradients by perturbation and
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,10 +16,11 @@ from riskfield.adjoints.perturb import Perturb
 from riskfield.data.backgrounds import CLASSES, stanford_background
 from riskfield.data.splits import Recorded
 from riskfield.entropy import TRW
+from riskfield.errors import ConvergenceWarning
 from riskfield.experiments.backgrounds import INFERRED, WITHOUT, recipe, scenes_of
 from riskfield.experiments.cells import Cells, Result
 from riskfield.experiments.criteria import Criterion, train, training_table, with_parameters
-from riskfield.experiments.scenes import Scenes, error_rate
+from riskfield.experiments.scenes import Scenes, evaluate
 from riskfield.experiments.study import AbstractStudy, Record, panels, select, table
 from riskfield.experiments.truncated import CONVERGED, Mode, Trainer, check_device
 from riskfield.inference.infer import Stop
@@ -91,7 +93,7 @@ class LearningCurves(AbstractStudy):
         rows = []
         for record in records:
             row = [record["method"], f"{record['setting']:g}", f"{record['objective']:.4f}", f"{record['judged']:.4f}"]
-            rows.append([*row, f"{record['error']:.3f}", f"{record['seconds']:.0f}"])
+            rows.append([*row, f"{record['errors'][0]:.3f}", f"{record['seconds']:.0f}"])
         header = ["method", "sweeps or tolerance", "objective", "judged", "error", "seconds"]
         return (
             f"Univariate logistic loss with a ridge of {_LOSS.ridge:g} on {self.num_pictures} pictures, inference at "
@@ -141,8 +143,10 @@ class LearningCurves(AbstractStudy):
         trainer, scenes = self._trainer(), self._scenes()
         model = with_parameters(trainer.model(), result["parameters"])
         size = trainer.chunk_size
-        judged = Objective(model, scenes.examples, _LOSS.loss, CONVERGED, chunk_size=size).risk()
-        return result | {"judged": judged, "error": error_rate(model, scenes, CONVERGED, size)}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)  # what `evaluate` reports as unsettled
+            judged = Objective(model, scenes.examples, _LOSS.loss, CONVERGED, chunk_size=size).risk()
+        return result | {"judged": judged} | evaluate(model, [scenes], CONVERGED, size)
 
 
 def _inference(method: str, setting: float) -> Inference:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from torch.nn.functional import pad
 
 from riskfield.data.examples import Examples
 from riskfield.data.pictures import Picture
+from riskfield.errors import ConvergenceWarning
+from riskfield.experiments.cells import Result
 from riskfield.features.image import ImageFeatures, PictureFeatures
 from riskfield.features.resample import reduce_labels, resize
 from riskfield.graph.builders import grid
@@ -102,25 +105,51 @@ class Scenes:
         return [block.examples for block in self.blocks]
 
 
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """What inference makes of a scene."""
+
+    scene: Scene
+    marginals: Tensor  # (row, column, state), at the resolution of the picture
+    settled: bool  # whether inference kept its tolerance, if it has one
+
+
 @torch.no_grad()
-def marginals(model: Module, scenes: Scenes, inference: Inference, chunk_size: int) -> Iterator[tuple[Scene, Tensor]]:
-    """Every scene and its marginals, (row, column, state), at the resolution of its picture."""
+def predict(model: Module, scenes: Scenes, inference: Inference, chunk_size: int) -> Iterator[Prediction]:
+    """A prediction for every scene, block by block."""
     for block in scenes.blocks:
         for start in range(0, len(block.scenes), chunk_size):
             part = block.examples.select(slice(start, start + chunk_size))
-            (nodes,) = inference(part.graph, model(part.graph, part.inputs)).node_marginals
-            for scene, own in zip(block.scenes[start : start + chunk_size], nodes, strict=True):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ConvergenceWarning)  # `settled` says it
+                solution = inference(part.graph, model(part.graph, part.inputs))
+            settled = solution.converged | (inference.stop.tol is None)
+            (nodes,) = solution.node_marginals
+            for scene, own, done in zip(block.scenes[start : start + chunk_size], nodes, settled, strict=True):
                 inside = own.unflatten(0, block.shape)[: scene.shape[0], : scene.shape[1]]
-                yield scene, resize(inside, scene.picture.image.shape[:2])
+                yield Prediction(scene, resize(inside, scene.picture.image.shape[:2]), bool(done))
 
 
-def error_rate(model: Module, scenes: Scenes, inference: Inference, chunk_size: int) -> float:
-    """The share of labelled pixels, at the resolution of the pictures, whose largest marginal is another."""
-    wrong = counted = 0
-    for scene, mu in marginals(model, scenes, inference, chunk_size):
-        assert scene.picture.labels is not None
-        labels = torch.from_numpy(scene.picture.labels).to(mu.device)
-        known = labels >= 0
-        wrong += int((known & (mu.argmax(-1) != labels)).sum())
-        counted += int(known.sum())
-    return wrong / counted
+def evaluate(model: Module, parts: Sequence[Scenes], inference: Inference, chunk_size: int) -> Result:
+    """How a model does on each part.
+
+    Returns:
+        errors: the share of labelled pixels, at the pictures' resolution, that are wrong.
+        standard_errors: of these, were the pictures of a part drawn at random: from the scatter between pictures.
+        unsettled: on how many pictures inference fell short of its tolerance.
+    """
+    errors, standard_errors, unsettled = [], [], 0
+    for scenes in parts:
+        wrong, counted = [], []
+        for predicted in predict(model, scenes, inference, chunk_size):
+            assert predicted.scene.picture.labels is not None
+            labels = torch.from_numpy(predicted.scene.picture.labels).to(predicted.marginals.device)
+            known = labels >= 0
+            wrong.append(int((known & (predicted.marginals.argmax(-1) != labels)).sum()))
+            counted.append(int(known.sum()))
+            unsettled += not predicted.settled
+        errors.append(sum(wrong) / sum(counted))
+        # Of a ratio of two sums.
+        squares = sum((w - errors[-1] * c) ** 2 for w, c in zip(wrong, counted, strict=True))
+        standard_errors.append((squares * len(wrong) / max(len(wrong) - 1, 1)) ** 0.5 / sum(counted))
+    return {"errors": errors, "standard_errors": standard_errors, "unsettled": unsettled}

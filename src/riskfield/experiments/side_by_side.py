@@ -19,30 +19,36 @@ Shown = npt.NDArray[Any]  # (row, column) from 0 to 1, or (row, column, 3)
 # A number that is further off than this part of the paper's needs an explanation.
 FAR = 0.15
 HOW_TO_READ = (
-    "Every entry is the paper's number, ours, and how far ours is from the paper's, relative to that. "
+    "Every entry is the paper's number, ours with its standard error (how much it would vary with the choice of "
+    "pictures), and how far ours is from the paper's, relative to that. "
     f"What is off by more than {100 * FAR:.0f} % is marked ‡.\n"
 )
 
 
-def beside(paper: float | None, ours: float | None, digits: int = 3) -> str:
+def beside(paper: float | None, ours: float | None, spread: float | None = None, digits: int = 3) -> str:
     """An entry of a table.
 
-    >>> beside(0.143, 0.139), beside(0.03, 0.036), beside(None, 0.2), beside(0.1, None)
-    ('.143 / **.139** (-3 %)', '.030 / **.036** (+20 %) ‡', '**.200**', '.100 / -')
+    >>> beside(0.143, 0.139), beside(0.03, 0.036, 0.002), beside(None, 0.2), beside(0.1, None)
+    ('.143 / **.139** (-3 %)', '.030 / **.036** ± .002 (+20 %) ‡', '**.200**', '.100 / -')
     """
     printed = None if paper is None else _short(paper, digits)
     if ours is None:
         return f"{printed} / -" if printed else ""
+    number = f"**{_short(ours, digits)}**" + ("" if spread is None else f" ± {_short(spread, digits)}")
     if paper is None:
-        return f"**{_short(ours, digits)}**"
-    off = deviation(paper, ours)
-    mark = " ‡" if abs(off) > FAR else ""
-    return f"{printed} / **{_short(ours, digits)}** ({100 * off:+.0f} %){mark}"
+        return number
+    off = ours / paper - 1
+    return f"{printed} / {number} ({100 * off:+.0f} %)" + (" ‡" if is_far(paper, ours) else "")
 
 
-def deviation(paper: float, ours: float) -> float:
-    """How far ours is from the paper's number, relative to that."""
-    return ours / paper - 1
+def is_far(paper: float, ours: float) -> bool:
+    """Whether a number needs an explanation."""
+    return abs(ours / paper - 1) > FAR
+
+
+def could_be_pictures(paper: float, ours: float, spread: float) -> bool:
+    """Whether two samples of pictures, each with this standard error, may well differ so much."""
+    return abs(ours - paper) <= 2 * 2**0.5 * spread
 
 
 def shade(marginals: Tensor) -> Shown:

@@ -16,7 +16,7 @@ from riskfield.adjoints.unroll import Unroll
 from riskfield.entropy import TRW
 from riskfield.experiments.cells import Result
 from riskfield.experiments.criteria import Criterion, train
-from riskfield.experiments.scenes import Scenes, error_rate
+from riskfield.experiments.scenes import Scenes, evaluate
 from riskfield.experiments.study import Record
 from riskfield.features.image import ImageFeatures
 from riskfield.inference.infer import Stop
@@ -87,7 +87,7 @@ class Trainer:
         model, size = self.model(), {"chunk_size": self.chunk_size}
         result = train(model, training, criterion, inference, self.optimiser, start, first=self.first, **size)
         used = inference if criterion.inferred else CONVERGED
-        return result | {"errors": [error_rate(model, scenes, used, **size) for scenes in (training, tests)]}
+        return result | evaluate(model, (training, tests), used, self.chunk_size)
 
 
 def mark(entry: str, records: list[Record]) -> str:

@@ -21,6 +21,12 @@ class Part(StrEnum):
     CURVES = "curves"
 
 
+_QUICK: dict[Part, dict[str, Any]] = {
+    Part.TABLE: {"folds": (0,), "num_train": 16, "num_test": 16, "scale": 0.1, "iterations": 40, "first": 8},
+    Part.CURVES: {"num_pictures": 8, "scale": 0.1, "iterations": 20, "sweeps": (5, 20), "tolerances": (1e-2, 1e-4)},
+}
+
+
 def _numbers(text: str) -> tuple[int, ...]:
     try:
         numbers = tuple(int(part) for part in text.split(","))
@@ -59,13 +65,10 @@ def backgrounds(
     shared: dict[str, Any] = {"root": folder(data), "device": device.value}
     studies: list[AbstractStudy] = []
     if part is not Part.CURVES:
-        size: dict[str, Any] = {"num_train": 16, "num_test": 16, "scale": 0.1, "iterations": 40, "first": 8}
-        size = size if quick else {}
-        wanted = (0,) if quick else _numbers(folds)
-        studies.append(BackgroundsTable(folds=wanted, rows=chosen(rows, finished, ROWS), **shared, **size))
+        size = _QUICK[Part.TABLE] if quick else {"folds": _numbers(folds)}
+        studies.append(BackgroundsTable(rows=chosen(rows, finished, ROWS), **shared, **size))
     if part is not Part.TABLE:
-        size = {"num_pictures": 8, "scale": 0.1, "iterations": 20, "sweeps": (5, 20), "tolerances": (1e-2, 1e-4)}
-        size = size if quick else {}
+        size = _QUICK[Part.CURVES] if quick else {}
         methods = chosen(rows, finished, learning_curves.LearningCurves().rows)
         studies.append(learning_curves.LearningCurves(rows=methods, **shared, **size))
     options = [*(["--part", part] if part else []), *(["--folds", folds] if folds != "0,1,2,3,4" else [])]

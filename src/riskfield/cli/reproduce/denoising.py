@@ -21,6 +21,12 @@ class Table(StrEnum):
     NIPS = "2010"
 
 
+_QUICK: dict[Table, dict[str, Any]] = {
+    Table.PAMI: {"num_train": 8, "num_test": 16, "shape": (50, 75)},
+    Table.NIPS: {"num_pictures": 8, "num_tests": 19, "shape": (50, 75), "tol": 1e-4},
+}
+
+
 @app.command()
 def denoising(
     data: Data = None,
@@ -48,10 +54,10 @@ def denoising(
     root = folder(data)
     studies: list[AbstractStudy] = []
     if table is not Table.NIPS:
-        size: dict[str, Any] = {"num_train": 8, "num_test": 16, "shape": (50, 75)} if quick else {}
+        size = _QUICK[Table.PAMI] if quick else {}
         studies.append(power.PowerNoiseTable(root, rows=chosen(rows, finished, tuple(power.PAPER)), **size))
     if table is not Table.PAMI:
-        size = {"num_pictures": 16, "num_tests": 38, "shape": (50, 75)} if quick else {}
+        size = _QUICK[Table.NIPS] if quick else {}
         studies.append(implicit.ImplicitTable(root, rows=chosen(rows, finished, tuple(implicit.PAPER)), **size))
     options = [*(["--table", table] if table else []), *given(rows, finished)]
     run("denoising", studies, quick, out, quiet, options)

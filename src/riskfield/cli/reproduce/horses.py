@@ -10,6 +10,8 @@ from riskfield.cli.reproduce._app import Out, Quick, Quiet, app, run
 from riskfield.cli.reproduce._pictures import Data, Device, Finished, OnDevice, Rows, chosen, folder, given
 from riskfield.experiments.horses import ROWS, HorsesTable
 
+_QUICK: dict[str, Any] = {"num_train": 12, "num_test": 12, "iterations": 40, "scale": 0.1}
+
 
 @app.command()
 def horses(
@@ -38,9 +40,9 @@ def horses(
       riskfield reproduce horses --data ~/data --scale 0.25
       riskfield reproduce horses --data ~/data --device cuda --rows "univariate logistic, clique logistic"
     """
-    size: dict[str, Any] = {"num_train": 12, "num_test": 12, "iterations": 40, "scale": 0.1} if quick else {}
+    size = _QUICK if quick else {}
     if scale is not None:
-        size["scale"] = scale
+        size = size | {"scale": scale}
     study = HorsesTable(folder(data), rows=chosen(rows, finished, ROWS), device=device.value, **size)
     options = [*([f"--scale {scale:g}"] if scale else []), *given(rows, finished)]
     run("horses", [study], quick, out, quiet, [*options, *(["--device cuda"] if device is Device.CUDA else [])])

@@ -1,0 +1,302 @@
+"""`riskfield reproduce denoising`, `horses` and `backgrounds`, at sizes that take seconds, on pictures laid out as the
+public data sets are."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from riskfield.cli import main
+from riskfield.cli.reproduce import backgrounds as cli_backgrounds
+from riskfield.cli.reproduce import denoising as cli_denoising
+from riskfield.cli.reproduce import horses as cli_horses
+from riskfield.data.bundled import bundled_pictures, mosaics
+from riskfield.data.pictures import Picture
+from riskfield.data.splits import Recorded
+from riskfield.experiments import backgrounds, denoising, denoising_2010, horses
+from riskfield.experiments.cells import Cells
+from riskfield.experiments.criteria import Criterion, closure, fit_all, train
+from riskfield.experiments.scenes import Scenes, describe, evaluate, predict
+from riskfield.experiments.side_by_side import could_be_pictures, shade, shade_labels
+from riskfield.experiments.truncated import Mode, Trainer
+from riskfield.features.image import ImageFeatures
+from riskfield.inference.infer import Stop
+from riskfield.inference.message_passing import MessagePassing
+from riskfield.inference.settings import Inference
+from riskfield.learning.lbfgs import LBFGS
+from riskfield.learning.objective import Objective
+from riskfield.losses.likelihood import SurrogateEM
+from riskfield.losses.marginal import UnivariateLogistic
+from riskfield.losses.piecewise import Independent
+
+pytest.importorskip("matplotlib")
+Image = pytest.importorskip("PIL.Image")
+
+
+def save(path, array):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(array).save(path, quality=95)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """A few pictures of each data set, under names that the recorded splits have."""
+    root = tmp_path_factory.mktemp("data")
+    camera = bundled_pictures().select(["camera"])[0].image
+    (root / "BSDS500/data/images/val").mkdir(parents=True)
+    for split in (Recorded.BERKELEY_2010, Recorded.BERKELEY_2013):
+        for k, name in enumerate(split.read()[0].train[:2] + split.read()[0].test[:2]):
+            save(root / f"BSDS500/data/images/train/{name}.jpg", camera[60 * k :: 8, 40 * k :: 6][:40, :60])
+    (split,) = Recorded.HORSES.read()
+    for k, name in enumerate(split.train[:2] + split.test[:2]):
+        (picture,) = mosaics(1, (40 + 2 * k, 50), seed=k)
+        save(root / f"weizmann_horse_db/rgb/{name}.jpg", np.stack([picture.image] * 3, axis=-1))
+        save(root / f"weizmann_horse_db/figure_ground/{name}.jpg", (255 * (picture.labels == 1)).astype(np.uint8))
+    for k, name in enumerate(Recorded.BACKGROUNDS.read()[0].train[:3] + Recorded.BACKGROUNDS.read()[0].test[:2]):
+        (picture,) = mosaics(1, (48, 64 - 8 * (k == 1)), seed=k)
+        save(root / f"iccv09Data/images/{name}.jpg", np.stack([picture.image] * 3, axis=-1))
+        labels = np.where(picture.image > 250, -1, picture.labels + k)
+        (root / "iccv09Data/labels").mkdir(exist_ok=True)
+        np.savetxt(root / f"iccv09Data/labels/{name}.regions.txt", labels, fmt="%d")
+    return root
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+# -- the commands ----------------------------------------------------------------------------------------------------
+
+
+def test_denoising_gives_the_table_of_2013(data, folder, monkeypatch, capsys):
+    sizes = {"num_train": 2, "num_test": 2, "shape": (12, 18), "levels": (5.0,)}
+    monkeypatch.setitem(cli_denoising._QUICK, cli_denoising.Table.PAMI, sizes)
+    assert main(["reproduce", "denoising", "--data", str(data), "--quick", "--out", "out", "--table", "2013"]) == 0
+    assert "wrote out/table-2013.png" in capsys.readouterr().out
+    records = json.loads((folder / "out/table-2013.json").read_text())["records"]
+    assert {record["row"] for record in records} == set(denoising.PAPER)
+    by_row = {record["row"]: record for record in records}
+    assert by_row["univariate logistic"]["errors"][0] < by_row["independent"]["errors"][0]
+    text = (folder / "out/table-2013.md").read_text()
+    assert "| surrogate likelihood | .031 / **" in text
+    assert "| independent | .129 / **" in text
+    assert (folder / "out/table-2013.png").stat().st_size > 10_000
+
+
+def test_denoising_gives_the_table_of_2010(data, folder, monkeypatch):
+    sizes = {"num_pictures": 2, "num_tests": 2, "shape": (12, 18), "tol": 1e-3}
+    monkeypatch.setitem(cli_denoising._QUICK, cli_denoising.Table.NIPS, sizes)
+    monkeypatch.setattr(denoising_2010, "STAND_INS", {"Gaussian": denoising_2010.STAND_INS["Gaussian"]})
+    command = ["reproduce", "denoising", "--data", str(data), "--quick", "--out", "out", "--table", "2010"]
+    assert main([*command, "--rows", "univariate likelihood"]) == 0
+    records = json.loads((folder / "out/table-2010.json").read_text())["records"]
+    likelihood, univariate = (record for record in records if record["data"] == "Berkeley")
+    assert likelihood["row"] == "surrogate likelihood"
+    assert likelihood["scores"]["surrogate likelihood"][0] < univariate["scores"]["surrogate likelihood"][0]
+    assert univariate["scores"]["univariate likelihood"][0] < likelihood["scores"]["univariate likelihood"][0]
+    text = (folder / "out/table-2010.md").read_text()
+    assert "| univariate likelihood | .301 / **" in text
+    assert "| smooth class. error | .281 / -" in text
+
+
+def test_horses_in_parts(data, folder, monkeypatch):
+    tiny = {"num_train": 2, "num_test": 2, "iterations": 3, "scale": 0.2, "sweeps": (1, 2)}
+    monkeypatch.setattr(cli_horses, "_QUICK", tiny)
+    command = ["reproduce", "horses", "--data", str(data), "--quick", "--out", "out", "--quiet"]
+    assert main([*command, "--rows", "smooth class. 5"]) == 0
+    first = json.loads((folder / "out/table.json").read_text())["records"]
+    assert {record["row"] for record in first} == {"independent", "surrogate likelihood", "smooth class. 5"}
+    assert main(command) == 0
+    everything = json.loads((folder / "out/table.json").read_text())
+    assert len(everything["records"]) == 2 * (6 + 3) + 3
+    assert main([*command, "--finished"]) == 0
+    assert json.loads((folder / "out/table.json").read_text())["records"] == everything["records"]
+    assert "--finished" in (folder / "out/table.md").read_text()
+
+
+def test_backgrounds_in_folds(data, folder, monkeypatch):
+    tiny = {"folds": (0,), "num_train": 3, "num_test": 2, "scale": 0.2, "iterations": 4, "first": 2, "sweeps": (2,)}
+    monkeypatch.setitem(cli_backgrounds._QUICK, cli_backgrounds.Part.TABLE, tiny)
+    tiny = {"num_pictures": 2, "scale": 0.2, "iterations": 2, "sweeps": (2,), "tolerances": (1e-2,)}
+    monkeypatch.setitem(cli_backgrounds._QUICK, cli_backgrounds.Part.CURVES, tiny)
+    assert main(["reproduce", "backgrounds", "--data", str(data), "--quick", "--out", "out", "--quiet"]) == 0
+    records = json.loads((folder / "out/table.json").read_text())["records"]
+    assert [(record["sweeps"], record["row"]) for record in records] == [
+        *((0, row) for row in ("independent", "pseudolikelihood", "piecewise")),
+        *((2, row) for row in ("surrogate EM", "univariate logistic", "clique logistic")),
+    ]
+    assert "[1]" in (folder / "out/table.md").read_text()
+    curves = json.loads((folder / "out/learning-curves.json").read_text())["records"]
+    assert {record["method"] for record in curves} == {"truncated", "perturbation", "back-propagation"}
+    objectives = [objective for _, objective in curves[0]["curve"]]
+    assert objectives == sorted(objectives, reverse=True)
+
+
+@pytest.mark.parametrize("name", ["denoising", "horses", "backgrounds"])
+def test_missing_data_are_named_before_any_work(folder, monkeypatch, capsys, name):
+    monkeypatch.delenv("RISKFIELD_DATA", raising=False)
+    assert main(["reproduce", name, "--quick"]) == 2
+    assert "RISKFIELD_DATA" in capsys.readouterr().err
+    assert main(["reproduce", name, "--quick", "--data", "nowhere"]) == 2
+    assert "Download it from" in capsys.readouterr().err
+
+
+def test_bad_options_are_refused(data, folder, capsys):
+    given = ["--data", str(data), "--quick"]
+    assert main(["reproduce", "denoising", *given, "--rows", "nonsense"]) == 2
+    assert "`rows` must be some of 'surrogate likelihood'" in capsys.readouterr().err
+    assert main(["reproduce", "backgrounds", "--data", str(data), "--folds", "0,5"]) == 2
+    assert "--folds must be numbers from 0 to 4" in capsys.readouterr().err
+    if not torch.cuda.is_available():
+        assert main(["reproduce", "horses", *given, "--device", "cuda"]) == 2
+        assert "torch finds no CUDA device" in capsys.readouterr().err
+
+
+# -- frames -----------------------------------------------------------------------------------------------------------
+
+
+def three_sizes(num_states=3):
+    pictures = [replace_labels(picture) for k in range(3) for picture in mosaics(1, (20 + k, 27 - 2 * k), seed=k)]
+    return describe(pictures, ImageFeatures(scale=0.5)), num_states
+
+
+def replace_labels(picture):
+    labels = picture.labels.copy()
+    labels[:4, :4] = -1
+    return Picture(picture.name, picture.image, labels)
+
+
+CRITERIA = {criterion.name: criterion for criterion in (*horses.BY_MODE[Mode.TRW], *backgrounds.WITHOUT)}
+
+
+@pytest.mark.parametrize("name", CRITERIA)
+def test_frames_change_nothing(name):
+    """Neither a loss nor its gradient sees how far a grid was widened."""
+    described, num_states = three_sizes()
+    generator = torch.Generator().manual_seed(0)
+    found = []
+    for frame in (1, 16):
+        scenes = Scenes.of(described, num_states, frame=frame)
+        model = Trainer(ImageFeatures(), num_states, 1).model()
+        generator.manual_seed(0)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
+        inference = Mode.TRW.after(4)
+        at = Objective(model, scenes.examples, CRITERIA[name].loss, inference)()
+        found.append((len(scenes.blocks), at.risk, at.gradient, evaluate(model, [scenes], inference, 2)))
+    (many, risk, gradient, tested), (one, framed_risk, framed_gradient, framed_tested) = found
+    assert (many, one) == (3, 1)
+    assert risk == pytest.approx(framed_risk, rel=1e-10)
+    torch.testing.assert_close(gradient, framed_gradient, rtol=1e-9, atol=1e-12)
+    assert tested["errors"] == pytest.approx(framed_tested["errors"])
+
+
+def test_errors_are_of_labelled_pixels_at_the_resolution_of_the_pictures():
+    described, _ = three_sizes()
+    scenes = Scenes.of(described, 3)
+    model = Trainer(ImageFeatures(), 3, 1).model()
+    with torch.no_grad():  # every pixel gets label 1, by the cosine of 0
+        model.nodes["nodes"].weight[1, 32] = 1.0
+    tested = evaluate(model, [scenes], Inference(MessagePassing(), Stop(3, None)), 2)
+    labels = [picture.labels for picture, _ in described]
+    wrong = sum(((own >= 0) & (own != 1)).sum() for own in labels)
+    assert tested["errors"] == [pytest.approx(wrong / sum((own >= 0).sum() for own in labels))]
+    assert tested["unsettled"] == 0
+
+
+def test_standard_errors_are_those_of_the_mean_for_pictures_of_one_size():
+    pictures = list(mosaics(6, (20, 24)))
+    scenes = Scenes.of(describe(pictures, ImageFeatures(scale=0.5)), 3)
+    model = Trainer(ImageFeatures(), 3, 1).model()
+    with torch.no_grad():
+        model.nodes["nodes"].weight[1, 32] = 1.0
+    tested = evaluate(model, [scenes], Inference(MessagePassing(), Stop(3, None)), 4)
+    own = [(picture.labels != 1).mean() for picture in pictures]
+    assert tested["standard_errors"] == [pytest.approx(np.std(own, ddof=1) / 6**0.5)]
+
+
+def test_unsettled_inference_is_counted():
+    described, _ = three_sizes()
+    model = Trainer(ImageFeatures(), 3, 1).model()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
+    scenes = Scenes.of(described, 3)
+    assert evaluate(model, [scenes], Inference(MessagePassing(), Stop(2, 1e-12)), 2)["unsettled"] == 3
+    assert not any(found.settled for found in predict(model, scenes, Inference(MessagePassing(), Stop(2, 1e-12)), 2))
+
+
+# -- criteria ---------------------------------------------------------------------------------------------------------
+
+
+def test_criteria_are_trained_after_those_they_start_from():
+    names = [criterion.name for criterion in closure(denoising.CRITERIA, ["smooth class. 5"])]
+    assert names == ["independent", "surrogate likelihood", "smooth class. 5"]
+    with pytest.raises(ValueError, match=r"`rows` must be some of .*'piecewise'.* Got 'likelihood'"):
+        closure(denoising.CRITERIA, ["likelihood"])
+
+
+def test_each_criterion_gets_the_parameters_it_starts_from(tmp_path):
+    criteria = [Criterion("b", Independent(), start="a"), Criterion("a", Independent(), start="zero")]
+    asked = []
+
+    def fit(criterion, start):
+        asked.append((criterion.name, start))
+        return {"parameters": [float(len(asked))]}
+
+    with Cells(tmp_path, total=2) as cells:
+        known = {"zero": {"parameters": [0.0]}}
+        assert fit_all(cells, "x", criteria, [], fit, known=known, n=1) == {}
+        assert fit_all(cells, "x", criteria, ["a"], fit, known=known, n=1) == {"a": {"parameters": [1.0]}}
+        both = fit_all(cells, "x", criteria, ["b"], fit, known=known, n=1)
+        assert fit_all(cells, "x", criteria, [], fit, known=known, n=1) == both
+    assert asked == [("a", [0.0]), ("b", [1.0])]
+    assert both == {"a": {"parameters": [1.0]}, "b": {"parameters": [2.0]}}
+
+
+def test_a_likelihood_of_too_few_sweeps_is_reported_as_diverged():
+    scenes = Scenes.of(describe(list(mosaics(2, (24, 32))), ImageFeatures(scale=0.5)), 3)
+    optimiser = LBFGS(iterations=30)
+    results = {}
+    for loss in (SurrogateEM(), UnivariateLogistic()):
+        model = Trainer(ImageFeatures(), 3, 30).model()
+        criterion = Criterion("x", loss, ridge=1e-6)
+        results[loss] = train(model, scenes, criterion, Mode.MEAN_FIELD.after(1), optimiser, None, chunk_size=8)
+    assert results[SurrogateEM()]["diverged"]
+    assert results[UnivariateLogistic()]["diverged"] is None
+
+
+# -- numbers and pictures ---------------------------------------------------------------------------------------------
+
+
+def test_differences_of_two_samples_are_told_from_others():
+    assert could_be_pictures(0.10, 0.12, 0.01)
+    assert not could_be_pictures(0.10, 0.13, 0.01)
+
+
+def test_what_is_off_by_more_than_the_pictures_is_trained_again(data, tmp_path, monkeypatch):
+    study = denoising.PowerNoiseTable(str(data), (5.0,), 2, 2, (12, 18), rows=("independent",))
+    far = {"independent": ((0.5, 0.5),) * 3}
+    monkeypatch.setattr(denoising, "PAPER", {**denoising.PAPER, **far})
+    with Cells(tmp_path, study.num_cells) as cells:
+        (record,) = study.measure(cells)
+    assert set(record["again"]) == {"from zeros", "other pictures"}
+    assert record["again"]["from zeros"] == pytest.approx(record["errors"], abs=0.02)
+    assert "| 5 | independent | other pictures | .500 / **" in study.tables([record])
+    near = replace(study, rows=())
+    with Cells(tmp_path, near.num_cells) as cells:
+        (record,) = near.measure(cells)
+    assert record["again"] == {}
+
+
+def test_marginals_and_labels_have_the_same_colours():
+    labels = np.array([[0, 1], [2, -1]])
+    certain = torch.nn.functional.one_hot(torch.tensor([[0, 1], [2, 0]]), 3).double()
+    np.testing.assert_allclose(shade(certain)[labels >= 0], shade_labels(labels, 3)[labels >= 0])
+    assert (shade_labels(labels, 3)[1, 1] == 0).all()
+    assert shade(torch.tensor([[[0.3, 0.7]]])).tolist() == [[pytest.approx(0.7)]]
