@@ -160,6 +160,9 @@ def test_a_run_goes_on(folder, capsys):
     assert capsys.readouterr().out.count("after 6 iterations") == 2
     said = complaint(capsys, [*again, "--resume", "--sweeps", "5"])
     assert said == "model holds a run with sweeps 10, which cannot go on with 5."
+    with Image.open("images/d.jpg") as image:
+        image.transpose(Image.Transpose.FLIP_LEFT_RIGHT).save("images/d.jpg")
+    assert "model holds a run with fingerprint of the data" in complaint(capsys, [*again, "--resume"])
     assert main([*FIT, "--out", "fresh", "--resume", "--quiet"]) == 0  # where there is nothing yet, it begins
 
 
@@ -191,6 +194,10 @@ def test_nothing_is_lost_by_interruption(folder, end, capsys, monkeypatch):
     else:
         assert main(predict) == 0
         assert len(PictureRun.load("cut").fits[1].history) == 3
+        with monkeypatch.context() as patch:
+            patch.setattr(Session, "add", lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt))
+            assert main([*command[:-1], "--out", "early"]) == 130
+        assert "the training ended before it came to the loss clique-logistic" in capsys.readouterr().err
     assert main([*command, "--resume"]) == 0
     assert main([*FIT, "--out", "once", "--iterations", "6", "--quiet"]) == 0
     cut, once = PictureRun.load("cut"), PictureRun.load("once")
@@ -311,6 +318,19 @@ def test_classes_without_names_are_called_by_their_values(folder):
     assert run.classes == {0: "0", 7: "7", 200: "200"}
     with pytest.raises(ValueError, match=r"`classes` must name the labels of `crf`, \[0, 7, 200\]"):
         PictureRun("plain", run.crf, CLASSES)
+
+
+def test_values_above_255(folder):
+    for path in Path("masks").iterdir():
+        with Image.open(path) as mask:
+            wide = np.asarray(mask).astype(np.uint16)
+        Image.fromarray(np.where(wide == 200, 1000, wide).astype(np.uint16)).save(path)
+    fit = ["fit", "--images", "images", "--masks", "masks", "--ignore", "7", "--iterations", "1", "-q", "--out", "wide"]
+    assert main(fit) == 0
+    assert main(["predict", "wide", "images/a.png", "--out", "out", "-q"]) == 0
+    with Image.open("out/labels/a.png") as labels:
+        assert set(np.unique(np.asarray(labels))) <= {0, 1000}
+        assert labels.mode == "I;16"
 
 
 def test_the_losses_are_those_of_the_estimators():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shlex
 import sys
 import time
@@ -16,6 +17,7 @@ import typer
 from riskfield.adjoints.unroll import Unroll
 from riskfield.cli._common import divergence_said
 from riskfield.data.folders import image_folder
+from riskfield.data.pictures import Picture
 from riskfield.entropy import TRW, Bethe
 from riskfield.features.image import ImageFeatures
 from riskfield.inference.algorithm import AbstractAlgorithm
@@ -133,15 +135,20 @@ def fit_pictures(
     values = np.array([*names, -1])  # the last for what has no label
     labels = [values[picture.labels] for picture in read]
     _check_all_occur(names, labels, masks)
-    settings = {**choices.settings(), "seed": seed, "ignore": ignore, "pictures": len(read)}
-    settings = {name: value for name, value in settings.items() if value is not None}
+    settings = {
+        **choices.settings(),
+        "seed": seed,
+        "ignore": "nothing" if ignore is None else ignore,
+        "classes": ", ".join(f"{name} = {value}" for value, name in sorted(names.items())),
+        "pictures": len(read),
+        "fingerprint of the data": _fingerprint(read),
+    }
     checkpoint = prepare(out, settings, resume)
     crf = ImageCRF(**choices.objects(), random_state=seed, verbose=shown)
     loaded = time.perf_counter()
     with divergence_said():
         images_read = [picture.image for picture in read]
         crf.fit(images_read, labels, checkpoint=Checkpoints(checkpoint, every), resume=resume)
-    whole = time.perf_counter() - loaded
     training = sum(fit.history[-1].seconds for fit in crf.results_ if fit.history)
     run = PictureRun(
         out.resolve().name,
@@ -151,9 +158,11 @@ def fit_pictures(
         settings,
         _command(images, masks, classes, ignore, choices, out, seed),
         tuple(crf.results_),
-        {"reading": loaded - began, "features": max(whole - training, 0.0), "training": training},
+        {"reading": loaded - began, "features": crf.feature_seconds_, "training": training},
     )
     run.save(out)
+    if len(crf.results_) < len(crf.stages()):
+        typer.echo(f"riskfield: the training ended before it came to the loss {choices.loss}.", err=True)
     if not quiet:
         for result in crf.results_:
             typer.echo(str(result))
@@ -173,6 +182,17 @@ def _classes(given: list[str]) -> dict[int, str]:
             raise typer.BadParameter(f"--class must not repeat a value or a name. Got {entry!r} again.")
         classes[int(value)] = name.strip()
     return classes
+
+
+def _fingerprint(pictures: list[Picture]) -> str:
+    """Tells other pictures or labels from these, so that no run goes on with other data."""
+    digest = hashlib.sha256()
+    for picture in pictures:
+        assert picture.labels is not None
+        digest.update(f"{picture.name} {picture.image.dtype.str} {picture.image.shape} ".encode())
+        digest.update(np.ascontiguousarray(picture.image).data)
+        digest.update(np.ascontiguousarray(picture.labels).data)
+    return digest.hexdigest()[:12]
 
 
 def _check_all_occur(names: dict[int, str], labels: list[Any], masks: Path) -> None:

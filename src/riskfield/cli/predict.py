@@ -49,6 +49,7 @@ def predict(
     files = _files(images)
     _prepare(out, files)
     failed = 0
+    values = np.array([*run.classes], np.uint8 if max(run.classes) < 256 else np.uint16)  # as masks have them
     for name, path in bar(files.items(), shown=not quiet and sys.stderr.isatty(), what="predicting"):
         try:
             image = read_image(path)
@@ -58,7 +59,7 @@ def predict(
             continue
         (marginals,) = run.crf.predict_marginals([image])
         chosen = marginals.argmax(-1)
-        write_bytes(out / "labels" / f"{name}.png", _png(_as_mask(run.crf.classes_[chosen])))
+        write_bytes(out / "labels" / f"{name}.png", _png(values[chosen]))
         write_bytes(out / "overlays" / f"{name}.png", _png(overlay(image, chosen, len(run.classes))))
         write_bytes(out / "marginals" / f"{name}.npz", _npz(marginals, run.classes))
     if not quiet and failed < len(files):
@@ -90,10 +91,6 @@ def _prepare(out: Path, files: dict[str, Path]) -> None:
             if os.path.realpath(out / kind / f"{name}{ending}") in inputs:
                 raise typer.BadParameter(f"--out {out} would overwrite {files[name]}.")
         check_writable(out / kind / f"{next(iter(files))}{ending}")
-
-
-def _as_mask(values: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-    return values.astype(np.uint8 if values.max() < 256 else np.uint16)
 
 
 def _png(pixels: npt.NDArray[Any]) -> bytes:

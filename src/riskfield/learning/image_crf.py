@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -53,7 +54,7 @@ class ImageCRF(AbstractEstimator):
         verbose: show progress bars.
 
     After `fit` there are `classes_`, the labels in order; `model_`, the `LinearModel`; `features_` and `inference_`;
-    and `results_`, how each of the losses was fitted.
+    `results_`, how each of the losses was fitted; and `feature_seconds_`, how long it took to compute features.
 
     >>> import numpy as np
     >>> from riskfield import Colour, ColourDifference, Constant, ImageCRF, ImageFeatures, LBFGS
@@ -118,10 +119,14 @@ class ImageCRF(AbstractEstimator):
         self.classes_ = classes_of(labels)
         pairs = enumerate(zip(pictures, labels, strict=True))
         coded = [Picture(f"X[{k}]", picture, self._codes(own)) for k, (picture, own) in pairs]
+        began = time.perf_counter()
+        shown = bar(coded, shown=self.verbose, what="features")
+        examples = picture_examples(shown, self.features_, len(self.classes_))
+        self.feature_seconds_ = time.perf_counter() - began
         self.model_ = self._model()
         self.results_ = fit_stages(
             self.model_,
-            picture_examples(bar(coded, shown=self.verbose, what="features"), self.features_, len(self.classes_)),
+            examples,
             stages,
             seed=self._seed(),
             checkpoint=checkpoint,

@@ -74,7 +74,9 @@ class Chart:
                     parts.append(f'<circle cx="{plane.x(x):.1f}" cy="{plane.y(y):.1f}" r="{size:.1f}"/>')
             parts.append("</g>")
         middle = (_LEFT + _WIDTH - _RIGHT) / 2
-        parts.append(f'<text class="label" x="{middle}" y="{_HEIGHT - 8}" text-anchor="middle">{self.x_label}</text>')
+        parts.append(
+            f'<text class="label" x="{middle}" y="{_HEIGHT - 8}" text-anchor="middle">{escape(self.x_label)}</text>'
+        )
         centre = (_TOP + _HEIGHT - _BOTTOM) / 2
         parts.append(
             f'<text class="label" transform="translate(14 {centre}) rotate(-90)" text-anchor="middle">'

@@ -146,7 +146,8 @@ def _page(title: str, found: Sequence[Result], shown: Sequence[Picture], command
         + element("div", text(about), class_="soft")
         + element("nav", links)
     )
-    written = f"{datetime.now().astimezone():%-d %B %Y, %H:%M %Z}"
+    now = datetime.now().astimezone()
+    written = f"{now.day} {now:%B %Y, %H:%M %Z}"
     footer = (
         f"Written {written} by riskfield {__version__}, torch {torch.__version__}, Python {platform.python_version()}."
     )
