@@ -159,3 +159,42 @@ def test_segmentation_parameters_are_saved_like_those_of_any_module(segmentation
     pictures, _ = segmentation["scenes"](2, 6, seed=0)
     assert torch.equal(model(pictures), twin(pictures))
     assert model.double()(pictures.double()).dtype == torch.float64
+
+
+# -- names ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def names() -> Script:
+    return runpy.run_path(str(EXAMPLES / "names.py"))
+
+
+def test_names_of_a_function(names: Script) -> None:
+    """Chain edges join neighbours, skip edges the next use of a name; the labels are the parameters."""
+    text = """
+def area(width, height=2):
+    total = width * height
+    print(width, total)
+    return total
+"""
+    ((uses, parameters, lines),) = names["functions"](text)
+    assert [use.id for use in uses] == ["total", "width", "height", "print", "width", "total", "total"]
+    example = names["example"](uses, parameters, lines, skip=True)
+    assert example.labels.tolist() == [[0, 1, 1, 0, 1, 0, 0]]
+    assert example.graph.factor_groups[0].variables.tolist() == [
+        *([0, 1], [1, 2], [2, 3], [3, 4], [1, 4], [4, 5], [0, 5], [5, 6]),
+    ]
+    kinds = example.inputs["factors"][0]
+    assert kinds[:, 1].tolist() == [0, 0, 0, 0, 1, 0, 1, 0]
+    assert kinds[-1].tolist() == [1, 0, 1]  # neighbours of one name
+    assert example.inputs["nodes"].shape[:2] == (1, 7)
+
+
+def test_names_are_labelled_better_together(names: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    results = names["main"](["--modules", "1", "--iterations", "12"])
+    printed = capsys.readouterr().out
+    assert list(results) == ["independent", "clique logistic", "surrogate likelihood", "ERM-F"]
+    train = {name: float(result[0]) for name, result in results.items()}
+    assert train["ERM-F"] < train["surrogate likelihood"] + 0.01
+    assert max(train["clique logistic"], train["surrogate likelihood"]) < train["independent"] - 0.03
+    assert f"{float(results['ERM-F'][2]):.3f}" in printed
