@@ -57,7 +57,7 @@ _CHUNK = 10  # pictures at once: so many fit in the processor's cache
 _SWEEPS = 10_000
 _MEAN_FIELD, _BELIEF_PROPAGATION = MeanField(), MessagePassing()
 _CONVEX = ConvexFreeEnergy(message_passing=False)
-_TOL, _CONVEX_TOL = 1e-6, 1e-7  # a Newton step that changes so little leaves an error of about its square
+_TOL, _CONVEX_TOL = 1e-6, 1e-5  # a Newton step that changes so little leaves an error of about its square
 
 
 @dataclass(frozen=True)

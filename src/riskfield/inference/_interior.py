@@ -29,6 +29,7 @@ _MARGIN = 0.01
 _FAR, _NEAR, _INWARD = 0.3, 1e-3, 1e-3
 # Not before beliefs above the second number are right to this share of themselves has a run converged.
 _LOG_CHANGE, _SMALL = 0.1, 1e-8
+_TINY = 1e-100  # a warm start does not begin with smaller beliefs
 _ZERO = 1e-150  # beliefs that fall below it count as 0: the square of an inverse is still finite there
 
 
@@ -101,7 +102,7 @@ class InteriorPointRun:
         """Go on from the state of an earlier run; one of zeros, and one of other possible states, is a cold start."""
         b, z = state.exp().chunk(2, dim=1)
         bounded = (z > 0) | self.energy.steep | ~self.possible  # weights may have changed, and what is steep with them
-        warm = (state != 0).any(1) & ((b > 0) == self.possible).all(1) & bounded.all(1) & ~self.failed
+        warm = (state != 0).any(1) & ((b > _TINY) == self.possible).all(1) & bounded.all(1) & ~self.failed
         self.b[warm], self.z[warm] = b[warm], z[warm]
         # A run that was on the way goes on as it was. One at its end may be in a corner that is now the wrong one.
         ended = warm & _is_close(b, z, self.possible)
@@ -125,11 +126,11 @@ class InteriorPointRun:
             step = newton.step(slope - target)
             step_z = torch.where(inside, target - z - barrier * step, 0.0)
         safe = torch.where(possible, b, 1.0)
-        # In log b, also upwards: a small step from a very small belief may be the first of many.
-        whole = torch.where(possible & ~inside, (b * torch.expm1(step / safe)).clamp(max=1), step)
-        change = whole.abs().amax(1)
+        logarithmic = torch.where(possible & ~inside, (b * torch.expm1(step / safe)).clamp(max=1), step)
+        change = torch.where(step < 0, logarithmic, step).abs().amax(1)
+        # A small step up from a very small belief may be the first of many: a warm start has to know.
         allowed = self.allowed[items]
-        far = (allowed < float("inf")) & ~(change <= allowed)
+        far = (allowed < float("inf")) & ~(torch.maximum(change, logarithmic.amax(1)) <= allowed)
         lost = ~far & ~torch.isfinite(step + step_z).all(1)
         self.allowed[items] = torch.where(far | (allowed == float("inf")), float("inf"), change.clamp(min=_NEAR))
         self.stuck[items[lost]] = True
