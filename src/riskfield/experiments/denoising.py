@@ -74,7 +74,7 @@ PAPER = {
 }
 FEATURES = ImageFeatures(pixels=(Constant(), Intensity()), edges=(Constant(),))
 CHUNK_SIZE = 8
-_FIRST = 8  # pictures to begin with; most of the way is gone on them
+FIRST = 8  # pictures to begin with; most of the way is gone on them
 
 
 def inference(tol: float, backward: float, sweeps: int = 1000) -> WarmStart:
@@ -92,7 +92,7 @@ def prediction(tol: float) -> Inference:
 
 def optimiser() -> LBFGS:
     """L-BFGS until iterations gain less than the accuracy of inference allows to tell apart."""
-    return LBFGS(iterations=200, gradient_tol=1e-5, change_tol=1e-6)
+    return LBFGS(iterations=200, gradient_tol=1e-5, change_tol=1e-7)
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ class PowerNoiseTable(AbstractStudy):
     def _fit(self, level: float, criterion: Criterion, start: list[float] | None, swapped: bool = False) -> Result:
         training, tests = (self._scenes(level, part, swapped) for part in ("train", "test"))
         model, how = two_direction_model(), inference(self.tol, self.tol)
-        result = train(model, training, criterion, how, optimiser(), start, chunk_size=CHUNK_SIZE, first=_FIRST)
+        result = train(model, training, criterion, how, optimiser(), start, chunk_size=CHUNK_SIZE, first=FIRST)
         return result | evaluate(model, (training, tests), prediction(self.tol), CHUNK_SIZE)
 
     def _again(

@@ -26,7 +26,7 @@ from riskfield.data.splits import Recorded
 from riskfield.errors import ConvergenceWarning
 from riskfield.experiments.cells import Cells, Result
 from riskfield.experiments.criteria import Criterion, closure, fit_all, train, training_table, with_parameters
-from riskfield.experiments.denoising import CHUNK_SIZE, FEATURES, inference, optimiser, prediction
+from riskfield.experiments.denoising import CHUNK_SIZE, FEATURES, FIRST, inference, optimiser, prediction
 from riskfield.experiments.scenes import Scenes, describe, evaluate, predict
 from riskfield.experiments.side_by_side import HOW_TO_READ, Shown, beside, gallery, shade
 from riskfield.experiments.study import AbstractStudy, Record, select, table
@@ -168,7 +168,7 @@ class ImplicitTable(AbstractStudy):
         # The likelihood leads to where many sweeps are needed; small pictures can take them.
         how = inference(self.tol, 10 * self.tol, 1000 if column == BERKELEY else 5000)
         model, parts = one_table_model(), (training, tests)
-        result = train(model, training, criterion, how, optimiser(), start, chunk_size=CHUNK_SIZE)
+        result = train(model, training, criterion, how, optimiser(), start, chunk_size=CHUNK_SIZE, first=FIRST)
         tested = prediction(self.tol)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # what `evaluate` reports as unsettled
