@@ -27,6 +27,7 @@ format: $(INSTALLED)
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/sweeps.py --json results/sweeps.json
 	$(BIN)/python benchmarks/gradients.py --json results/gradient_speed.json
+	$(BIN)/python benchmarks/convex.py --json results/convex_speed.json
 	$(BIN)/python benchmarks/smd.py --json results/smd.json
 
 docs: $(INSTALLED)
