@@ -285,7 +285,7 @@ def test_what_is_off_by_more_than_the_pictures_is_trained_again(data, tmp_path, 
     monkeypatch.setattr(denoising, "PAPER", {**denoising.PAPER, **far})
     with Cells(tmp_path, study.num_cells) as cells:
         (record,) = study.measure(cells)
-    assert set(record["again"]) == {"from zeros", "other pictures"}
+    assert set(record["again"]) == {"from zeros", "other pictures", "pictures cropped", "pixels sampled"}
     assert record["again"]["from zeros"] == pytest.approx(record["errors"], abs=0.02)
     assert "| 5 | independent | other pictures | .500 / **" in study.tables([record])
     near = replace(study, rows=())
