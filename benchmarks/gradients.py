@@ -136,7 +136,8 @@ graph = rf.grid({_ROWS}, {_COLUMNS}, 2)
 theta = torch.zeros(graph.theta_size, dtype=torch.float64).uniform_(-1, 1).requires_grad_()
 def gradient(sweeps, adjoint):
     stop = rf.Stop(sweeps=sweeps, tol=None)
-    rf.infer(graph, theta, rf.MessagePassing(rf.TRW(0.5)), stop=stop, adjoint=adjoint).mu.sum().backward()
+    mu = rf.infer(graph, theta, rf.MessagePassing(rf.TRW(0.5)), stop=stop, adjoint=adjoint).mu
+    torch.autograd.grad(mu.sum(), theta)  # not kept, as backward() would
 gradient(1, rf.Unroll())
 # Not getrusage: what it says of a process includes the one it was forked from.
 peak = lambda: 1024 * int(re.search(r"VmHWM:\\s+(\\d+)", pathlib.Path("/proc/self/status").read_text())[1])

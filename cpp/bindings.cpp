@@ -76,6 +76,7 @@ class PythonRun {
   PythonRun(const std::string& isa, std::shared_ptr<Plan> plan, const std::string& kind, double damping, Index record,
             Matrix<const Number<T>> theta, std::optional<Vector<const double>> factor_counting,
             std::optional<Vector<const double>> node_counting, std::optional<Matrix<const Number<T>>> state,
+            std::optional<Matrix<const Number<T>>> direction, std::optional<Vector<const double>> steps,
             Index node_size, Index message_size, Index mu_size, int threads) {
     riskfield::RunInput<T> input;
     input.plan = std::move(plan);
@@ -84,7 +85,10 @@ class PythonRun {
                                          : riskfield::Kind::kMeanField;
     input.damping = damping;
     input.record = record;
-    input.batch = static_cast<Index>(theta.shape(0));
+    input.rows = static_cast<Index>(theta.shape(0));
+    input.batch = steps ? static_cast<Index>(steps->shape(0)) : input.rows;
+    input.direction = direction ? engine_numbers<T>(direction->data()) : nullptr;
+    input.steps = steps ? steps->data() : nullptr;
     input.theta_size = static_cast<Index>(theta.shape(1));
     input.node_size = node_size;
     input.message_size = message_size;
@@ -108,10 +112,10 @@ class PythonRun {
     const std::lock_guard<std::mutex> lock(mutex_);
     run_->advance(sweeps, tol, threads, residual.data(), ran.data());
   }
-  void marginals(Matrix<Number<T>> out, int threads) {
+  void marginals(std::optional<Vector<const double>> weights, Matrix<Number<T>> out, int threads) {
     const nb::gil_scoped_release release;
     const std::lock_guard<std::mutex> lock(mutex_);
-    run_->marginals(engine_numbers<T>(out.data()), threads);
+    run_->marginals(weights ? weights->data() : nullptr, engine_numbers<T>(out.data()), threads);
   }
   void backward(Matrix<const Number<T>> grad_mu, Matrix<Number<T>> grad_theta, int threads) {
     const nb::gil_scoped_release release;
@@ -148,12 +152,13 @@ void bind_run(nb::module_& module, const char* name) {
   nb::class_<PythonRun<T>>(module, name)
       .def(nb::init<const std::string&, std::shared_ptr<Plan>, const std::string&, double, Index,
                     Matrix<const Number<T>>, std::optional<Vector<const double>>, std::optional<Vector<const double>>,
-                    std::optional<Matrix<const Number<T>>>, Index, Index, Index, int>(),
+                    std::optional<Matrix<const Number<T>>>, std::optional<Matrix<const Number<T>>>,
+                    std::optional<Vector<const double>>, Index, Index, Index, int>(),
            arg("isa"), arg("plan"), arg("kind"), arg("damping"), arg("record"), arg("theta"),
-           arg("factor_counting").none(), arg("node_counting").none(), arg("state").none(), arg("node_size"),
-           arg("message_size"), arg("mu_size"), arg("threads"))
+           arg("factor_counting").none(), arg("node_counting").none(), arg("state").none(), arg("direction").none(),
+           arg("steps").none(), arg("node_size"), arg("message_size"), arg("mu_size"), arg("threads"))
       .def("advance", &PythonRun<T>::advance)
-      .def("marginals", &PythonRun<T>::marginals)
+      .def("marginals", &PythonRun<T>::marginals, arg("weights").none(), arg("out"), arg("threads"))
       .def("state", &PythonRun<T>::state)
       .def("backward", &PythonRun<T>::backward)
       .def("backward_counting", &PythonRun<T>::backward_counting)

@@ -19,10 +19,16 @@ class EngineRun final : public Run<T> {
   EngineRun(const RunInput<T>& input, int threads) : context_(input), plan_(*context_.plan), sizes_(input) {
     items_.resize(input.batch);
     reserve_scratch(threads);
-    for_each_item(threads, [&](Index b, int thread, int team) {
-      const T* state = input.state ? input.state + b * state_size() : nullptr;
-      Packer<T>(context_, items_[b], input.theta + b * input.theta_size, state).pack(team);
-      start_beliefs(items_[b], input.theta + b * input.theta_size, state, *scratch_[thread]);
+    for_each(input.rows, threads, [&](Index r, int thread, int team) {
+      const T* state = input.state ? input.state + r * state_size() : nullptr;
+      Packer<T> packer(context_, state);
+      for (Index b = r; b < input.batch; b += input.rows) {
+        const Index start = r * input.theta_size;
+        const Theta<T> theta{input.theta + start, input.direction ? input.direction + start : nullptr,
+                             input.direction ? static_cast<T>(input.steps[b]) : T(0)};
+        packer.pack(items_[b], theta, team);
+        start_beliefs(items_[b], theta, state, *scratch_[thread]);
+      }
     });
   }
 
@@ -36,20 +42,17 @@ class EngineRun final : public Run<T> {
     });
   }
 
-  void marginals(T* mu, int threads) override {
+  void marginals(const double* weights, T* mu, int threads) override {
     reserve_scratch(threads);
-    for_each_item(threads, [&](Index b, int thread, int team) {
-      T* out = mu + b * sizes_.mu_size;
-      if (items_[b].impossible) {
-        std::fill(out, out + sizes_.mu_size, std::numeric_limits<T>::quiet_NaN());
-        return;
-      }
-      write_nodes(items_[b], out, false);
-      for_each_tile(thread, team, [&](int g, int count, const auto& lanes, Scratch<T>& scratch) {
-        with_algebra(context_, items_[b], g, [&](auto algebra) {
-          unpack_factor<decltype(algebra), T>(context_, items_[b], g, lanes, count, scratch, out);
-        });
+    if (!weights) {
+      for_each_item(threads, [&](Index b, int thread, int team) {
+        write_marginals(items_[b], T(1), false, mu + b * sizes_.mu_size, thread, team);
       });
+      return;
+    }
+    for_each(sizes_.rows, threads, [&](Index r, int thread, int team) {
+      for (Index b = r; b < sizes_.batch; b += sizes_.rows)
+        write_marginals(items_[b], static_cast<T>(weights[b]), b > r, mu + r * sizes_.mu_size, thread, team);
     });
   }
 
@@ -57,7 +60,10 @@ class EngineRun final : public Run<T> {
     reserve_scratch(threads);
     for_each_item(threads, [&](Index b, int thread, int team) {
       if (context_.kind == Kind::kMeanField) {
-        write_nodes(items_[b], out + b * sizes_.node_size, true);
+        for_each_node(items_[b], [&](Index at, int n, const T* values, T) {
+          using std::log;
+          for (int x = 0; x < n; ++x) out[b * sizes_.node_size + at + x] = log(values[x]);
+        });
         return;
       }
       for_each_tile(thread, team, [&](int g, int count, const auto& lanes, Scratch<T>& scratch) {
@@ -220,19 +226,23 @@ class EngineRun final : public Run<T> {
 
   bool mean_field() const { return context_.kind == Kind::kMeanField; }
 
-  // Calls body(item, thread, team): items in parallel while there are enough of them, each by a team of one; else one
-  // after the other, each by a team of all threads.
+  // Calls body(number, thread, team): numbers in parallel while there are enough of them, each by a team of one; else
+  // one after the other, each by a team of all threads.
   template <class Body>
-  void for_each_item(int threads, Body body) {
-    const Index items = static_cast<Index>(items_.size());
-    if (items < threads) {
-      for (Index b = 0; b < items; ++b) body(b, 0, threads);
+  static void for_each(Index count, int threads, Body body) {
+    if (count < threads) {
+      for (Index k = 0; k < count; ++k) body(k, 0, threads);
       return;
     }
     std::atomic<Index> next{0};
     parallel(threads, [&](int thread) {
-      for (Index b = next++; b < items; b = next++) body(b, thread, 1);
+      for (Index k = next++; k < count; k = next++) body(k, thread, 1);
     });
+  }
+
+  template <class Body>
+  void for_each_item(int threads, Body body) {
+    for_each(static_cast<Index>(items_.size()), threads, body);
   }
 
   // Calls body(group, count, lanes, scratch) for tiles that hold every factor once, shared among a team.
@@ -368,7 +378,7 @@ class EngineRun final : public Run<T> {
     return ran;
   }
 
-  void start_beliefs(Item<T>& item, const T* theta, const T* state, Scratch<T>& scratch) {
+  void start_beliefs(Item<T>& item, const Theta<T>& theta, const T* state, Scratch<T>& scratch) {
     std::fill(item.beliefs.get(), item.beliefs.get() + plan_.node_size, T(0));
     begin_sweep(scratch, -1, false);
     if (mean_field()) {
@@ -381,15 +391,16 @@ class EngineRun final : public Run<T> {
   }
 
   // Uniform over the possible states, or the marginals given.
-  void start_mean_field(Item<T>& item, const T* theta, const T* state) {
+  void start_mean_field(Item<T>& item, const Theta<T>& theta, const T* state) {
     using std::exp;
     for (Index p = 0; p < plan_.num_variables; ++p) {
       const Index from = plan_.node_start[plan_.variable[p]];
       const int n = plan_.states[p];
+      const T* given = theta.at(from, n);
       T* b = item.beliefs.get() + plan_.node_address[p];
       T total = 0;
       for (int x = 0; x < n; ++x) {
-        const T weight = theta[from + x] == kNegInf<T> ? T(0) : state ? exp(state[from + x]) : T(1);
+        const T weight = given[x] == kNegInf<T> ? T(0) : state ? exp(state[from + x]) : T(1);
         total += b[Index(x) * plan_.node_stride[p]] = weight;
       }
       for (int x = 0; x < n; ++x) b[Index(x) * plan_.node_stride[p]] /= total;
@@ -397,18 +408,36 @@ class EngineRun final : public Run<T> {
     }
   }
 
-  void write_nodes(const Item<T>& item, T* out, bool logs) {
-    using std::exp, std::log;
+  // Writes `weight` times the marginals of an item, or adds them.
+  void write_marginals(const Item<T>& item, T weight, bool add, T* out, int thread, int team) {
+    if (item.impossible) {
+      std::fill(out, out + sizes_.mu_size, std::numeric_limits<T>::quiet_NaN());
+      return;
+    }
+    for_each_node(item, [&](Index at, int n, const T* values, T total) {
+      for (int x = 0; x < n; ++x) out[at + x] = (add ? out[at + x] : T(0)) + weight * (values[x] / total);
+    });
+    for_each_tile(thread, team, [&](int g, int count, const auto& lanes, Scratch<T>& scratch) {
+      with_algebra(context_, item, g, [&](auto algebra) {
+        unpack_factor<decltype(algebra), T>(context_, item, g, lanes, count, scratch, weight, add, out);
+      });
+    });
+  }
+
+  // Calls body(place in the caller's layout, states, beliefs up to a factor, their sum).
+  template <class Body>
+  void for_each_node(const Item<T>& item, Body body) {
+    using std::exp;
+    std::vector<T> values(plan_.max_states);
     for (Index p = 0; p < plan_.num_variables; ++p) {
-      T* to = out + plan_.node_start[plan_.variable[p]];
       const T* b = item.beliefs.get() + plan_.node_address[p];
       const int n = plan_.states[p];
       T total = 0;
       for (int x = 0; x < n; ++x) {
         const T value = b[Index(x) * plan_.node_stride[p]];
-        total += to[x] = item.log_domain ? exp(value) : value;
+        total += values[x] = item.log_domain ? exp(value) : value;
       }
-      for (int x = 0; x < n; ++x) to[x] = logs ? log(to[x]) : to[x] / total;
+      body(plan_.node_start[plan_.variable[p]], n, values.data(), total);
     }
   }
 

@@ -6,11 +6,27 @@
 
 namespace riskfield::RISKFIELD_ISA {
 
-// Where the caller keeps the table and the messages of a factor.
+// The theta of an item: the caller's, or that and a step in some direction.
 template <class T>
-const T* user_table(const Plan& plan, const Group& group, Index f, const T* theta) {
+struct Theta {
+  const T* values;
+  const T* direction;  // null for none
+  T step;
+
+  // `count` numbers, where they lie or in a buffer that the next call of this thread overwrites.
+  const T* at(Index start, Index count) const {
+    if (!direction) return values + start;
+    thread_local std::vector<T> buffer;
+    if (static_cast<Index>(buffer.size()) < count) buffer.resize(count);
+    for (Index k = 0; k < count; ++k) buffer[k] = values[start + k] + step * direction[start + k];
+    return buffer.data();
+  }
+};
+
+// Where the caller keeps the table and the messages of a factor.
+inline Index user_table(const Plan& plan, const Group& group, Index f) {
   const Index u = group.user_group[f];
-  return theta + plan.user_groups[u].theta_start + plan.user_tables[u][group.user_row[f]] * group.table_size;
+  return plan.user_groups[u].theta_start + plan.user_tables[u][group.user_row[f]] * group.table_size;
 }
 
 inline Index user_message(const Plan& plan, const Group& group, Index f, int slot) {
@@ -34,21 +50,24 @@ RF_INLINE void prefetch_user(const Group& group, const FactorTile& tile, Address
 template <class T>
 class Packer {
  public:
-  Packer(const Context<T>& context, Item<T>& item, const T* theta, const T* state)
-      : context_(context), plan_(*context.plan), item_(item), theta_(theta), state_(state) {}
+  // `state` is what items start from, null for uniform messages.
+  Packer(const Context<T>& context, const T* state) : context_(context), plan_(*context.plan), state_(state) {}
 
-  void pack(int threads) {
-    item_.tables.allocate(plan_.table_size);
-    item_.beliefs.allocate(plan_.node_size);
-    item_.node_theta.allocate(plan_.node_size);
+  void pack(Item<T>& item, const Theta<T>& theta, int threads) {
+    item_ = &item;
+    theta_ = theta;
+    item_->tables.allocate(plan_.table_size);
+    item_->beliefs.allocate(plan_.node_size);
+    item_->node_theta.allocate(plan_.node_size);
     for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
       const auto& tiles = plan_.groups[g].all_tiles;
-      widths_.emplace_back(plan_.groups[g].count);
+      widths_.resize(plan_.groups.size());
+      widths_[g].resize(plan_.groups[g].count);
       in_shares(threads, tiles.size(), [&](Index t) { pack_tables(g, tiles[t]); });
     }
     for (const SharedTable& shared : plan_.shared_tables) pack_shared(shared);
     if (context_.kind != Kind::kMeanField) choose_domain();
-    if (probabilities()) exponentiate(threads, item_.tables);
+    if (probabilities()) exponentiate(threads, item_->tables);
     pack_nodes();
     pack_messages(threads);
   }
@@ -72,25 +91,24 @@ class Packer {
     });
   }
 
-  bool probabilities() const { return context_.kind == Kind::kSumProduct && !item_.log_domain; }
+  bool probabilities() const { return context_.kind == Kind::kSumProduct && !item_->log_domain; }
 
   // Probabilities are safe if nothing can underflow. A message m_c varies by at most exp(range(theta_c) / c_c), hence a
   // belief by at most exp((range(theta_i) + sum_c range(theta_c)) / c^_i); a message given to start from may vary more.
   // Impossible joint states (an infinite width) void the bound on messages, so they need logarithms; impossible states
   // of a node do not.
   void choose_domain() {
-    item_.log_domain = true;
+    item_->log_domain = true;
     if (context_.kind == Kind::kMaxProduct) return;
+    if (state_ && given_widths_.empty()) find_given_widths();
     std::vector<double> spread(plan_.num_variables);
     for (Index p = 0; p < plan_.num_variables; ++p)
-      spread[p] = range_of(theta_ + plan_.node_start[plan_.variable[p]], plan_.states[p]).width();
+      spread[p] = range_of(theta_.at(plan_.node_start[plan_.variable[p]], plan_.states[p]), plan_.states[p]).width();
     for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
       const Group& group = plan_.groups[g];
       for (Index f = 0; f < group.count; ++f) {
         double& width = widths_[g][f];
-        for (int slot = 0; slot < group.arity; ++slot)
-          if (const T* given = given_message(group, f, slot))
-            width = std::max(width, double(context_.counting[g][f]) * range_of(given, group.dims[slot]).width());
+        if (!given_widths_.empty()) width = std::max(width, given_widths_[g][f]);
         for (int slot = 0; slot < group.arity; ++slot) spread[group.position[f * group.arity + slot]] += width;
       }
     }
@@ -110,16 +128,30 @@ class Packer {
         worst = std::max(worst, total);
       }
     }
-    item_.log_domain = !(worst <= kLimit);
+    item_->log_domain = !(worst <= kLimit);
+  }
+
+  // The ranges of what messages start from, in logarithm and as they are stored; the same for all items.
+  void find_given_widths() {
+    for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
+      const Group& group = plan_.groups[g];
+      std::vector<double> widths(group.count);
+      for (Index f = 0; f < group.count; ++f)
+        for (int slot = 0; slot < group.arity; ++slot) {
+          const Range<T> range = range_of(state_ + user_message(plan_, group, f, slot), group.dims[slot]);
+          if (!range.has_impossible) widths[f] = std::max(widths[f], double(context_.counting[g][f]) * range.width());
+        }
+      given_widths_.push_back(std::move(widths));
+    }
   }
 
   void pack_nodes() {
     using std::exp;
     for (Index p = 0; p < plan_.num_variables; ++p) {
-      const T* from = theta_ + plan_.node_start[plan_.variable[p]];
       const int n = plan_.states[p];
+      const T* from = theta_.at(plan_.node_start[plan_.variable[p]], n);
       const T top = range_of(from, n).top();
-      T* to = item_.node_theta.get() + plan_.node_address[p];
+      T* to = item_->node_theta.get() + plan_.node_address[p];
       for (int x = 0; x < n; ++x)
         to[Index(x) * plan_.node_stride[p]] = probabilities() ? exp(from[x] - top) : from[x] - top;
     }
@@ -132,48 +164,83 @@ class Packer {
 
   void pack_tables(std::size_t g, const FactorTile& tile) {
     const Group& group = plan_.groups[g];
-    prefetch_user<T>(group, tile, [&](Index f) { return user_table(plan_, group, f, theta_); });
+    prefetch_user<T>(group, tile, [&](Index f) { return theta_.values + user_table(plan_, group, f); });
+    if constexpr (!std::is_same<T, Dual>::value)
+      if (tile.contiguous && !tile.shared && tile.count == kLanes<T> && one_permutation(group, tile)) {
+        pack_side_by_side(g, tile);
+        return;
+      }
     for (int l = 0; l < tile.count; ++l) {
       const Index f = tile.contiguous ? tile.first + l : group.lanes[tile.first + l];
-      const T* from = user_table(plan_, group, f, theta_);
+      const T* from = theta_.at(user_table(plan_, group, f), group.table_size);
       const Range<T> range = range_of(from, group.table_size);
       widths_[g][f] = range.has_impossible ? std::numeric_limits<double>::infinity() : range.width();
       if (group.shared[f] >= 0) continue;
       const Index* map = group.entry_maps[group.permutation[f]].data();
-      T* to = item_.tables.get() + group.table[f];
+      T* to = item_->tables.get() + group.table[f];
       const Index stride = group.table_stride[f];
       for (Index e = 0; e < group.table_size; ++e)
         to[e * stride] = packed_entry(from[map[e]], range.top(), context_.inverse[g][f]);
     }
   }
 
+  static bool one_permutation(const Group& group, const FactorTile& tile) {
+    for (int l = 1; l < tile.count; ++l)
+      if (group.permutation[tile.first + l] != group.permutation[tile.first]) return false;
+    return true;
+  }
+
+  // The same for a full tile of tables that lie side by side.
+  void pack_side_by_side(std::size_t g, const FactorTile& tile) {
+    const Group& group = plan_.groups[g];
+    const Index* map = group.entry_maps[group.permutation[tile.first]].data();
+    Index from[kLanes<T>];
+    for (int l = 0; l < kLanes<T>; ++l) from[l] = user_table(plan_, group, tile.first + l);
+    T* to = item_->tables.get() + tile.table;
+    V<T> high = splat<T>(kNegInf<T>), low = -high;
+    for (Index e = 0; e < group.table_size; ++e) {
+      V<T> value;
+      for (int l = 0; l < kLanes<T>; ++l) value[l] = theta_.values[from[l] + map[e]];
+      if (theta_.direction) {
+        V<T> slope;
+        for (int l = 0; l < kLanes<T>; ++l) slope[l] = theta_.direction[from[l] + map[e]];
+        value += theta_.step * slope;
+      }
+      high = vmax<T>(high, value);
+      low = -vmax<T>(-low, -value);
+      store<T>(to + e * tile.table_stride, value);
+    }
+    for (int l = 0; l < kLanes<T>; ++l)
+      widths_[g][tile.first + l] =
+          low[l] == kNegInf<T> ? std::numeric_limits<double>::infinity() : double(high[l]) - double(low[l]);
+    if (context_.kind == Kind::kMeanField) return;
+    const V<T> top = select<T>(high > kNegInf<T>, high, V<T>{}), inverse = load<T>(&context_.inverse[g][tile.first]);
+    for (Index e = 0; e < group.table_size; ++e)
+      store<T>(to + e * tile.table_stride, (load<T>(to + e * tile.table_stride) - top) * inverse);
+  }
+
   // All factors that share a packed table have one counting number.
   void pack_shared(const SharedTable& shared) {
     const Group& group = plan_.groups[shared.group];
-    const T* from = user_table(plan_, group, shared.factor, theta_);
+    const T* from = theta_.at(user_table(plan_, group, shared.factor), group.table_size);
     const Index* map = group.entry_maps[shared.permutation].data();
     const T top = range_of(from, group.table_size).top();
     for (Index e = 0; e < group.table_size; ++e)
-      item_.tables.get()[shared.address + e] =
+      item_->tables.get()[shared.address + e] =
           packed_entry(from[map[e]], top, context_.inverse[shared.group][shared.factor]);
-  }
-
-  // The message a run starts from, null for a uniform one. Messages with zeros are forgotten: what was impossible in an
-  // earlier run may have become possible, and a zero would never recover; the first sweeps derive it afresh.
-  const T* given_message(const Group& group, Index f, int slot) const {
-    if (!state_) return nullptr;
-    const T* given = state_ + user_message(plan_, group, f, slot);
-    for (int x = 0; x < group.dims[slot]; ++x)
-      if (given[x] == kNegInf<T>) return nullptr;
-    return given;
   }
 
   void pack_messages(int threads) {
     const bool given = state_ && context_.kind != Kind::kMeanField;
     const int buffers = plan_.sweep == Sweep::kAllAtOnce ? 2 : 1;
+    if (given && packed_ && packed_->log_domain == item_->log_domain) {
+      for (int buffer = 0; buffer < buffers; ++buffer) item_->messages[buffer].copy(packed_->messages[buffer]);
+      return;
+    }
+    packed_ = item_;
     for (int buffer = 0; buffer < buffers; ++buffer) {
-      item_.messages[buffer].allocate(plan_.message_size);
-      item_.messages[buffer].fill(probabilities() && !(given && buffer == 0) ? T(1) : T(0));
+      item_->messages[buffer].allocate(plan_.message_size);
+      item_->messages[buffer].fill(probabilities() && !(given && buffer == 0) ? T(1) : T(0));
     }
     if (!given) return;
     for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
@@ -182,7 +249,7 @@ class Packer {
         for (int slot = 0; slot < group.arity; ++slot) pack_message(g, f, slot);
       });
     }
-    if (probabilities()) exponentiate(threads, item_.messages[0]);
+    if (probabilities()) exponentiate(threads, item_->messages[0]);
   }
 
   static T log_total(const T* logarithms, int n) {
@@ -193,24 +260,29 @@ class Packer {
     return top + log(total);
   }
 
-  // Its logarithm, scaled as updates scale it.
+  // The logarithm of the message given, scaled as updates scale it. Messages with zeros are forgotten: what was
+  // impossible in an earlier run may have become possible, and a zero would never recover; the first sweeps derive it
+  // afresh.
   void pack_message(std::size_t g, Index f, int slot) {
     const Group& group = plan_.groups[g];
-    const T* given = given_message(group, f, slot);
-    if (!given) return;
+    const T* given = state_ + user_message(plan_, group, f, slot);
     const int n = group.dims[slot];
+    const Range<T> range = range_of(given, n);
+    if (range.has_impossible) return;
     const T c = context_.counting[g][f];
-    const T scale = !probabilities() ? log_total(given, n) : n == 2 ? given[0] : range_of(given, n).top();
-    T* to = item_.messages[0].get() + group.message[f * group.arity + slot];
+    const T scale = !probabilities() ? log_total(given, n) : n == 2 ? given[0] : range.top();
+    T* to = item_->messages[0].get() + group.message[f * group.arity + slot];
     for (int x = 0; x < n; ++x) to[Index(x) * group.message_stride[f]] = c * (given[x] - scale);
   }
 
   const Context<T>& context_;
   const Plan& plan_;
-  Item<T>& item_;
-  const T* theta_;
   const T* state_;
-  std::vector<std::vector<double>> widths_;  // group -> factor: range of its log-potentials
+  Item<T>* item_ = nullptr;
+  Theta<T> theta_{};
+  const Item<T>* packed_ = nullptr;                // one whose messages were made from `state`
+  std::vector<std::vector<double>> given_widths_;  // group -> factor: range of c log m of the messages given
+  std::vector<std::vector<double>> widths_;        // group -> factor: range of its log-potentials
 };
 
 // mu_c propto table_c prod_i b_i / m_c of a tile, an array of vectors in `scratch`.
@@ -245,9 +317,10 @@ inline Index user_marginals(const Plan& plan, const Group& group, Index f) {
   return plan.user_groups[group.user_group[f]].mu_start + group.user_row[f] * group.table_size;
 }
 
+// Writes `weight` times the marginals of a tile, or adds them.
 template <class Algebra, class T, class Lanes>
 void unpack_factor(const Context<T>& context, const Item<T>& item, int g, const Lanes& lanes, int count,
-                   Scratch<T>& scratch, T* mu) {
+                   Scratch<T>& scratch, T weight, bool add, T* mu) {
   const Plan& plan = *context.plan;
   const Group& group = plan.groups[g];
   const V<T>* joint = joint_marginals<Algebra, T>(context, item, g, lanes, scratch);
@@ -255,7 +328,10 @@ void unpack_factor(const Context<T>& context, const Item<T>& item, int g, const 
     const Index f = lanes.factor(l);
     T* to = mu + user_marginals(plan, group, f);
     const Index* map = group.entry_maps[group.permutation[f]].data();
-    for (Index e = 0; e < group.table_size; ++e) to[map[e]] = joint[e][l];
+    if (add)
+      for (Index e = 0; e < group.table_size; ++e) to[map[e]] += weight * joint[e][l];
+    else
+      for (Index e = 0; e < group.table_size; ++e) to[map[e]] = weight * joint[e][l];
   }
 }
 

@@ -21,10 +21,13 @@ struct RunInput {
   Index record;  // for `backward`: 0 keeps nothing, kEverySweep a tape, k > 0 a checkpoint every k sweeps; kLastSweep
                  // the tape of the last sweep, for `backward_fixed_point`
   Index batch, theta_size, node_size, message_size, mu_size;
-  const T* theta;                 // (batch, theta_size)
+  const T* theta;                 // (rows, theta_size)
+  Index rows;                     // of theta; the batch, unless each row stands for several perturbed models:
+  const T* direction;             // (rows, theta_size) or null; item k rows + r has theta_r + step direction_r
+  const double* steps;            // (batch)
   const double* factor_counting;  // per factor, in the order of the caller's groups; null for mean field
   const double* node_counting;    // c^ per variable; null for mean field
-  const T* state;  // normalised log-messages (batch, message_size), log-marginals (mean field), or null for uniform
+  const T* state;  // normalised log-messages (rows, message_size), log-marginals (mean field), or null for uniform
 };
 
 template <class T>
@@ -33,8 +36,9 @@ class Run {
   virtual ~Run() = default;
   // Sweep every item up to `sweeps` times or until its residual is at most `tol`.
   virtual void advance(Index sweeps, double tol, int threads, double* residual, Index* ran) = 0;
-  // Marginals in the caller's layout; NaN for an impossible model.
-  virtual void marginals(T* mu, int threads) = 0;
+  // Marginals in the caller's layout; NaN for an impossible model. With `weights`, one for each item, the weighted sum
+  // over the models that a row of theta stands for.
+  virtual void marginals(const double* weights, T* mu, int threads) = 0;
   // Normalised log-messages, or log-marginals for mean field, in the caller's layout.
   virtual void state(T* out, int threads) = 0;
   // d(grad_mu . mu) / dtheta through the recorded sweeps, both in the caller's layouts.

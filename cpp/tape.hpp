@@ -191,7 +191,7 @@ class Backward {
 
   void write_table(std::size_t g, Index f, Index stride, T* out) const {
     const Group& group = plan_.groups[g];
-    T* to = out + (user_table(plan_, group, f, static_cast<const T*>(out)) - out);
+    T* to = out + user_table(plan_, group, f);
     const Index* map = group.entry_maps[group.permutation[f]].data();
     const T* from = grad_.tables.get() + group.table[f];
     const T inverse = context_.inverse[g][f];

@@ -2,11 +2,13 @@
 
 import gc
 import weakref
+from dataclasses import replace
 
 import pytest
 import torch
 
 import riskfield as rf
+from riskfield.inference.infer import Request
 from riskfield.kernels import native_available
 
 pytestmark = pytest.mark.skipif(not native_available(), reason="the compiled extension is not installed")
@@ -176,3 +178,24 @@ def test_a_lone_variable_with_more_states_than_any_table_has_entries():
     algorithm, stop = rf.MessagePassing(damping=0.5), rf.Stop(3, tol=None)
     native, reference = (rf.infer(graph, theta, algorithm, stop=stop, kernels=k).mu for k in ("native", "torch"))
     torch.testing.assert_close(native, reference)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("batch", [(), (3,)])
+@pytest.mark.parametrize("algorithm", [a for a in ALGORITHMS if not isinstance(a, rf.MaxProduct)], ids=repr)
+@pytest.mark.parametrize("name", GRAPHS)
+def test_steps_along_a_direction(name, algorithm, batch, threads):
+    graph, generator = GRAPHS[name], torch.Generator().manual_seed(2)
+    theta = torch.randn(*batch, graph.theta_size, dtype=torch.float64, generator=generator)
+    direction = torch.randn(*batch, graph.theta_size, dtype=torch.float64, generator=generator)
+    steps = torch.randn(4, *batch, dtype=torch.float64, generator=generator)
+    weights = torch.tensor([0.5, -2.0, 1.0, 3.0], dtype=torch.float64)
+    before = rf.infer(graph, theta, algorithm, stop=rf.Stop(2, tol=None)).messages
+    request = Request(graph, theta, algorithm, rf.Stop(3, tol=None), before, None, False)
+    expected = replace(request, kernels="torch").solve_steps(direction, steps, weights)
+    try:
+        rf.set_num_threads(threads)
+        actual = request.solve_steps(direction, steps, weights)
+    finally:
+        rf.set_num_threads(1)
+    torch.testing.assert_close(actual.mu, expected.mu, rtol=1e-10, atol=1e-12)

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from riskfield.adjoints._attach import attach, require_convergence, require_finite
-from riskfield.errors import AdjointWarning, ConvergenceWarning
+from riskfield.errors import AdjointWarning
 from riskfield.graph._scopes import IntArray
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.inference.infer import AbstractAdjoint, Request
@@ -114,18 +114,12 @@ class Perturb(AbstractAdjoint):
         eps = torch.finfo(theta.dtype).eps
         reach = self.multiplier * eps**power * size  # r |g|_inf
 
-        perturbed = torch.addcmul(theta, torch.stack([step * reach / divisor for step in steps]), grad)
-        messages = None if solution.messages is None else solution.messages.expand(len(steps), *solution.messages.shape)
         stop = replace(request.stop, tol=self._tolerance(request.stop.tol, eps, size, reach))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)
-            again = replace(request, graph=_untied(graph), keep_messages=False)
-            runs = again.solve(theta=perturbed, messages=messages, stop=stop)
-        difference = runs.mu[0].mul_(weights[0])
-        for weight, mu in zip(weights[1:], runs.mu[1:], strict=True):
-            difference.add_(mu, alpha=weight)
-        if not runs.converged.all():
-            worst = float(runs.residual.max())
+        again = replace(request, graph=_untied(graph), theta=theta, messages=solution.messages, stop=stop)
+        along = torch.stack([step * reach / divisor for step in steps])[..., 0]
+        runs = again.solve_steps(grad, along, torch.tensor(weights, dtype=torch.float64))
+        worst = float(runs.residual.max())
+        if stop.tol is not None and not worst <= stop.tol:
             warnings.warn(
                 f"`Perturb`: the perturbed marginals still change by {worst:.2g} after {stop.sweeps} sweeps; the "
                 f"tolerance is {stop.tol:.2g}, and the gradient may be off by {worst / float(reach.min()):.2g} times "
@@ -134,7 +128,7 @@ class Perturb(AbstractAdjoint):
                 stacklevel=2,
             )
         # Marginals are rounded to about eps; mu g is the size of what their differences must resolve.
-        signal = reach * _largest(torch.mul(solution.mu, grad, out=perturbed[0])) / divisor
+        signal = reach * _largest(solution.mu * grad) / divisor
         noise = float(torch.where(signal > 0, _ROUNDING * eps / signal, 0).max())
         if noise > _NOISE:
             warnings.warn(
@@ -143,7 +137,7 @@ class Perturb(AbstractAdjoint):
                 AdjointWarning,
                 stacklevel=2,
             )
-        return graph.collapse(difference.mul_(scale / reach))
+        return graph.collapse(runs.mu.mul_(scale / reach))
 
     def _tolerance(self, tol: float | None, eps: float, size: Tensor, reach: Tensor) -> float:
         if self.tol is not None or tol is None:  # None: exact inference, which has nothing to stop

@@ -18,7 +18,7 @@ from riskfield.experiments.criteria import INDEPENDENT, Criterion, closure, fit_
 from riskfield.experiments.scenes import Described, Scenes, describe, predict
 from riskfield.experiments.side_by_side import HOW_TO_READ, Shown, beside, gallery, shade, shade_labels
 from riskfield.experiments.study import AbstractStudy, Record, select, table
-from riskfield.experiments.truncated import CONVERGED, DIVERGED, Mode, Trainer, check_device, mark
+from riskfield.experiments.truncated import CONVERGED, DIVERGED, Mode, Trainer, check_device, mark, precision
 from riskfield.features.image import ColourDifference, Constant, ImageFeatures
 from riskfield.losses.likelihood import SurrogateEM
 from riskfield.losses.marginal import CliqueLogistic, UnivariateLogistic
@@ -174,7 +174,7 @@ def scenes_of(root: str | None, scale: float, device: str, names: tuple[str, ...
     new = [name for name in names if name not in known]
     computed = describe(stanford_background(root).select(new), recipe(scale))
     known |= {picture.name: (picture, own) for picture, own in computed}
-    return Scenes.of([known[name] for name in names], len(CLASSES), frame=16, device=device)
+    return Scenes.of([known[name] for name in names], len(CLASSES), frame=16, device=device, dtype=precision(device))
 
 
 @lru_cache(maxsize=1)

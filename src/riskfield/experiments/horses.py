@@ -17,7 +17,7 @@ from riskfield.experiments.criteria import INDEPENDENT, Criterion, closure, fit_
 from riskfield.experiments.scenes import Scenes, describe, predict
 from riskfield.experiments.side_by_side import HOW_TO_READ, Shown, beside, gallery, shade
 from riskfield.experiments.study import AbstractStudy, Record, select, table
-from riskfield.experiments.truncated import CONVERGED, DIVERGED, Mode, Trainer, check_device, mark
+from riskfield.experiments.truncated import CONVERGED, DIVERGED, Mode, Trainer, check_device, mark, precision
 from riskfield.features.image import ImageFeatures
 from riskfield.losses.likelihood import SurrogateEM
 from riskfield.losses.marginal import CliqueLogistic, SmoothedClassification, UnivariateLogistic
@@ -177,4 +177,6 @@ def _scenes(root: str | None, scale: float, device: str, part: str, count: int) 
     pictures = weizmann_horses(root).select(getattr(split, part)[:count])
     # Hardly two pictures are of one size: on a device that works on many at once they get frames.
     frame = 1 if device == "cpu" else 16
-    return Scenes.of(describe(pictures, ImageFeatures(scale=scale)), 2, frame=frame, device=device)
+    return Scenes.of(
+        describe(pictures, ImageFeatures(scale=scale)), 2, frame=frame, device=device, dtype=precision(device)
+    )

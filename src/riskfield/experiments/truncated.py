@@ -73,7 +73,8 @@ class Trainer:
     def model(self) -> LinearModel:
         """With parameters of 0."""
         pixels, edges = self.features.num_pixel_features, self.features.num_edge_features
-        return LinearModel(self.num_states, pixels, {"horizontal": edges, "vertical": edges}).to(self.device)
+        model = LinearModel(self.num_states, pixels, {"horizontal": edges, "vertical": edges})
+        return model.to(self.device, precision(self.device))
 
     def __call__(
         self,
@@ -93,6 +94,11 @@ class Trainer:
 def mark(entry: str, records: list[Record]) -> str:
     """An entry of a table, marked if training diverged."""
     return f"{entry} †" if any(record["diverged"] for record in records) else entry
+
+
+def precision(device: str) -> torch.dtype:
+    """The numbers to compute with: single precision on a GPU, where it is almost twice as fast."""
+    return torch.float64 if device == "cpu" else torch.float32
 
 
 def check_device(device: str) -> None:

@@ -61,6 +61,14 @@ class RecordingRun(Run, Protocol):
         ...
 
 
+class SteppedRun(Run, Protocol):
+    """A run of theta + step direction for several steps, one step after the other along the batch."""
+
+    def marginals(self, weights: Tensor | None = None) -> Tensor:
+        """Mu; with weights of shape (step,) their sum over the steps, of shape (batch of theta, mu)."""
+        ...
+
+
 class AbstractAlgorithm(ABC):
     """A frozen choice of algorithm and its settings."""
 
@@ -83,6 +91,12 @@ class AbstractAlgorithm(ABC):
         `backward_fixed_point`; with `every` > 0 the messages at the beginning of every so many sweeps, and runs the
         stretches between again.
         """
+        return None
+
+    def start_steps(
+        self, graph: FactorGraph, theta: Tensor, messages: Tensor | None, direction: Tensor, steps: Tensor
+    ) -> SteppedRun | None:
+        """Set up a native run of theta + step direction for steps of shape (step, batch); None where there is none."""
         return None
 
     @abstractmethod

@@ -54,7 +54,6 @@ class Request:
     messages: Tensor | None
     kernels: str | None
     progress: bool
-    keep_messages: bool = True  # whether the solution is to have them
 
     def run(self, started: Run | None = None) -> Solution:
         """Run inference, or finish a run that was `started`.
@@ -65,10 +64,11 @@ class Request:
         run = started
         if run is None:
             run = self.algorithm.start(graph, self.flat_theta(), self.flat_messages(), self.kernels)
-        sweeps, residual = _loop(run, self.stop, batch.numel(), self.progress)
+        whole = self.stop.tol is None and theta.device.type == "cuda"
+        sweeps, residual = _loop(run, self.stop, batch.numel(), self.progress, whole)
         mu = run.marginals()
         _check_possible(mu, batch, self.algorithm)
-        state, value = run.messages() if self.keep_messages else None, self.algorithm.value(run)
+        state, value = run.messages(), self.algorithm.value(run)
         tol = self.stop.tol
         converged = residual <= tol if tol is not None else torch.zeros_like(residual, dtype=torch.bool)
         if tol is not None and not converged.all():
@@ -98,10 +98,41 @@ class Request:
             changed = replace(self, **changes)
             return replace(changed, theta=changed.theta.detach()).run(started)
 
+    def solve_steps(self, direction: Tensor, steps: Tensor, weights: Tensor) -> Steps:
+        """Run theta + step direction for all steps, of shape (step, *batch), from one state, without gradients.
+
+        Returns the sum over the steps of `weights` times the marginals.
+        """
+        with torch.no_grad():
+            batch, num_steps = self.theta.shape[:-1], len(steps)
+            run = None
+            if self.kernels != "torch":
+                flat = direction.reshape(batch.numel(), -1), steps.reshape(num_steps, -1)
+                run = self.algorithm.start_steps(self.graph, self.flat_theta(), self.flat_messages(), *flat)
+            if run is not None:
+                _, residual = _loop(run, self.stop, steps.numel(), self.progress)
+                mu = run.marginals(weights)
+                _check_possible(mu, batch, self.algorithm)
+                return Steps(mu.reshape(*batch, mu.shape[-1]), residual)
+            messages = None if self.messages is None else self.messages.expand(num_steps, *self.messages.shape)
+            stepped = torch.addcmul(self.theta, steps.unsqueeze(-1), direction)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ConvergenceWarning)
+                solution = replace(self, theta=stepped, messages=messages).run()
+            return Steps(torch.tensordot(weights.to(solution.mu), solution.mu, 1), solution.residual)
+
     def start_recording(self, every: int) -> RecordingRun | None:
         """Start a native run that can be gone through backwards. See `AbstractAlgorithm.start_recording`."""
         theta = self.flat_theta().detach()
         return self.algorithm.start_recording(self.graph, theta, self.flat_messages(), every)
+
+
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """What runs of theta at several steps along a direction gave."""
+
+    mu: Tensor  # weighted sum over the steps, (*batch, mu)
+    residual: Tensor  # of all runs
 
 
 class AbstractAdjoint(ABC):
@@ -175,11 +206,12 @@ def infer(
     return request.run() if adjoint is None else adjoint.apply(request)
 
 
-def _loop(run: Run, stop: Stop, items: int, progress: bool) -> tuple[Tensor, Tensor]:
+def _loop(run: Run, stop: Stop, items: int, progress: bool, whole: bool = False) -> tuple[Tensor, Tensor]:
     sweeps = torch.zeros(items, dtype=torch.int64)
     residual = torch.full((items,), float("inf"), dtype=torch.float64)
     tol = -1.0 if stop.tol is None else stop.tol  # no residual is at most -1
-    left, slice_ = stop.sweeps, 1
+    # On a GPU a truncated run is one piece.
+    left, slice_ = stop.sweeps, stop.sweeps if whole else 1
     with _progress_bar(stop.sweeps, progress) as bar:
         while left > 0:
             began = time.perf_counter()

@@ -20,7 +20,7 @@ from torch import Tensor
 from riskfield import kernels as kernel_choice
 from riskfield.entropy import negative_xlogx
 from riskfield.graph.factor_graph import FactorGraph
-from riskfield.inference.algorithm import AbstractAlgorithm, RecordingRun, Run
+from riskfield.inference.algorithm import AbstractAlgorithm, RecordingRun, Run, SteppedRun
 from riskfield.inference.solution import inner_product
 
 
@@ -61,8 +61,18 @@ class MeanField(AbstractAlgorithm):
         """The same, recorded; only the native kernels do that."""
         chosen = kernel_choice.select(theta, None, messages)
         run: RecordingRun | None = None
-        if chosen.RECORDS:
+        if chosen.NATIVE:
             run = chosen.MeanFieldRun(graph, self.order, theta, messages, record=every)
+        return run
+
+    def start_steps(
+        self, graph: FactorGraph, theta: Tensor, messages: Tensor | None, direction: Tensor, steps: Tensor
+    ) -> SteppedRun | None:
+        """All steps at once."""
+        chosen = kernel_choice.select(theta, None, messages)
+        run: SteppedRun | None = None
+        if chosen.NATIVE:
+            run = chosen.MeanFieldRun(graph, self.order, theta, messages, along=(direction, steps))
         return run
 
     def log_partition(self, graph: FactorGraph, theta: Tensor, mu: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from riskfield import kernels as kernel_choice
 from riskfield.entropy import AbstractEntropy, Bethe, Counting
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.graph.schedule import Schedule, Sequential
-from riskfield.inference.algorithm import AbstractAlgorithm, RecordingRun, Run
+from riskfield.inference.algorithm import AbstractAlgorithm, RecordingRun, Run, SteppedRun
 from riskfield.inference.solution import inner_product, modes
 
 
@@ -66,8 +66,18 @@ class MessagePassing(AbstractAlgorithm):
         counting = Counting(counting.factor.detach(), counting.node_total)
         chosen, problem = _problem(self, graph, theta, messages, None, maximise=False, counting=counting)
         run: RecordingRun | None = None
-        if chosen.RECORDS:
+        if chosen.NATIVE:
             run = chosen.MessagePassingRun(problem, theta, messages, record=every)
+        return run
+
+    def start_steps(
+        self, graph: FactorGraph, theta: Tensor, messages: Tensor | None, direction: Tensor, steps: Tensor
+    ) -> SteppedRun | None:
+        """All steps at once."""
+        chosen, problem = _problem(self, graph, theta, messages, None, maximise=False)
+        run: SteppedRun | None = None
+        if chosen.NATIVE:
+            run = chosen.MessagePassingRun(problem, theta, messages, along=(direction, steps))
         return run
 
     def log_partition(self, graph: FactorGraph, theta: Tensor, mu: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from riskfield.kernels.problem import MessagePassingProblem, mean_field_levels, 
 from riskfield.kernels.start import messages_like, starting_marginals
 from riskfield.threads import get_num_threads
 
-RECORDS = True  # runs can keep their sweeps and go back through them
+NATIVE = True  # runs can record their sweeps to go back through them, and step along a direction
 
 _plans: WeakKeyDictionary[FactorGraph, dict[Hashable, object]] = WeakKeyDictionary()
 # Table entries read in a stage from which several threads gain more than they lose by waiting for each other.
@@ -30,11 +30,16 @@ _isa = ""  # the instruction set; tests set it to try the others
 _RUNS = {torch.float32: _native.RunFloat, torch.float64: _native.RunDouble, torch.complex128: _native.RunDual}
 
 
+# A direction of shape (batch, theta) and steps of shape (step, batch): a run of theta + step direction for all steps.
+Along = tuple[Tensor, Tensor]
+
+
 class _NativeRun:
     """What the two kinds of run share."""
 
-    def __init__(self, graph: FactorGraph, theta: Tensor):
-        self._graph, self._dtype, self._batch = graph, theta.dtype, len(theta)
+    def __init__(self, graph: FactorGraph, theta: Tensor, along: Along | None):
+        self._graph, self._dtype, self._rows = graph, theta.dtype, len(theta)
+        self._batch = self._rows if along is None else along[1].numel()
         self._run: _native.RunDouble | _native.RunFloat | _native.RunDual
 
     def advance(self, sweeps: int, tol: float) -> tuple[Tensor, Tensor]:
@@ -44,10 +49,12 @@ class _NativeRun:
         self._run.advance(sweeps, tol, get_num_threads(), residual, ran)
         return torch.from_numpy(residual), torch.from_numpy(ran)
 
-    def marginals(self) -> Tensor:
-        """Mu; NaN for an impossible model."""
-        out = torch.empty(self._batch, self._graph.mu_size, dtype=self._dtype)
-        self._run.marginals(out.numpy(), get_num_threads())
+    def marginals(self, weights: Tensor | None = None) -> Tensor:
+        """Mu; NaN for an impossible model. With weights of shape (step,), the weighted sum over the steps."""
+        rows = self._batch if weights is None else self._rows
+        out = torch.empty(rows, self._graph.mu_size, dtype=self._dtype)
+        each = None if weights is None else _array(weights.double().repeat_interleave(rows))
+        self._run.marginals(each, out.numpy(), get_num_threads())
         return out
 
     def _state(self, size: int) -> Tensor:
@@ -87,6 +94,7 @@ class _NativeRun:
         state: Tensor | None,
         *,
         record: int,
+        along: Along | None,
         damping: float = 0.0,
         factor_counting: Tensor | None = None,
         node_counting: Tensor | None = None,
@@ -101,6 +109,8 @@ class _NativeRun:
             None if factor_counting is None else _array(factor_counting),
             None if node_counting is None else _array(node_counting),
             None if state is None else _array(state.to(theta.dtype)),
+            None if along is None else _array(along[0]),
+            None if along is None else _array(along[1].double().reshape(-1)),
             self._graph.node_size,
             self._graph.message_size,
             self._graph.mu_size,
@@ -111,8 +121,16 @@ class _NativeRun:
 class MessagePassingRun(_NativeRun):
     """Sum-product (or max-product) sweeps over a batch of thetas. See `inference.message_passing` for the update."""
 
-    def __init__(self, problem: MessagePassingProblem, theta: Tensor, messages: Tensor | None, *, record: int = 0):
-        super().__init__(problem.graph, theta)
+    def __init__(
+        self,
+        problem: MessagePassingProblem,
+        theta: Tensor,
+        messages: Tensor | None,
+        *,
+        record: int = 0,
+        along: Along | None = None,
+    ):
+        super().__init__(problem.graph, theta, along)
         factor_counting = problem.counting.factor.detach()[_factor_order(problem.graph)]
         state = None if messages is None else messages_like(problem.graph, theta, messages)
         self._start(
@@ -121,6 +139,7 @@ class MessagePassingRun(_NativeRun):
             theta,
             state,
             record=record,
+            along=along,
             damping=float(problem.damping),
             factor_counting=factor_counting,
             node_counting=problem.counting.node_total.detach(),
@@ -142,8 +161,9 @@ class MeanFieldRun(_NativeRun):
         messages: Tensor | None,
         *,
         record: int = 0,
+        along: Along | None = None,
     ):
-        super().__init__(graph, theta)
+        super().__init__(graph, theta, along)
         plan = _plan(
             graph,
             ("mean field", order),
@@ -153,7 +173,7 @@ class MeanFieldRun(_NativeRun):
             ),
         )
         state = None if messages is None else starting_marginals(graph, theta.real, messages.real)
-        self._start(plan, "mean-field", theta, state, record=record)
+        self._start(plan, "mean-field", theta, state, record=record, along=along)
 
     def messages(self) -> Tensor:
         """Log node marginals."""

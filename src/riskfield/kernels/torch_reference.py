@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -16,11 +17,12 @@ from torch import Tensor
 from riskfield.graph._scopes import index_tensor
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.graph.schedule import Levels, Parallel
+from riskfield.kernels import fused
 from riskfield.kernels.logspace import NEG_INF, logsumexp, normalised, scaled
 from riskfield.kernels.problem import MessagePassingProblem, mean_field_levels, schedule_levels
 from riskfield.kernels.start import starting_marginals, starting_messages
 
-RECORDS = False  # autograd does it
+NATIVE = False
 
 # While some stored log-message moves by more than this in a sweep, a run has not converged.
 SETTLED = 0.1
@@ -41,15 +43,20 @@ class MessagePassingRun:
         self.problem, self.theta = problem, theta
         graph = problem.graph
         self.layout = _Layout(graph, theta.device)
-        levels = schedule_levels(graph, problem.schedule)
-        parallel = isinstance(problem.schedule, Parallel)
-        self.stages = _flooding(graph, theta.device) if parallel else _forward_backward(graph, levels, theta.device)
         self.counting = problem.counting.factor.to(theta)
         self.node_total = problem.counting.node_total.to(theta)
         self.damping = problem.damping.to(theta) if isinstance(problem.damping, Tensor) else problem.damping
         self.damped = isinstance(self.damping, Tensor) or self.damping > 0  # at zero a tensor still has a gradient
         self.begin_from(starting_messages(graph, theta, messages))
         self.residual = torch.full((len(theta),), float("inf"), dtype=torch.float64)
+
+    @cached_property
+    def stages(self) -> list[Stage]:
+        """What a sweep consists of."""
+        graph, schedule, device = self.problem.graph, self.problem.schedule, self.theta.device
+        if isinstance(schedule, Parallel):
+            return _flooding(graph, device)
+        return _forward_backward(graph, schedule_levels(graph, schedule), device)
 
     def begin_from(self, log_messages: Tensor) -> None:
         """Set the messages, zeros and all; what is computed from here on is differentiable in them."""
@@ -59,7 +66,16 @@ class MessagePassingRun:
 
     def advance(self, sweeps: int, tol: float) -> tuple[Tensor, Tensor]:
         """Sweep; items that reached `tol` are left as they are."""
+        if tol < 0 and sweeps > 0 and fused.available(self.problem, self.theta):
+            return self._advance_fused(sweeps)
         return _advance(self, sweeps, tol)
+
+    def _advance_fused(self, sweeps: int) -> tuple[Tensor, Tensor]:
+        state = self.log_messages, self.log_beliefs
+        self.log_messages, self.log_beliefs, before = fused.run_sweeps(self.problem, self.theta, *state, sweeps)
+        change = (self.log_beliefs.detach().exp() - before.exp()).abs()
+        self.residual = change.amax(1).to("cpu", torch.float64)
+        return self.residual, torch.full((len(self.theta),), sweeps)
 
     def settled(self) -> Tensor:
         """Whether no message moved much in the last sweep, of shape (batch,).

@@ -1,0 +1,173 @@
+"""The fused GPU kernels: on a GPU where there is one, and their text compiled for the processor anywhere else."""
+
+import ctypes
+import shutil
+import subprocess
+
+import pytest
+import torch
+
+import riskfield as rf
+from riskfield.kernels import MessagePassingProblem, fused
+from riskfield.kernels.torch_reference import MessagePassingRun
+
+# One thread after the other in place of all at once: what has no data race gives the same.
+EMULATED = """
+#include <cmath>
+#define __global__
+#define __device__
+#define __launch_bounds__(threads, blocks)
+#define __syncthreads()
+#define NEG_INF (-INFINITY)
+using std::exp, std::log, std::max;
+struct Dim { int x; };
+static Dim blockIdx, gridDim, threadIdx{0}, blockDim{1};
+SOURCE
+#define GRAPH                                                                                                  \\
+  (int*)a[0], (int*)a[1], (int*)a[2], (int*)a[3], (int*)a[4], (int*)a[5], (int*)a[6], (REAL*)a[7], (REAL*)a[8], \\
+      (long long*)a[9], *(int*)a[10], *(int*)a[11], (REAL*)a[12], (REAL*)a[13], (REAL*)a[14], (REAL*)a[15],     \\
+      (REAL*)a[16], (REAL*)a[17]
+extern "C" {
+void forward(int blocks, void** a) {
+  gridDim.x = blocks;
+  for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) sweeps_forward(GRAPH);
+}
+void backward(int blocks, void** a) {
+  gridDim.x = blocks;
+  for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) sweeps_backward(GRAPH, (REAL*)a[18], (REAL*)a[19]);
+}
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory):
+    compiler = shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    folder = tmp_path_factory.mktemp("fused")
+    found = {}
+    for states in (2, 3):
+        (folder / "fused.cpp").write_text(EMULATED.replace("SOURCE", fused.source(torch.float64, states)))
+        command = [compiler, "-std=c++17", "-O1", "-shared", "-fPIC", "fused.cpp", "-o", f"fused{states}.so"]
+        subprocess.run(command, cwd=folder, check=True, capture_output=True)
+        found[states] = ctypes.CDLL(str(folder / f"fused{states}.so"))
+    return found
+
+
+@pytest.fixture
+def emulated(libraries, monkeypatch):
+    def compiled(dtype, states, device):
+        def launch(kernel, blocks, threads, arguments):
+            assert threads % 32 == 0
+            numbers = [argument if torch.is_tensor(argument) else ctypes.c_int(argument) for argument in arguments]
+            places = [n.data_ptr() if torch.is_tensor(n) else ctypes.addressof(n) for n in numbers]
+            emulated = getattr(libraries[states], kernel.removeprefix("sweeps_"))
+            emulated(blocks, (ctypes.c_void_p * len(places))(*places))
+
+        return launch
+
+    monkeypatch.setattr(fused, "_compiled", compiled)
+
+
+def graphs():
+    generator = torch.Generator().manual_seed(0)
+    edges = torch.randint(0, 12, (20, 2), generator=generator)
+    yield "grid", rf.grid(4, 5, 2), rf.TRW(0.5)
+    yield "states", rf.grid(3, 4, 3), rf.Bethe()
+    yield "tied", rf.grid(3, 4, 3, connectivity=8, tied=True), rf.TRW(0.7)
+    yield "parts", rf.Union([rf.grid(3, 3, 3), rf.chain(1, 3), rf.grid(2, 5, 3), rf.chain(4, 3)]).graph, rf.TRW(0.5)
+    yield "irregular", rf.from_edges(3, edges[edges[:, 0] != edges[:, 1]].numpy(), num_variables=13), rf.Bethe()
+
+
+GRAPHS = {name: (graph, entropy) for name, graph, entropy in graphs()}
+SCHEDULES = {"numbering": lambda graph: rf.Sequential(), "colours": lambda graph: rf.Sequential(rf.colour_order(graph))}
+
+
+def runs(name, schedule, impossible=False):
+    graph, entropy = GRAPHS[name]
+    generator = torch.Generator().manual_seed(1)
+    theta = torch.randn(2, graph.theta_size, dtype=torch.float64, generator=generator)
+    if impossible:
+        theta[0, 1] = theta[1, 3] = theta[0, -1] = -torch.inf
+    theta.requires_grad_()
+    problem = MessagePassingProblem(graph, entropy.counting(graph), SCHEDULES[schedule](graph), 0.0, False)
+    messages = torch.randn(2, graph.message_size, dtype=torch.float64, generator=generator)
+    run = MessagePassingRun(problem, theta, messages)
+    return problem, run
+
+
+@pytest.mark.parametrize("impossible", [False, True])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", GRAPHS)
+def test_the_same_sweeps_and_gradients(name, schedule, impossible, emulated):
+    problem, run = runs(name, schedule, impossible)
+    found = fused.run_sweeps(problem, run.theta, run.log_messages, run.log_beliefs, 3)
+    other = MessagePassingRun(problem, run.theta, None)
+    other.log_messages, other.log_beliefs = found[:2]
+    actual = other.marginals()
+    for sweep in range(3):
+        if sweep == 2:
+            torch.testing.assert_close(found[2].exp(), run.log_beliefs.detach().exp(), rtol=1e-10, atol=1e-12)
+        run.sweep()
+    expected = run.marginals()
+    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
+    grad = torch.randn(expected.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    gradients = [torch.autograd.grad(mu, run.theta, grad, retain_graph=True)[0] for mu in (actual, expected)]
+    assert gradients[0].abs().max() > 0
+    torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-11)
+
+
+def test_rounding_does_not_grow(emulated):
+    graph = rf.grid(6, 6, 2)
+    theta = torch.randn(1, graph.theta_size, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+    problem = MessagePassingProblem(graph, rf.Bethe().counting(graph), rf.Sequential(), 0.0, False)
+    leaf = theta.clone().requires_grad_()
+    run = MessagePassingRun(problem, leaf, None)
+    _, beliefs, _ = fused.run_sweeps(problem, leaf, run.log_messages, run.log_beliefs, 60)
+    (actual,) = torch.autograd.grad(beliefs.exp()[0, ::2].sum(), leaf)
+    stop = rf.Stop(60, tol=None)
+    other = theta.clone().requires_grad_()
+    mu = rf.infer(graph, other, stop=stop, adjoint=rf.Unroll(), kernels="torch").mu
+    (expected,) = torch.autograd.grad(mu[0, : graph.node_size : 2].sum(), other)
+    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-11)
+
+
+def test_second_derivatives_are_refused(emulated):
+    problem, run = runs("grid", "numbering")
+    messages, _, _ = fused.run_sweeps(problem, run.theta, run.log_messages, run.log_beliefs, 1)
+    with pytest.raises(rf.AdjointError, match="first derivatives only"):
+        torch.autograd.grad(messages.exp().sum(), run.theta, create_graph=True)
+
+
+def test_models_for_the_torch_kernels():
+    theta = torch.zeros(1, 1)
+    for graph, algorithm in (
+        (rf.grid(2, 2, 2), rf.MessagePassing(schedule=rf.Parallel())),
+        (rf.grid(2, 2, 2), rf.MessagePassing(damping=0.1)),
+        (rf.FactorGraph([2, 3], [[0, 1]]), rf.MessagePassing()),
+        (rf.FactorGraph([2, 2, 2], [[0, 1, 2]]), rf.MessagePassing()),
+    ):
+        counting = algorithm.entropy.counting(graph)
+        problem = MessagePassingProblem(graph, counting, algorithm.schedule, algorithm.damping, False)
+        assert not fused.available(problem, theta)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("sweeps", [1, 7])
+@pytest.mark.parametrize("name", GRAPHS)
+def test_a_gpu_gives_the_same(name, sweeps, dtype):
+    graph, entropy = GRAPHS[name]
+    generator = torch.Generator().manual_seed(3)
+    theta = torch.randn(3, graph.theta_size, dtype=torch.float64, generator=generator)
+    grad = torch.randn(3, graph.mu_size, dtype=torch.float64, generator=generator)
+    results = []
+    for place in (theta, theta.to("cuda", dtype)):
+        leaf = place.clone().requires_grad_()
+        stop = rf.Stop(sweeps, tol=None)
+        mu = rf.infer(graph, leaf, rf.MessagePassing(entropy), stop=stop, adjoint=rf.Unroll()).mu
+        results.append([mu, *torch.autograd.grad(mu, leaf, grad.to(mu))])
+    tolerance = 1e-9 if dtype == torch.float64 else 1e-4
+    for cpu, gpu in zip(*results, strict=True):
+        torch.testing.assert_close(gpu.to(cpu), cpu, rtol=tolerance, atol=tolerance)
