@@ -83,6 +83,8 @@ def test_folders_that_will_not_do(folders, tmp_path):
         rf.image_folder(images, masks, classes={0: "0", 128: "1", 255: "2"})
     with pytest.raises(rf.FileFormatError, match=r"has the values 0, 128, 255, which .* nor 7, to be ignored"):
         rf.image_folder(images, masks, classes={1: "1"}, ignore=7)
+    with pytest.raises(ValueError, match=r"`ignore` must be none of the classes 0, 7. Got 7"):
+        rf.image_folder(images, masks, classes={0: "0", 7: "1"}, ignore=7)
     (masks / "b.png").rename(masks / "d.png")
     with pytest.raises(ValueError, match=r"has no mask for b.jpg. A mask has the name of its image"):
         rf.image_folder(images, masks)

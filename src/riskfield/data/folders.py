@@ -35,10 +35,12 @@ def image_folder(
 
     Raises:
         FileNotFoundError: if there is no such folder.
-        ValueError: if there are no images, or images without a mask.
+        ValueError: if there are no images, or images without a mask, or `ignore` is one of the classes.
         FileFormatError: if a mask has a value that is no class; and, when a picture is read, if it is damaged or its
             mask has another size.
     """
+    if classes is not None and ignore in classes:
+        raise ValueError(f"`ignore` must be none of the classes {few([*classes])}. Got {ignore}.")
     files = image_files(images, "images")
     if masks is None:
         return PictureSet(files, lambda name: Picture(name, read_image(files[name])))
