@@ -113,7 +113,8 @@ class HorsesTable(AbstractStudy):
         """The paper's table with ours in it, then how training went."""
         out = [
             f"{self.num_train} pictures to train on and {self.num_test} to test with; inference at {self.scale:g} of "
-            f"their resolution, errors at all of it; at most {self.iterations} iterations. {HOW_TO_READ}{DIVERGED}{SWEEP}\n"
+            f"their resolution, errors at all of it; at most {self.iterations} iterations. "
+            f"{HOW_TO_READ}{DIVERGED}{SWEEP}\n"
         ]
         header = ["loss", "mode", *(f"{sweeps} sweeps, {part}" for sweeps in self.sweeps for part in ("train", "test"))]
         rows = []
