@@ -16,13 +16,13 @@ test: $(INSTALLED)
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run --Werror cpp/*.cpp cpp/*.hpp
+	$(BIN)/clang-format --dry-run --Werror cpp/*.cpp cpp/*.hpp src/riskfield/kernels/*.cu
 	$(BIN)/mypy
 
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i cpp/*.cpp cpp/*.hpp
+	$(BIN)/clang-format -i cpp/*.cpp cpp/*.hpp src/riskfield/kernels/*.cu
 
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/sweeps.py --json results/sweeps.json
