@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from riskfield.adjoints.fixed_point import FixedPoint
 from riskfield.adjoints.perturb import Perturb
 from riskfield.data.backgrounds import CLASSES, stanford_background
@@ -129,7 +131,7 @@ class LearningCurves(AbstractStudy):
 
     def _scenes(self) -> Scenes:
         names = Recorded.BACKGROUNDS.read()[0].train[: self.num_pictures]
-        return scenes_of(self.root, self.scale, self.device, names)
+        return scenes_of(self.root, self.scale, self.device, torch.float64, names)
 
     def _fit(self, criterion: Criterion, start: list[float] | None, inference: Inference | None) -> Result:
         trainer = self._trainer()

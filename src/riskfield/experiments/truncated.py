@@ -56,6 +56,7 @@ class Trainer:
         iterations: of training, at most; of the first stage where there are several.
         device: of models and data.
         first: how many pictures to begin with, if not with all.
+        dtype: of models and data.
     """
 
     features: ImageFeatures
@@ -63,6 +64,7 @@ class Trainer:
     iterations: int
     device: str = "cpu"
     first: int | None = None
+    dtype: torch.dtype = torch.float64
 
     @property
     def optimiser(self) -> LBFGS:
