@@ -50,10 +50,15 @@ RISKS: dict[str, AbstractLoss] = {
 }
 SETTINGS = (*RISKS, LIKELIHOOD)
 # Chosen by `erm_tuning`, on models that the tables do not have.
-GAINS: dict[str, SMD] = {name: SMD(gain=10.0, meta_gain=10.0, decay=0.9, batch_size=20) for name in SETTINGS}
+GAINS: dict[str, SMD] = {
+    "frac-MSE": SMD(gain=10.0, meta_gain=10.0, decay=0.9, batch_size=20),
+    "int-F": SMD(gain=3.0, meta_gain=10.0, decay=0.9, batch_size=20),
+    "int-L1": SMD(gain=3.0, meta_gain=10.0, decay=0.9, batch_size=20),
+    LIKELIHOOD: SMD(gain=3.0, meta_gain=10.0, decay=0.9, batch_size=20),
+}
 _FIRST = 3  # passes of the likelihood with which `-in` begins
 _TOL = 1e-3  # a pass of `-hyb` that gains less is its share's last
-_SPREAD = 0.5  # standard deviation of the first parameters
+_SPREAD = 1.0  # standard deviation of the first parameters, that of the true ones
 
 
 def truth(num_variables: int, num_edges: int, seed: int, examples: int, sweeps: int) -> Result:

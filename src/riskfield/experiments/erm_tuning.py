@@ -24,12 +24,12 @@ class Tuning(AbstractStudy):
     name = "tuning"
     title = "Gains of stochastic meta-descent, on supplementary models"
 
-    models: tuple[tuple[int, int], ...] = ((60, 150), (80, 250))
+    models: tuple[tuple[int, int], ...] = ((60, 120), (80, 250))
     likelihood_gains: tuple[float, ...] = (1.0, 3.0, 10.0)
-    risk_gains: tuple[float, ...] = (3.0, 10.0, 30.0)
-    meta_gains: tuple[float, ...] = (10.0, 100.0)
+    risk_gains: tuple[float, ...] = (1.0, 3.0, 10.0)
+    meta_gains: tuple[float, ...] = (1.0, 10.0)
     examples: int = 1000
-    epochs: int = 10
+    epochs: int = 8
 
     @property
     def num_cells(self) -> int:

@@ -32,8 +32,8 @@ _TABLES: dict[ErmTable, Callable[[Suite], AbstractStudy]] = {
     ErmTable.PAIRS: Pairs,
 }
 _FIGURES: dict[int, AbstractStudy] = {1: Landscape()}
-_QUICK = Suite(models=((20, 40), (30, 60), (40, 100)), examples=300, epochs=5, restarts=1)
-_QUICK_FIGURES: dict[int, AbstractStudy] = {1: Landscape(model=(20, 40), examples=300, epochs=5)}
+_QUICK = Suite(models=((20, 40), (30, 60)), examples=200, epochs=4, restarts=1)
+_QUICK_FIGURES: dict[int, AbstractStudy] = {1: Landscape(model=(20, 40), examples=200, epochs=4)}
 
 
 @app.command()
