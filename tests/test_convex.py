@@ -518,7 +518,7 @@ def test_truncated_runs_have_no_gradient(adjoint):
 
 
 def test_too_few_steps_are_reported():
-    with pytest.warns(rf.ConvergenceWarning):
+    with pytest.warns(rf.ConvergenceWarning, match=r"after 3 sweeps; .* Allow more sweeps \(Newton steps\)"):
         solution = rf.infer(LOOP, potentials(LOOP, 23), energy(LOOP, "entropy"), stop=rf.Stop(3, 1e-10))
     assert not solution.converged
     assert solution.residual > 1e-10

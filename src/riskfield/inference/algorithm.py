@@ -74,6 +74,10 @@ class AbstractAlgorithm(ABC):
 
     # What else than an impossible model can make the marginals NaN; the end of an error message.
     impossible_caveat: ClassVar[str] = ""
+    # What to do where a run does not converge; the end of a warning.
+    convergence_advice: ClassVar[str] = (
+        "Allow more sweeps, or see `docs/how-to-choose.md` on damping and tree-reweighting."
+    )
 
     def check(self, graph: FactorGraph, batch: torch.Size) -> None:  # noqa: B027
         """Raise a `ValueError` if the settings do not fit the graph, or thetas of batch shape `batch`."""

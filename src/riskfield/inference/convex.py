@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -180,6 +181,11 @@ class ConvexFreeEnergy(AbstractAlgorithm):
     >>> graph.node(infer(graph, theta, energy).mu, 0).round(decimals=4)
     tensor([0.3541, 0.6459], dtype=torch.float64)
     """
+
+    convergence_advice: ClassVar[str] = (
+        "Allow more sweeps (Newton steps). If the change is infinite or has stopped falling, weights differ by too "
+        "many orders of magnitude for the tolerance: make the smallest larger, or the tolerance."
+    )
 
     terms: Sequence[Term] = (Term(NEGATIVE_ENTROPY),)
     message_passing: bool = True

@@ -72,7 +72,7 @@ class Request:
         tol = self.stop.tol
         converged = residual <= tol if tol is not None else torch.zeros_like(residual, dtype=torch.bool)
         if tol is not None and not converged.all():
-            _warn(converged, residual, self.stop)
+            _warn(converged, residual, self.stop, self.algorithm)
         return Solution(
             graph,
             theta,
@@ -270,12 +270,12 @@ def _check_possible(mu: Tensor, batch: torch.Size, algorithm: AbstractAlgorithm)
         )
 
 
-def _warn(converged: Tensor, residual: Tensor, stop: Stop) -> None:
+def _warn(converged: Tensor, residual: Tensor, stop: Stop, algorithm: AbstractAlgorithm) -> None:
     failed = int((~converged).sum())
     which = "" if len(converged) == 1 else f" for {failed} of {len(converged)} batch items"
     warnings.warn(
         f"Marginals still change by {float(residual.max()):.2g} after {stop.sweeps} sweeps{which}; the tolerance is "
-        f"{stop.tol:g}. Allow more sweeps, or see `docs/how-to-choose.md` on damping and tree-reweighting.",
+        f"{stop.tol:g}. {algorithm.convergence_advice}",
         ConvergenceWarning,
         stacklevel=3,
     )

@@ -8,6 +8,8 @@ from riskfield.cli.reproduce._app import Out, Quick, Quiet, app, run
 from riskfield.cli.reproduce._pictures import Data, Finished, folder
 from riskfield.experiments.convex import DigitBeliefs, DigitErrors
 
+QUICK: dict[str, Any] = {"noises": (0.5,), "per_digit": 1, "iterations": 8}
+
 
 @app.command()
 def convex(
@@ -27,6 +29,6 @@ def convex(
       riskfield reproduce convex --data ~/data --quick
       riskfield reproduce convex --data ~/data --out results/convex
     """
-    size: dict[str, Any] = {"noises": (0.5,), "per_digit": 1, "iterations": 8} if quick else {}
+    size = QUICK if quick else {}
     studies = [study(folder(data), finished=finished, **size) for study in (DigitErrors, DigitBeliefs)]
     run("convex", studies, quick, out, quiet, ["--finished"] if finished else [])
