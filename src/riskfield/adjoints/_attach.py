@@ -18,6 +18,8 @@ from riskfield.inference.solution import Solution
 
 Vjp = Callable[[Tensor], Tensor | tuple[Tensor, ...]]
 
+_UNROLL = " Use `Unroll` for second ones."
+
 
 def attach(request: Request, solution: Solution, vjp: Vjp, numbers: Sequence[Tensor] = ()) -> Solution:
     """`solution` with a mu whose gradient g, of the shape of mu, is sent to `request.theta` as vjp(g).
@@ -25,7 +27,8 @@ def attach(request: Request, solution: Solution, vjp: Vjp, numbers: Sequence[Ten
     Where there are other `numbers` to send gradients to, vjp(g) is a tuple of all of them, that of theta first. Second
     derivatives through it are refused by autograd.
     """
-    mu = _Attached.apply(solution.mu, vjp, request.theta, *numbers)
+    remedy = "" if isinstance(request.algorithm, ConvexFreeEnergy) else _UNROLL
+    mu = _Attached.apply(solution.mu, vjp, remedy, request.theta, *numbers)
     return replace(solution, theta=request.theta, mu=mu, _value=request.algorithm.log_partition)
 
 
@@ -80,32 +83,32 @@ def require_finite(grad: Tensor, name: str) -> None:
         )
 
 
-def first_order_only(gradient: Tensor, theta: Tensor, name: str) -> Tensor:
+def first_order_only(gradient: Tensor, theta: Tensor, name: str, remedy: str = _UNROLL) -> Tensor:
     """`gradient`, through which a second derivative in theta raises.
 
     Autograd's own `once_differentiable` raises only where no inputs are named: `torch.autograd.grad` with unused inputs
     allowed would hand out zeros.
     """
     if torch.is_grad_enabled() and theta.requires_grad:
-        return _FirstOrder.apply(gradient, theta, name)  # type: ignore[no-any-return]
+        return _FirstOrder.apply(gradient, theta, f"{name} has first derivatives only.{remedy}")  # type: ignore[no-any-return]
     return gradient
 
 
 class _FirstOrder(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, gradient: Tensor, theta: Tensor, name: str) -> Tensor:
-        ctx.name = name
+    def forward(ctx: Any, gradient: Tensor, theta: Tensor, message: str) -> Tensor:
+        ctx.message = message
         return gradient.clone()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> NoReturn:
-        raise AdjointError(f"{ctx.name} has first derivatives only. Use `Unroll` for second ones.")
+        raise AdjointError(ctx.message)
 
 
 class _Attached(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, value: Tensor, vjp: Vjp, *inputs: Tensor) -> Tensor:
-        ctx.vjp, ctx.inputs = vjp, inputs
+    def forward(ctx: Any, value: Tensor, vjp: Vjp, remedy: str, *inputs: Tensor) -> Tensor:
+        ctx.vjp, ctx.remedy, ctx.inputs = vjp, remedy, inputs
         return value.clone()
 
     @staticmethod
@@ -114,5 +117,5 @@ class _Attached(torch.autograd.Function):
             found = ctx.vjp(grad.detach())
         gradients = [found] if isinstance(found, Tensor) else list(found)
         for number in ctx.inputs:
-            gradients = [first_order_only(gradient, number, "This adjoint") for gradient in gradients]
-        return None, None, *gradients
+            gradients = [first_order_only(gradient, number, "This adjoint", ctx.remedy) for gradient in gradients]
+        return None, None, None, *gradients
