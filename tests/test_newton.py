@@ -6,7 +6,8 @@ import torch
 
 import riskfield as rf
 from riskfield.inference import _factorise
-from riskfield.inference._newton import Newton, Polytope
+from riskfield.inference._newton import Newton
+from riskfield.inference._polytope import Polytope
 from strategies import potentials
 from test_convex import MIXED, constraints
 
