@@ -92,8 +92,8 @@ def inference(tol: float, backward: float, sweeps: int = 1000) -> WarmStart:
 
 
 def prediction(tol: float) -> Inference:
-    """The same inference for testing, which may take its time."""
-    return Inference(MessagePassing(TRW(0.5)), Stop(3000, tol))
+    """The same inference for testing."""
+    return Inference(MessagePassing(TRW(0.5)), Stop(1000, tol))
 
 
 def optimiser() -> LBFGS:

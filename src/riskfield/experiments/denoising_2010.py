@@ -95,10 +95,10 @@ class ImplicitTable(AbstractStudy):
         return (1 + len(STAND_INS)) * len(closure(CRITERIA, self.rows))
 
     def measure(self, cells: Cells) -> list[Record]:
-        """The stand-ins, which are small, then the Berkeley pictures."""
+        """The Berkeley pictures, then the stand-ins."""
         bsds500(self.root)  # what is missing is said before anything is done
         records = []
-        for column in (*STAND_INS, BERKELEY):
+        for column in (BERKELEY, *STAND_INS):
             train, test = self._sizes(column)
             rows = self.shape[0] if column == BERKELEY else 64
             size: dict[str, Any] = {"train": train, "test": test, "rows": rows, "tol": self.tol}
@@ -166,7 +166,7 @@ class ImplicitTable(AbstractStudy):
     def _fit(self, column: str, criterion: Criterion, start: list[float] | None) -> Result:
         training, tests = (self._scenes(column, *part) for part in zip(_PARTS, self._sizes(column), strict=True))
         # The likelihood leads to where many sweeps are needed; small pictures can take them.
-        how = inference(self.tol, 10 * self.tol, 1000 if column == BERKELEY else 5000)
+        how = inference(self.tol, 10 * self.tol, 1000 if column == BERKELEY else 2000)
         model, parts = one_table_model(), (training, tests)
         result = train(model, training, criterion, how, optimiser(), start, chunk_size=CHUNK_SIZE, first=FIRST)
         tested = prediction(self.tol)
