@@ -9,6 +9,7 @@ beside the same run without a tape.
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import time
@@ -199,6 +200,12 @@ def main() -> None:
     for adjoint, seconds in zip(adjoints, gradients, strict=True):
         add(f"{name}: marginals and gradient by {type(adjoint).__name__}", seconds)
     ratio(f"{name}: Perturb's extra time / inference = {(gradients[2] - inference) / inference:.2f}")
+    threads = os.cpu_count() or 1
+    if threads > 1:
+        rf.set_num_threads(threads)
+        alone, perturbed = end_to_end(graph, rf.MessagePassing(), stop, [rf.Perturb()])
+        rf.set_num_threads(1)
+        ratio(f"{name}: the same on {threads} threads = {(perturbed - alone) / alone:.2f}")
     rival_times = pgmax_times(200, 200, 5)
     if rival_times is not None:
         add("200x200, 5 states, PGMax, 20 iterations: loss", rival_times[0])
