@@ -52,6 +52,7 @@ def test_the_public_surface():
         *("AbstractEntropy", "Bethe", "Counting", "CountingNumbers", "TRW", "spanning_tree_rho"),
         *("AbstractAlgorithm", "Exact", "MaxProduct", "MeanField", "MessagePassing"),
         *("ConvexFreeEnergy", "ConvexFunction", "Term", "NEGATIVE_ENTROPY", "NEGATIVE_LOG", "SQUARE"),
+        *("ConvexModel", "LearnsInference", "inference_of"),
         *("Solution", "Stop", "clamp", "hessian_vector_product", "infer"),
         *("effective_sample_size", "frequencies", "sample"),
         *("AbstractAdjoint", "AdjointError", "AdjointWarning", "Envelope", "FixedPoint", "Perturb", "Unroll"),

@@ -45,7 +45,8 @@ class ConvexModel(nn.Module):
     >>> model = ConvexModel(LinearModel(2, 2, 4), {NEGATIVE_ENTROPY: LinearModel(2, 2, 4)})
     >>> graph = grid(3, 3, num_states=2)
     >>> y = torch.tensor([0, 1, 1, 0, 0, 1, 0, 1, 0])
-    >>> pairs = 2 * y[graph.factor_groups[0].variables[:, 0]] + y[graph.factor_groups[0].variables[:, 1]]
+    >>> first, second = torch.tensor(graph.factor_groups[0].variables).T
+    >>> pairs = 2 * y[first] + y[second]
     >>> one_hot = torch.nn.functional.one_hot
     >>> inputs = {"nodes": one_hot(y, 2).double(), "factors": one_hot(pairs, 4).double()}
     >>> model(graph, inputs).shape, model.terms(graph, inputs)[0].weight.shape
@@ -93,12 +94,15 @@ def inference_of(
     Raises:
         ValueError: if `inference` does not run the algorithm that the model is about.
 
+    >>> import torch
     >>> from riskfield import ConvexFreeEnergy, ConvexModel, Generative, Inference, NEGATIVE_ENTROPY, chain
     >>> graph = chain(2, num_states=2)
     >>> model = ConvexModel(Generative(graph), {NEGATIVE_ENTROPY: Generative(graph)})
-    >>> inference_of(model, Inference(ConvexFreeEnergy()), graph)(graph, model(graph)).mu
-    tensor([0.5000, 0.5000, 0.5000, 0.5000, 0.2500, 0.2500, 0.2500, 0.2500],
-           dtype=torch.float64)
+    >>> with torch.no_grad():
+    ...     solution = inference_of(model, Inference(ConvexFreeEnergy()), graph)(graph, model(graph))
+    >>> graph.factor(solution.mu, 0)
+    tensor([[0.2500, 0.2500],
+            [0.2500, 0.2500]], dtype=torch.float64)
     """
     if not isinstance(model, LearnsInference) or inference is None:
         return inference
