@@ -138,7 +138,7 @@ class PowerNoiseTable(AbstractStudy):
         for level in sorted(self.levels, key=(1.25, 5.0, 1.5).index):  # extremes first
             results = fit_all(cells, "power", CRITERIA, self.rows, partial(self._fit, level), level=level, **size)
             for name, result in results.items():
-                again = self._again(cells, level, name, result, size) if name in self.rows else {}
+                again = self._again(cells, level, name, result, size)
                 records.append({"level": level, "row": name, "again": again} | result)
         return records
 
@@ -218,7 +218,13 @@ class PowerNoiseTable(AbstractStudy):
         for how in _OTHER_DATA:
             ways[how] = lambda how, **_: self._fit(level, criterion, result["parameters"], how)
         own: dict[str, Any] = {"level": level, "row": name}
-        return {how: cells.get("again", fit, how=how, **own, **size)["errors"] for how, fit in ways.items()}
+        found: dict[str, list[float]] = {}
+        for how, fit in ways.items():
+            settings = own | size | {"how": how}
+            cell = cells.get("again", fit, **settings) if name in self.rows else cells.find("again", **settings)
+            if cell is not None:
+                found[how] = cell["errors"]
+        return found
 
     def _marginals(self, record: Record, scenes: Scenes) -> Shown:
         model = with_parameters(two_direction_model(), record["parameters"])
