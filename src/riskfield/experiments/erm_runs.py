@@ -51,9 +51,9 @@ RISKS: dict[str, AbstractLoss] = {
 SETTINGS = (*RISKS, LIKELIHOOD)
 # Chosen by `erm_tuning`, on models that the tables do not have.
 GAINS: dict[str, SMD] = {
-    "frac-MSE": SMD(gain=10.0, meta_gain=10.0, decay=0.9, batch_size=20),
-    "int-F": SMD(gain=3.0, meta_gain=10.0, decay=0.9, batch_size=20),
-    "int-L1": SMD(gain=3.0, meta_gain=10.0, decay=0.9, batch_size=20),
+    "frac-MSE": SMD(gain=3.0, meta_gain=10.0, decay=0.9, batch_size=20),
+    "int-F": SMD(gain=1.0, meta_gain=10.0, decay=0.9, batch_size=20),
+    "int-L1": SMD(gain=1.0, meta_gain=10.0, decay=0.9, batch_size=20),
     LIKELIHOOD: SMD(gain=3.0, meta_gain=10.0, decay=0.9, batch_size=20),
 }
 _FIRST = 3  # passes of the likelihood with which `-in` begins

@@ -26,10 +26,10 @@ class Tuning(AbstractStudy):
 
     models: tuple[tuple[int, int], ...] = ((60, 120), (80, 250))
     likelihood_gains: tuple[float, ...] = (1.0, 3.0, 10.0)
-    risk_gains: tuple[float, ...] = (1.0, 3.0, 10.0)
-    meta_gains: tuple[float, ...] = (1.0, 10.0)
+    risk_gains: tuple[float, ...] = (0.3, 1.0, 3.0)
+    meta_gains: tuple[float, ...] = (10.0,)
     examples: int = 1000
-    epochs: int = 8
+    epochs: int = 25
 
     @property
     def num_cells(self) -> int:
