@@ -30,7 +30,7 @@ _MARGIN = 0.01
 _FAR, _NEAR, _INWARD = 0.3, 1e-3, 1e-3
 # Not before beliefs above the second number are right to this share of themselves has a run converged.
 _LOG_CHANGE, _SMALL = 0.1, 1e-8
-_TINY = 1e-100  # a warm start does not begin with smaller beliefs
+_TINY = 1e-100  # a warm start begins with beliefs no smaller, which can still be followed upwards
 _ZERO = 1e-150  # beliefs that fall below it count as 0: the square of an inverse is still finite there
 
 
@@ -103,7 +103,8 @@ class InteriorPointRun:
         """Go on from the state of an earlier run; one of zeros, and one of other possible states, is a cold start."""
         b, z = state.exp().chunk(2, dim=1)
         bounded = (z > 0) | self.energy.steep | ~self.possible  # weights may have changed, and what is steep with them
-        warm = (state != 0).any(1) & ((b > _TINY) == self.possible).all(1) & bounded.all(1) & ~self.failed
+        warm = (state != 0).any(1) & ((b > 0) == self.possible).all(1) & bounded.all(1) & ~self.failed
+        b = torch.where(self.possible, b.clamp(min=_TINY), 0.0)
         self.b[warm], self.z[warm] = b[warm], z[warm]
         # A run that was on the way goes on as it was. One at its end may be in a corner that is now the wrong one.
         ended = warm & _is_close(b, z, self.possible)
@@ -131,9 +132,11 @@ class InteriorPointRun:
         change = torch.where(step < 0, logarithmic, step).abs().amax(1)
         # A small step up from a very small belief may be the first of many: a warm start has to know.
         allowed = self.allowed[items]
-        far = (allowed < float("inf")) & ~(torch.maximum(change, logarithmic.amax(1)) <= allowed)
+        warm = allowed < float("inf")
+        change = torch.where(warm, torch.maximum(change, logarithmic.amax(1)), change)
+        far = warm & ~(change <= allowed)
         lost = ~far & ~torch.isfinite(step + step_z).all(1)
-        self.allowed[items] = torch.where(far | (allowed == float("inf")), float("inf"), change.clamp(min=_NEAR))
+        self.allowed[items] = torch.where(warm & ~far, change.clamp(min=_NEAR), float("inf"))
         self.stuck[items[lost]] = True
         self.residual[items[lost]] = float("inf")
         if far.any():
