@@ -84,10 +84,10 @@ GRAPHS = {name: (graph, entropy) for name, graph, entropy in graphs()}
 SCHEDULES = {"numbering": lambda graph: rf.Sequential(), "colours": lambda graph: rf.Sequential(rf.colour_order(graph))}
 
 
-def runs(name, schedule, impossible=False):
+def runs(name, schedule, impossible=False, scale=1.0):
     graph, entropy = GRAPHS[name]
     generator = torch.Generator().manual_seed(1)
-    theta = torch.randn(2, graph.theta_size, dtype=torch.float64, generator=generator)
+    theta = scale * torch.randn(2, graph.theta_size, dtype=torch.float64, generator=generator)
     if impossible:
         theta[0, 1] = theta[1, 3] = theta[0, -1] = -torch.inf
     theta.requires_grad_()
@@ -97,11 +97,11 @@ def runs(name, schedule, impossible=False):
     return problem, run
 
 
-@pytest.mark.parametrize("impossible", [False, True])
+@pytest.mark.parametrize(("impossible", "scale"), [(False, 1.0), (True, 1.0), (False, 500.0)])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", GRAPHS)
-def test_the_same_sweeps_and_gradients(name, schedule, impossible, emulated):
-    problem, run = runs(name, schedule, impossible)
+def test_the_same_sweeps_and_gradients(name, schedule, impossible, scale, emulated):
+    problem, run = runs(name, schedule, impossible, scale)
     found = fused.run_sweeps(problem, run.theta, run.log_messages, run.log_beliefs, 3)
     other = MessagePassingRun(problem, run.theta, None)
     other.log_messages, other.log_beliefs = found[:2]

@@ -29,7 +29,7 @@ from riskfield.kernels import EVERY_SWEEP, LAST_SWEEP, is_differentiated
 
 @dataclass(frozen=True)
 class Unroll(AbstractAdjoint):
-    """Differentiate the sweeps that ran, to any order.
+    """Differentiate the sweeps that ran, to any order (truncated runs of pairwise models on a GPU: once).
 
     Use it for runs of a fixed number of sweeps, and whenever convergence is in doubt. The log-partition value is
     differentiated through the sweeps too: theta . mu_N + H(mu_N) after N sweeps (the truncated log-partition).

@@ -65,14 +65,19 @@ __global__ void __launch_bounds__(THREADS, 2)
         REAL cavity[STATES], entry[STATES];
         for (int y = 0; y < STATES; ++y) entry[y] = table[y * link[kOtherStride]];
         for (int y = 0; y < STATES; ++y) cavity[y] = cavity_of(belief[y], answer[y]);
-        REAL top = cavity[0], own = cavity[0], sum = 0;
+        // Relative to the largest cavity, which all states of the message share; then to the largest of this state.
+        REAL top = cavity[0], own = cavity[0], largest = NEG_INF, sum = 0;
         for (int y = 1; y < STATES; ++y) {
           top = max(top, cavity[y]);
           if (y == x) own = cavity[y];
         }
         if (top == NEG_INF) top = 0;
-        for (int y = 0; y < STATES; ++y) sum += exp(entry[y] * rate + cavity[y] - top);
-        const REAL message = log(sum);
+        for (int y = 0; y < STATES; ++y) {
+          entry[y] = entry[y] * rate + (cavity[y] - top);
+          largest = max(largest, entry[y]);
+        }
+        for (int y = 0; y < STATES; ++y) sum += exp(entry[y] - (largest == NEG_INF ? REAL(0) : largest));
+        const REAL message = largest == NEG_INF ? NEG_INF : log(sum) + largest;
         messages[link[kHeard] + x] = message;
         if (said) {
           said[taped + link[kHeard] + x] = message;

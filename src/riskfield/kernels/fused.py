@@ -17,6 +17,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.autograd import forward_ad
 
 from riskfield.errors import AdjointError
 from riskfield.graph.factor_graph import FactorGraph
@@ -63,6 +65,8 @@ def available(problem: MessagePassingProblem, theta: Tensor) -> bool:
         and isinstance(problem.damping, float | int)
         and problem.damping == 0
         and not (counting.factor.requires_grad or counting.node_total.requires_grad)
+        and not is_functorch_wrapped_tensor(theta)
+        and forward_ad.unpack_dual(theta).tangent is None
         and len(graph.node_groups) == 1
         and graph.node_groups[0].num_states <= _MOST_STATES
         and [group.arity for group in graph.factor_groups] == [2]
