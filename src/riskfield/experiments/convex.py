@@ -42,11 +42,11 @@ PAPER = {
 SHOWN = 0.5  # the noise of Table 3 and the figures
 _STATES = ("(0,0)", "(0,1)", "(1,0)", "(1,1)")
 _DIFFERENCES = (
-    "What is known to differ from the paper: its conditional random fields came from another program, which it describes "
-    "by features alone; here they have a free potential for every x_c and y_c, all that convex inference has but the "
-    "weights. They are trained by L-BFGS until it converges or stalls, on the likelihood whose log-partition function is "
-    "that of mean field or of belief propagation. Weights of b log b are exponentials of free parameters, so that they may "
-    "come closer to 0 than the paper's.\n"
+    "What is known to differ from the paper: its conditional random fields came from another program, which it "
+    "describes by features alone; here they have a free potential for every x_c and y_c, all that convex inference has "
+    "but the weights. They are trained by L-BFGS until it converges or stalls, on the likelihood whose log-partition "
+    "function is that of mean field or of belief propagation. Weights of b log b are exponentials of free parameters, "
+    "so that they may come closer to 0 than the paper's.\n"
 )
 # What is computed first.
 _ORDER = ("L_quad", "L_log", "BP", "mean field", "pseudo + BP", "pseudo + mean field")
