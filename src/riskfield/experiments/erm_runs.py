@@ -49,7 +49,7 @@ RISKS: dict[str, AbstractLoss] = {
     "int-L1": L1(SoftArgmax(0.3)),
 }
 SETTINGS = (*RISKS, LIKELIHOOD)
-# Chosen by `erm_tuning`, on models that the tables do not have.
+# From runs on supplementary models, of the kind that `erm_tuning` compares.
 GAINS: dict[str, SMD] = {
     "frac-MSE": SMD(gain=3.0, meta_gain=10.0, decay=0.9, batch_size=20),
     "int-F": SMD(gain=1.0, meta_gain=10.0, decay=0.9, batch_size=20),

@@ -14,6 +14,7 @@ from riskfield.experiments.study import AbstractStudy, Record, panels, select, t
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+SUPPLEMENTARY = ((60, 120), (80, 250))  # variables and edges: of no model in the tables
 _SEED = 1000  # those of the tables are drawn from seed 0
 
 
@@ -24,7 +25,7 @@ class Tuning(AbstractStudy):
     name = "tuning"
     title = "Gains of stochastic meta-descent, on supplementary models"
 
-    models: tuple[tuple[int, int], ...] = ((60, 120), (80, 250))
+    models: tuple[tuple[int, int], ...] = SUPPLEMENTARY
     likelihood_gains: tuple[float, ...] = (1.0, 3.0, 10.0)
     risk_gains: tuple[float, ...] = (0.3, 1.0, 3.0)
     meta_gains: tuple[float, ...] = (10.0,)
@@ -61,8 +62,8 @@ class Tuning(AbstractStudy):
         """Mean differences from the true models' losses; the least is what the study uses."""
         names = ", ".join(f"{variables}-{edges}" for variables, edges in self.models)
         out = [
-            f"Means over the models {names} of the test loss less that of the true model, after {self.epochs} passes; "
-            "each setting is trained for its own loss, all but the likelihood after three passes of that.\n"
+            f"Supplementary models ({names}): the mean test loss less that of the true model, after {self.epochs} "
+            "passes. Each setting is trained for its own loss, all but the likelihood after three passes of that.\n"
         ]
         for setting in SETTINGS:
             rows = [

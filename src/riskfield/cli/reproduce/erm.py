@@ -12,7 +12,7 @@ import typer
 from riskfield.cli.reproduce._app import Jobs, Out, Quick, Quiet, app, run
 from riskfield.experiments.erm import MODELS, Mismatch, Overall, Pairs, Suite, Truncation
 from riskfield.experiments.erm_landscape import Landscape
-from riskfield.experiments.erm_tuning import Tuning
+from riskfield.experiments.erm_tuning import SUPPLEMENTARY, Tuning
 from riskfield.experiments.study import AbstractStudy
 
 
@@ -33,6 +33,7 @@ _TABLES: dict[ErmTable, Callable[[Suite], AbstractStudy]] = {
 }
 _FIGURES: dict[int, AbstractStudy] = {1: Landscape()}
 _QUICK = Suite(models=((20, 40), (30, 60)), examples=200, epochs=4, restarts=1)
+_QUICK_TUNING = Tuning(((15, 30), (20, 40)), examples=100, epochs=2)
 _QUICK_FIGURES: dict[int, AbstractStudy] = {1: Landscape(model=(20, 40), examples=200, epochs=4)}
 
 
@@ -46,7 +47,7 @@ def erm(
         bool, typer.Option("--tune", help="Compare the optimiser's gains on supplementary models.")
     ] = False,
     models: Annotated[
-        int, typer.Option(min=2, max=len(MODELS), help="How many of the paper's models, those with the fewest edges.")
+        int, typer.Option(min=1, max=len(MODELS), help="How many of the paper's models, those with the fewest edges.")
     ] = len(MODELS),
     restarts: Annotated[int, typer.Option(min=1, help="Random starts of settings other than -in.")] = 5,
     quick: Quick = False,
@@ -68,10 +69,12 @@ def erm(
     """
     suite = _QUICK if quick else Suite(models=MODELS[:models], restarts=restarts)
     everything = not (table or figure or tune)
-    studies = [_TABLES[name](suite) for name in (ErmTable if everything else dict.fromkeys(table or ()))]
+    tables = list(ErmTable) if everything else list(dict.fromkeys(table or ()))
+    studies: list[AbstractStudy] = [_TABLES[name](suite) for name in tables]
     figures = _QUICK_FIGURES if quick else _FIGURES
     studies += [figures[number] for number in (figures if everything else dict.fromkeys(figure or ()))]
-    studies += [Tuning(((15, 30), (20, 40)), examples=100, epochs=2) if quick else Tuning()] if tune else []
+    if tune:
+        studies.append(_QUICK_TUNING if quick else Tuning(SUPPLEMENTARY[:models]))
     options = [*(f"--table {name}" for name in table or ()), *(f"--figure {number}" for number in figure or ())]
     options += ["--tune"] if tune else []
     if not quick:
