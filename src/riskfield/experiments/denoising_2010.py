@@ -30,8 +30,9 @@ from riskfield.experiments.denoising import CHUNK_SIZE, FEATURES, FIRST, inferen
 from riskfield.experiments.scenes import Scenes, describe, evaluate, predict
 from riskfield.experiments.side_by_side import HOW_TO_READ, Shown, beside, gallery, shade
 from riskfield.experiments.study import AbstractStudy, Record, select, table
-from riskfield.learning.objective import Objective
+from riskfield.inference.settings import Inference
 from riskfield.losses.likelihood import SurrogateLikelihood
+from riskfield.losses.loss import AbstractMarginalLoss
 from riskfield.losses.marginal import CliqueLogistic, SmoothedClassification, UnivariateLogistic
 from riskfield.models.conditional import Conditional
 
@@ -46,6 +47,7 @@ CRITERIA = (
 )
 _LOSSES = {criterion.name: criterion.loss for criterion in CRITERIA[:3]}
 _ERROR = "class. error"
+_PARTS = ("train", "test")
 BERKELEY, STAND_INS = "Berkeley", {"bimodal": BimodalNoise(), "Gaussian": GaussianNoise()}
 # (train, test) of every loss by every training loss.
 PAPER: Mapping[str, Mapping[str, tuple[float, float]]] = {
@@ -170,16 +172,29 @@ class ImplicitTable(AbstractStudy):
         model, parts = one_table_model(), (training, tests)
         result = train(model, training, criterion, how, optimiser(), start, chunk_size=CHUNK_SIZE, first=FIRST)
         tested = prediction(self.tol)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # what `evaluate` reports as unsettled
-            scores = {
-                name: [Objective(model, part.examples, loss, tested, chunk_size=CHUNK_SIZE).risk() for part in parts]
-                for name, loss in _LOSSES.items()
-            }
+        of_parts = [_risks(model, part, tested) for part in parts]
+        scores = {name: [risks[name] for risks in of_parts] for name in _LOSSES}
         return result | {"scores": scores} | evaluate(model, parts, tested, CHUNK_SIZE)
 
 
-_PARTS = ("train", "test")
+@torch.no_grad()
+def _risks(model: Conditional, scenes: Scenes, inference: Inference) -> dict[str, float]:
+    """All losses per pixel, by one run of inference."""
+    sums, pixels = dict.fromkeys(_LOSSES, 0.0), 0
+    for block in scenes.blocks:
+        for start in range(0, len(block.scenes), CHUNK_SIZE):
+            part = block.examples.select(slice(start, start + CHUNK_SIZE))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ConvergenceWarning)  # what `evaluate` reports as unsettled
+                solution = inference(part.graph, model(part.graph, part.inputs))
+            pixels += part.labels.numel()
+            for name, loss in _LOSSES.items():
+                if isinstance(loss, AbstractMarginalLoss):
+                    values = loss.of_solution(solution, part.labels, part.labels >= 0)
+                else:
+                    values = solution.log_partition - part.graph.score(solution.theta, part.labels)
+                sums[name] += float(values.sum())
+    return {name: total / pixels for name, total in sums.items()}
 
 
 def one_table_model() -> Conditional:
