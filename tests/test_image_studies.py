@@ -131,6 +131,7 @@ def test_backgrounds_in_folds(data, folder, monkeypatch):
         *((2, row) for row in ("surrogate EM", "univariate logistic", "clique logistic")),
     ]
     assert "[1]" in (folder / "out/table.md").read_text()
+    assert all("parameters" in record for record in records)  # of the fold and the sweeps that are shown
     curves = json.loads((folder / "out/learning-curves.json").read_text())["records"]
     assert {record["method"] for record in curves} == {"truncated", "perturbation", "back-propagation"}
     objectives = [objective for _, objective in curves[0]["curve"]]

@@ -17,11 +17,19 @@ import torch
 from riskfield.data.backgrounds import CLASSES, stanford_background
 from riskfield.data.splits import Recorded
 from riskfield.experiments.cells import Cells, Result
-from riskfield.experiments.criteria import INDEPENDENT, Criterion, closure, fit_all, training_table, with_parameters
+from riskfield.experiments.criteria import (
+    INDEPENDENT,
+    Criterion,
+    check_rows,
+    closure,
+    fit_all,
+    training_table,
+    with_parameters,
+)
 from riskfield.experiments.scenes import Described, Scenes, describe, predict
 from riskfield.experiments.side_by_side import HOW_TO_READ, Shown, beside, gallery, shade, shade_labels
 from riskfield.experiments.study import AbstractStudy, Record, select, table
-from riskfield.experiments.truncated import CONVERGED, DIVERGED, SWEEP, Mode, Trainer, check_device, mark, precision
+from riskfield.experiments.truncated import CONVERGED, DIVERGED, SWEEP, Mode, Trainer, check_device, mark
 from riskfield.features.image import ColourDifference, Constant, ImageFeatures
 from riskfield.losses.likelihood import SurrogateEM
 from riskfield.losses.marginal import CliqueLogistic, UnivariateLogistic
@@ -85,6 +93,9 @@ class BackgroundsTable(AbstractStudy):
     rows: tuple[str, ...] = ROWS
     device: str = "cpu"
 
+    def __post_init__(self) -> None:
+        check_rows(self.rows, ROWS)
+
     @property
     def num_cells(self) -> int:
         """One per fold and line and, with inference, number of sweeps."""
@@ -106,6 +117,9 @@ class BackgroundsTable(AbstractStudy):
                 fit = partial(self._fit, fold, sweeps)
                 results = fit_all(cells, "backgrounds", INFERRED, other, fit, known=known, sweeps=sweeps, **size)
                 records += [{"fold": fold, "sweeps": sweeps, "row": name} | result for name, result in results.items()]
+        for record in records:  # thousands of parameters, of which only those that the figure shows are written again
+            if record["fold"] != records[0]["fold"] or record["sweeps"] not in (0, self.sweeps[-1]):
+                del record["parameters"]
         return records
 
     def tables(self, records: list[Record]) -> str:
@@ -178,7 +192,7 @@ def scenes_of(root: str | None, scale: float, device: str, dtype: torch.dtype, n
     new = [name for name in names if name not in known]
     computed = describe(stanford_background(root).select(new), recipe(scale))
     known |= {picture.name: (picture, own) for picture, own in computed}
-    return Scenes.of([known[name] for name in names], len(CLASSES), frame=16, device=device, dtype=precision(device))
+    return Scenes.of([known[name] for name in names], len(CLASSES), frame=16, device=device, dtype=dtype)
 
 
 @lru_cache(maxsize=1)
