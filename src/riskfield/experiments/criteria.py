@@ -91,6 +91,13 @@ def fit_all(
     return results
 
 
+def check_rows(rows: Sequence[str], known: Sequence[str]) -> None:
+    """Raise a `ValueError` if a row is not among those known."""
+    unknown = sorted(set(rows) - set(known))
+    if unknown:
+        raise ValueError(f"`rows` must be some of {', '.join(map(repr, known))}. Got {', '.join(map(repr, unknown))}.")
+
+
 def closure(criteria: Sequence[Criterion], names: Sequence[str]) -> list[Criterion]:
     """The named criteria and those among `criteria` that they start from, in an order in which they can be trained.
 
@@ -98,11 +105,7 @@ def closure(criteria: Sequence[Criterion], names: Sequence[str]) -> list[Criteri
         ValueError: if a name is not among them.
     """
     by_name = {criterion.name: criterion for criterion in criteria}
-    unknown = sorted(set(names) - set(by_name))
-    if unknown:
-        raise ValueError(
-            f"`rows` must be some of {', '.join(map(repr, by_name))}. Got {', '.join(map(repr, unknown))}."
-        )
+    check_rows(names, list(by_name))
     order: list[Criterion] = []
 
     def add(criterion: Criterion) -> None:
@@ -175,7 +178,7 @@ def _curve(fits: Sequence[Fit], most: int = 100) -> list[list[float]]:
 def with_parameters(model: M, values: Sequence[float]) -> M:
     """`model` with all its parameters replaced, as `train` reports them."""
     parameters = trainable(model)
-    assign(parameters, torch.tensor(values).to(parameters[0]))
+    assign(parameters, torch.tensor(values, dtype=torch.float64).to(parameters[0]))
     return model
 
 

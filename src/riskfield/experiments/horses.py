@@ -13,11 +13,19 @@ from typing import TYPE_CHECKING, Any
 from riskfield.data.horses import weizmann_horses
 from riskfield.data.splits import Recorded
 from riskfield.experiments.cells import Cells, Result
-from riskfield.experiments.criteria import INDEPENDENT, Criterion, closure, fit_all, training_table, with_parameters
+from riskfield.experiments.criteria import (
+    INDEPENDENT,
+    Criterion,
+    check_rows,
+    closure,
+    fit_all,
+    training_table,
+    with_parameters,
+)
 from riskfield.experiments.scenes import Scenes, describe, predict
 from riskfield.experiments.side_by_side import HOW_TO_READ, Shown, beside, gallery, shade
 from riskfield.experiments.study import AbstractStudy, Record, select, table
-from riskfield.experiments.truncated import CONVERGED, DIVERGED, SWEEP, Mode, Trainer, check_device, mark, precision
+from riskfield.experiments.truncated import CONVERGED, DIVERGED, SWEEP, Mode, Trainer, check_device, mark
 from riskfield.features.image import ImageFeatures
 from riskfield.losses.likelihood import SurrogateEM
 from riskfield.losses.marginal import CliqueLogistic, SmoothedClassification, UnivariateLogistic
@@ -86,6 +94,9 @@ class HorsesTable(AbstractStudy):
     iterations: int = 500
     rows: tuple[str, ...] = ROWS
     device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        check_rows(self.rows, ROWS)
 
     @property
     def num_cells(self) -> int:
@@ -179,6 +190,4 @@ def _scenes(root: str | None, scale: float, device: str, part: str, count: int) 
     pictures = weizmann_horses(root).select(getattr(split, part)[:count])
     # Hardly two pictures are of one size: on a device that works on many at once they get frames.
     frame = 1 if device == "cpu" else 16
-    return Scenes.of(
-        describe(pictures, ImageFeatures(scale=scale)), 2, frame=frame, device=device, dtype=precision(device)
-    )
+    return Scenes.of(describe(pictures, ImageFeatures(scale=scale)), 2, frame=frame, device=device)
