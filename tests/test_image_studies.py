@@ -73,9 +73,8 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_denoising_gives_the_table_of_2013(data, folder, monkeypatch, capsys):
-    sizes = {"num_train": 2, "num_test": 2, "shape": (12, 18), "levels": (5.0,)}
+    sizes = {"num_train": 2, "num_test": 2, "shape": (12, 18), "levels": (5.0,), "again": False}
     monkeypatch.setitem(cli_denoising._QUICK, cli_denoising.Table.PAMI, sizes)
-    monkeypatch.setattr(denoising, "could_be_pictures", lambda *numbers: True)  # nothing is to be trained again
     assert main(["reproduce", "denoising", "--data", str(data), "--quick", "--out", "out", "--table", "2013"]) == 0
     assert "wrote out/table-2013.png" in capsys.readouterr().out
     records = json.loads((folder / "out/table-2013.json").read_text())["records"]

@@ -22,7 +22,7 @@ class Table(StrEnum):
 
 
 _QUICK: dict[Table, dict[str, Any]] = {
-    Table.PAMI: {"num_train": 8, "num_test": 16, "shape": (50, 75)},
+    Table.PAMI: {"num_train": 8, "num_test": 16, "shape": (50, 75), "again": False},
     Table.NIPS: {"num_pictures": 8, "num_tests": 19, "shape": (50, 75), "tol": 1e-4},
 }
 
