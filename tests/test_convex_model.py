@@ -123,3 +123,15 @@ def test_equal_weights_of_a_batch_are_counting_numbers():
     torch.testing.assert_close(interior.mu, plain.mu, rtol=0, atol=1e-9)
     weights[1] *= 2
     assert energy.counting_numbers(GRAPH) is None
+
+
+def test_predictions_use_the_learned_weights():
+    graph = rf.chain(2, num_states=2)
+    model = rf.ConvexModel(rf.Generative(graph), {rf.NEGATIVE_ENTROPY: rf.Generative(graph)})
+    with torch.no_grad():
+        model.theta.nodes += torch.tensor([0.0, 0.3, 0.0, 0.3])
+    unknown = rf.Examples(graph, torch.full((1, 2), -1))
+    assert rf.predict(model, unknown, FREE_ENERGY)[0].tolist() == [[1, 1]]
+    with torch.no_grad():
+        model.log_weights[0].nodes += torch.tensor([0.0, 3.0, 0.0, 3.0])  # for which state 1 had better be improbable
+    assert rf.predict(model, unknown, FREE_ENERGY)[0].tolist() == [[0, 0]]

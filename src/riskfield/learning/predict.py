@@ -11,6 +11,7 @@ from riskfield.decoders import AbstractDecoder, decode
 from riskfield.inference.settings import Inference
 from riskfield.learning.optimiser import check_counts
 from riskfield.learning.validation import evaluating
+from riskfield.models.convex import inference_of
 
 
 @torch.no_grad()
@@ -29,7 +30,7 @@ def predict(
 
     Arguments:
         model: a module with `theta = model(graph, inputs)`.
-        data: `Examples`, or several of them on different graphs. Labels are not looked at.
+        data: `Examples`, or several of them on different graphs. Of labels it matters only which are known.
         inference: how marginals are computed.
         decoder: how they become states; by default `MaxMarginal()`.
         chunk_size: how many examples are predicted at once, to bound memory; by default all that share a graph.
@@ -58,7 +59,9 @@ def predict(
             for rows in torch.arange(len(block)).split(chunk_size or max(len(block), 1)):
                 part = block if len(rows) == len(block) else block.select(rows)
                 theta = model(part.graph, part.inputs)
+                chosen = inference_of(model, inference, part.graph, part.inputs)
+                assert chosen is not None
                 theta = theta.expand(len(part), theta.shape[-1])  # a model without inputs has one for all examples
-                parts.append(decode(part.graph, theta, inference, decoder, evidence=part.evidence, mask=part.asked))
+                parts.append(decode(part.graph, theta, chosen, decoder, evidence=part.evidence, mask=part.asked))
             out.append(torch.cat(parts))
     return out
