@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import riskfield as rf
+from riskfield.adjoints._convex import unsettled_convex
 from cases import by_arity, rows
 from differences import (
     LOSSES,
@@ -250,3 +251,15 @@ def test_second_derivatives_are_refused():
     (first,) = torch.autograd.grad((mu**2).sum(), theta, create_graph=True)
     with pytest.raises(rf.AdjointError, match=r"has first derivatives only\. Use `Unroll`"):
         first.sum().backward()
+
+
+@pytest.mark.parametrize("flipped", [False, True])
+def test_inconsistent_beliefs_are_noticed_in_every_state(flipped):
+    graph = rf.chain(2, 2)
+    node = torch.tensor([1 - 1e-6, 1e-6], dtype=torch.float64)
+    pair = torch.tensor([[1 - 4e-6, 2e-6], [2e-6, 0.0]], dtype=torch.float64)
+    if flipped:
+        node, pair = node.flip(0), pair.flip(0, 1)
+    mu = torch.cat([node, node, pair.flatten()])[None]
+    grad = torch.where(mu < 1e-5, 1 / mu.clamp(min=1e-12), 0.0) * (torch.arange(8) < 4)
+    assert unsettled_convex(graph, mu, grad, 1e-12) == pytest.approx(1.0)

@@ -32,6 +32,9 @@ def solve_convex(
 def unsettled_convex(graph: FactorGraph, mu: Tensor, grad: Tensor, smallest: float) -> float:
     """How inconsistent beliefs are, relative to each and weighed by its share in the gradient: see `_Conditions`."""
     local = polytope(graph)
+    # The last states, whose constraints follow from the others', are to be the most probable ones.
+    order = local.relabelling(mu)
+    mu, grad = mu.gather(1, order), grad.gather(1, order)
     share = (mu * grad).abs()
     most = share.amax(1)
     share = share / torch.where(most > 0, most, 1.0)[:, None]

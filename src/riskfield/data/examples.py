@@ -201,6 +201,12 @@ def join(parts: Sequence[Examples]) -> Examples:
         raise ValueError("`parts` must have variables of one number of states and factors of one shape, none tied.")
     if any(len(part) != 1 or part.weights is not None for part in parts):
         raise ValueError("`parts` must have one example each, without `weights`.")
+    types = [key for key in parts[0].inputs if key != "nodes"] if isinstance(parts[0].inputs, Mapping) else []
+    if len(types) > 1:
+        # Factors are numbered part after part, not type after type as a model of several types has them.
+        raise ValueError(
+            f"`parts` must have the inputs of all factors in one tensor. Got {', '.join(map(str, types))}."
+        )
 
     def joined(name: str, missing: Callable[[Examples], Tensor]) -> Tensor | None:
         if all(getattr(part, name) is None for part in parts):
