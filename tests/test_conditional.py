@@ -195,5 +195,5 @@ def test_refusals(call, error, message):
 def test_join_refuses_factors_of_several_types():
     inputs = {"nodes": torch.zeros(1, 6, 1), "horizontal": torch.zeros(1, 4, 1), "vertical": torch.zeros(1, 3, 1)}
     part = rf.Examples(rf.grid(2, 3, 2), torch.zeros(1, 6, dtype=torch.int64), inputs)
-    with pytest.raises(ValueError, match="in one tensor. Got horizontal, vertical"):
+    with pytest.raises(ValueError, match=r"in one tensor\. Got horizontal, vertical"):
         rf.join([part, part])

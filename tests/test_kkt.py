@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import riskfield as rf
-from riskfield.adjoints._convex import unsettled_convex
 from cases import by_arity, rows
 from differences import (
     LOSSES,
@@ -21,6 +20,7 @@ from differences import (
     random_quadratic,
     univariate_logistic,
 )
+from riskfield.adjoints._convex import unsettled_convex
 from strategies import graphs, potentials, seeds
 
 MESSAGE_PASSING = rows(lambda case: case.marginals and case.kernels and case.name not in ("mean-field", "exact"))
