@@ -45,8 +45,8 @@ from riskfield.metrics import error_rate, f_measure, regression_error
 LIKELIHOOD = "APPR-LOGL"
 RISKS: dict[str, AbstractLoss] = {
     "frac-MSE": MSE(),
-    "int-F": FMeasure(SoftEqualCount(0.1)),
-    "int-L1": L1(SoftArgmax(0.1)),
+    "int-F": FMeasure(SoftEqualCount(0.3)),
+    "int-L1": L1(SoftArgmax(0.3)),
 }
 SETTINGS = (*RISKS, LIKELIHOOD)
 # From runs on supplementary models, of the kind that `erm_tuning` compares.
