@@ -51,7 +51,7 @@ WITHOUT = (
 )
 ROWS = tuple(criterion.name for criterion in (*INFERRED, *WITHOUT))
 PAPER_SWEEPS = (5, 10, 20)
-SWEEPS = (2, *PAPER_SWEEPS)  # ours update every message twice, which the paper's may or may not do
+SWEEPS = (2, *PAPER_SWEEPS)  # ours go forwards and backwards, which the paper's may or may not do
 # (train, test) after 5, 10 and 20 sweeps.
 PAPER = {
     "surrogate EM": ((0.876, 0.877), (0.239, 0.249), (0.238, 0.248)),

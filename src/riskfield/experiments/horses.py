@@ -53,7 +53,7 @@ WITHOUT = (
 )
 ROWS = tuple(criterion.name for criterion in (*BY_MODE[Mode.TRW], *WITHOUT))
 PAPER_SWEEPS = (10, 20, 40)
-SWEEPS = (5, *PAPER_SWEEPS)  # ours update every message twice, which the paper's may or may not do
+SWEEPS = (5, *PAPER_SWEEPS)  # ours go forwards and backwards, which the paper's may or may not do
 # (train, test) after 10, 20 and 40 sweeps.
 PAPER = {
     (_SURROGATE, Mode.TRW): ((0.421, 0.416), (0.088, 0.109), (0.088, 0.109)),

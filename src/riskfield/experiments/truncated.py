@@ -29,8 +29,8 @@ from riskfield.models.conditional import LinearModel
 CONVERGED = Inference(MessagePassing(TRW(0.5)), Stop(1000, 1e-5))
 DIVERGED = "Where training diverged, and was stopped, the entry is marked †.\n"
 SWEEP = (
-    "A sweep goes through the picture forwards and backwards, and updates every message twice. If the paper's "
-    "iterations go one way only, they are worth half as much.\n"
+    "A sweep goes through the picture forwards and backwards, and renews every message once. If the paper's iterations "
+    "go one way only, they are worth half as much.\n"
 )
 
 
