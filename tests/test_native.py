@@ -189,7 +189,7 @@ def test_steps_along_a_direction(name, algorithm, batch, threads):
     theta = torch.randn(*batch, graph.theta_size, dtype=torch.float64, generator=generator)
     direction = torch.randn(*batch, graph.theta_size, dtype=torch.float64, generator=generator)
     steps = torch.randn(4, *batch, dtype=torch.float64, generator=generator)
-    weights = torch.tensor([0.5, -2.0, 1.0, 3.0], dtype=torch.float64)
+    weights = torch.randn(4, *batch, dtype=torch.float64, generator=generator)
     before = rf.infer(graph, theta, algorithm, stop=rf.Stop(2, tol=None)).messages
     request = Request(graph, theta, algorithm, rf.Stop(3, tol=None), before, None, False)
     expected = replace(request, kernels="torch").solve_steps(direction, steps, weights)

@@ -17,6 +17,7 @@ numbers (on a non-concave entropy at the local optimum it found), mean field, ex
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
@@ -39,6 +40,7 @@ _SCHEMES = {
 }
 # Rounding of a marginal, in units of eps (1 + |theta|_inf): log-potentials of that size are added and exponentiated.
 _ROUNDING = 4.0
+_PIECE = 1 << 15  # numbers worked on at a time
 # A warning is due where rounding alone may take this share of the gradient.
 _NOISE = 1e-2
 
@@ -97,18 +99,19 @@ class Perturb(AbstractAdjoint):
         return attach(request, solution, lambda grad: self._vjp(request, solution, grad))
 
     def _vjp(self, request: Request, solution: Solution, grad: Tensor) -> Tensor:
-        require_finite(grad, "Perturb")
         graph = request.graph
         if grad.numel() == 0:
             return graph.collapse(grad)
         # The factors that share a table are perturbed each by its own part of g: sums over a table would be wrong.
-        theta = size = graph.expand(request.theta.detach())
-        if theta.amin() == -torch.inf:
+        theta = graph.expand(request.theta.detach())
+        size, scale = 1 + _largest(theta), _largest(grad)
+        if not torch.isfinite(scale).all():
+            require_finite(grad, "Perturb")
+        if not torch.isfinite(size).all():
             # Mu stays 0 where theta is -inf: such states take no part in the step size.
             possible = theta > -torch.inf
-            size, grad = torch.where(possible, theta, 0), torch.where(possible, grad, 0)
-        size = 1 + _largest(size)
-        scale = _largest(grad)
+            grad = torch.where(possible, grad, 0)
+            size, scale = 1 + _largest(torch.where(possible, theta, 0)), _largest(grad)
         divisor = torch.where(scale > 0, scale, 1)
         steps, weights, power = _SCHEMES[self.sides]
         eps = torch.finfo(theta.dtype).eps
@@ -117,7 +120,8 @@ class Perturb(AbstractAdjoint):
         stop = replace(request.stop, tol=self._tolerance(request.stop.tol, eps, size, reach))
         again = replace(request, graph=_untied(graph), theta=theta, messages=solution.messages, stop=stop)
         along = torch.stack([step * reach / divisor for step in steps])[..., 0]
-        runs = again.solve_steps(grad, along, torch.tensor(weights, dtype=torch.float64))
+        share = torch.stack([weight * (scale / reach).double() for weight in weights])[..., 0]
+        runs = again.solve_steps(grad, along, share)
         worst = float(runs.residual.max())
         if stop.tol is not None and not worst <= stop.tol:
             warnings.warn(
@@ -128,7 +132,7 @@ class Perturb(AbstractAdjoint):
                 stacklevel=2,
             )
         # Marginals are rounded to about eps; mu g is the size of what their differences must resolve.
-        signal = reach * _largest(solution.mu * grad) / divisor
+        signal = reach * _largest(solution.mu, grad) / divisor
         noise = float(torch.where(signal > 0, _ROUNDING * eps / signal, 0).max())
         if noise > _NOISE:
             warnings.warn(
@@ -137,7 +141,7 @@ class Perturb(AbstractAdjoint):
                 AdjointWarning,
                 stacklevel=2,
             )
-        return graph.collapse(runs.mu.mul_(scale / reach))
+        return graph.collapse(runs.mu)
 
     def _tolerance(self, tol: float | None, eps: float, size: Tensor, reach: Tensor) -> float:
         if self.tol is not None or tol is None:  # None: exact inference, which has nothing to stop
@@ -148,10 +152,15 @@ class Perturb(AbstractAdjoint):
         return min(tol, max(tol * float(reach.min()), floor))
 
 
-def _largest(x: Tensor) -> Tensor:
-    """The largest absolute value along the last axis, which it keeps."""
+def _largest(x: Tensor, factor: Tensor | None = None) -> Tensor:
+    """The largest absolute value of x, or of x times a factor, along the last axis, which it keeps."""
+    # Piece by piece: reading what has left the cache costs more than all else, and so does new memory.
+    pieces: Iterable[Tensor] = x.split(_PIECE, -1)
+    if factor is not None:
+        pieces = (a * b for a, b in zip(pieces, factor.split(_PIECE, -1), strict=True))
     # Much faster than the infinity norm, or both at once.
-    return torch.maximum(x.amax(-1, keepdim=True), -x.amin(-1, keepdim=True))
+    found = [torch.maximum(piece.amax(-1, keepdim=True), -piece.amin(-1, keepdim=True)) for piece in pieces]
+    return torch.cat(found, -1).amax(-1, keepdim=True)
 
 
 def _untied(graph: FactorGraph) -> FactorGraph:

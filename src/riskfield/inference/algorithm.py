@@ -65,7 +65,7 @@ class SteppedRun(Run, Protocol):
     """A run of theta + step direction for several steps, one step after the other along the batch."""
 
     def marginals(self, weights: Tensor | None = None) -> Tensor:
-        """Mu; with weights of shape (step,) their sum over the steps, of shape (batch of theta, mu)."""
+        """Mu; with weights of shape (step, batch of theta) their sum over the steps, of shape (batch of theta, mu)."""
         ...
 
 

@@ -101,7 +101,7 @@ class Request:
     def solve_steps(self, direction: Tensor, steps: Tensor, weights: Tensor) -> Steps:
         """Run theta + step direction for all steps, of shape (step, *batch), from one state, without gradients.
 
-        Returns the sum over the steps of `weights` times the marginals.
+        Returns the sum over the steps of `weights`, of the shape of `steps`, times the marginals.
         """
         with torch.no_grad():
             batch, num_steps = self.theta.shape[:-1], len(steps)
@@ -111,15 +111,16 @@ class Request:
                 run = self.algorithm.start_steps(self.graph, self.flat_theta(), self.flat_messages(), *flat)
             if run is not None:
                 _, residual = _loop(run, self.stop, steps.numel(), self.progress)
-                mu = run.marginals(weights)
-                _check_possible(mu, batch, self.algorithm)
+                mu = run.marginals(weights.reshape(num_steps, -1))
+                if torch.isnan(residual).any():
+                    _check_possible(mu, batch, self.algorithm)
                 return Steps(mu.reshape(*batch, mu.shape[-1]), residual)
             messages = None if self.messages is None else self.messages.expand(num_steps, *self.messages.shape)
             stepped = torch.addcmul(self.theta, steps.unsqueeze(-1), direction)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", ConvergenceWarning)
                 solution = replace(self, theta=stepped, messages=messages).run()
-            return Steps(torch.tensordot(weights.to(solution.mu), solution.mu, 1), solution.residual)
+            return Steps((weights.unsqueeze(-1).to(solution.mu) * solution.mu).sum(0), solution.residual)
 
     def start_recording(self, every: int) -> RecordingRun | None:
         """Start a native run that can be gone through backwards. See `AbstractAlgorithm.start_recording`."""

@@ -50,10 +50,10 @@ class _NativeRun:
         return torch.from_numpy(residual), torch.from_numpy(ran)
 
     def marginals(self, weights: Tensor | None = None) -> Tensor:
-        """Mu; NaN for an impossible model. With weights of shape (step,), the weighted sum over the steps."""
+        """Mu; NaN for an impossible model. With weights of shape (step, batch), the weighted sum over the steps."""
         rows = self._batch if weights is None else self._rows
         out = torch.empty(rows, self._graph.mu_size, dtype=self._dtype)
-        each = None if weights is None else _array(weights.double().repeat_interleave(rows))
+        each = None if weights is None else _array(weights.double().reshape(-1))
         self._run.marginals(each, out.numpy(), get_num_threads())
         return out
 
