@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import re
 import signal
@@ -27,6 +28,11 @@ class Cell:
     name: str
     compute: Callable[..., Result]
     settings: dict[str, Setting] = field(default_factory=dict)
+
+
+def finite(value: float) -> float | None:
+    """A number for a result, where None stands for what JSON does not have: infinities and NaN."""
+    return value if math.isfinite(value) else None
 
 
 class Cells:

@@ -24,7 +24,7 @@ from riskfield.data.noise import BimodalNoise, GaussianNoise, PowerNoise, denois
 from riskfield.data.shapes import noisy_shapes
 from riskfield.data.splits import Recorded
 from riskfield.errors import ConvergenceWarning
-from riskfield.experiments.cells import Cells, Result
+from riskfield.experiments.cells import Cells, Result, finite
 from riskfield.experiments.criteria import Criterion, closure, fit_all, train, training_table, with_parameters
 from riskfield.experiments.denoising import CHUNK_SIZE, FEATURES, FIRST, inference, optimiser, prediction
 from riskfield.experiments.scenes import Scenes, describe, evaluate, predict
@@ -173,7 +173,7 @@ class ImplicitTable(AbstractStudy):
         result = train(model, training, criterion, how, optimiser(), start, chunk_size=CHUNK_SIZE, first=FIRST)
         tested = prediction(self.tol)
         of_parts = [_risks(model, part, tested) for part in parts]
-        scores = {name: [risks[name] for risks in of_parts] for name in _LOSSES}
+        scores = {name: [finite(risks[name]) for risks in of_parts] for name in _LOSSES}
         return result | {"scores": scores} | evaluate(model, parts, tested, CHUNK_SIZE)
 
 

@@ -20,7 +20,7 @@ from riskfield.data.splits import Recorded
 from riskfield.entropy import TRW
 from riskfield.errors import ConvergenceWarning
 from riskfield.experiments.backgrounds import INFERRED, WITHOUT, recipe, scenes_of
-from riskfield.experiments.cells import Cells, Result
+from riskfield.experiments.cells import Cells, Result, finite
 from riskfield.experiments.criteria import Criterion, train, training_table, with_parameters
 from riskfield.experiments.scenes import Scenes, evaluate
 from riskfield.experiments.study import AbstractStudy, Record, panels, select, table
@@ -94,7 +94,8 @@ class LearningCurves(AbstractStudy):
         """Where each curve ended."""
         rows = []
         for record in records:
-            row = [record["method"], f"{record['setting']:g}", f"{record['objective']:.4f}", f"{record['judged']:.4f}"]
+            risks = ["-" if record[key] is None else f"{record[key]:.4f}" for key in ("objective", "judged")]
+            row = [record["method"], f"{record['setting']:g}", *risks]
             rows.append([*row, f"{record['errors'][0]:.3f}", f"{record['seconds']:.0f}"])
         header = ["method", "sweeps or tolerance", "objective", "judged", "error", "seconds"]
         return (
@@ -112,6 +113,8 @@ class LearningCurves(AbstractStudy):
         figure, axes = panels(1, 3)
         for axis, method in zip(axes, (TRUNCATED, PERTURBED, BACK_PROPAGATED), strict=True):
             for record in select(records, method=method):
+                if not record["curve"]:  # diverged at once
+                    continue
                 seconds, objectives = zip(*record["curve"], strict=True)
                 axis.semilogx(seconds, objectives, label=f"{record['setting']:g}")
             axis.set_title(f"{method}, by {'sweeps' if method == TRUNCATED else 'tolerance'}")
@@ -148,7 +151,7 @@ class LearningCurves(AbstractStudy):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # what `evaluate` reports as unsettled
             judged = Objective(model, scenes.examples, _LOSS.loss, CONVERGED, chunk_size=size).risk()
-        return result | {"judged": judged} | evaluate(model, [scenes], CONVERGED, size)
+        return result | {"judged": finite(judged)} | evaluate(model, [scenes], CONVERGED, size)
 
 
 def _inference(method: str, setting: float) -> Inference:
