@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from riskfield.experiments.cells import Cell, Cells
 from riskfield.experiments.comparison import Comparison
 from riskfield.experiments.erm_paper import TABLE_3, TABLE_4, TABLE_5, TABLE_6
-from riskfield.experiments.erm_runs import LIKELIHOOD, RISKS, SETTINGS, trained, truth
+from riskfield.experiments.erm_runs import LIKELIHOOD, RECIPE, RISKS, SETTINGS, trained, truth
 from riskfield.experiments.study import AbstractStudy, Record, panels, select, table
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Suite:
         """The runs of a training setting, one per restart."""
         own = {"setting": setting, "sweeps": sweeps, "mismatch": mismatch, "epochs": self.epochs, **self._of(model)}
         count = 1 if setting.endswith("-in") else self.restarts
-        return [Cell("run", trained, {**own, "restart": restart}) for restart in range(count)]
+        return [Cell("run", trained, {**own, "restart": restart, "recipe": RECIPE}) for restart in range(count)]
 
     def _of(self, model: tuple[int, int]) -> dict[str, Any]:
         return {"num_variables": model[0], "num_edges": model[1], "seed": self.seed, "examples": self.examples}

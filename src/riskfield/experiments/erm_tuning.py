@@ -1,4 +1,4 @@
-"""The gains of stochastic meta-descent for the study of empirical risk, chosen on models not in its tables."""
+"""The gains of stochastic meta-descent for the study of empirical risk, compared on models not in its tables."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from riskfield.experiments.cells import Cell, Cells, Result
-from riskfield.experiments.erm_runs import GAINS, LIKELIHOOD, SETTINGS, trained, truth
+from riskfield.experiments.erm_runs import GAINS, LIKELIHOOD, RECIPE, SETTINGS, trained, truth
 from riskfield.experiments.study import AbstractStudy, Record, panels, select, table
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Tuning(AbstractStudy):
                 for gain in self._gains(setting):
                     for meta_gain in self.meta_gains:
                         gains = {"setting": setting, "gain": gain, "meta_gain": meta_gain, "epochs": self.epochs}
-                        out.append(Cell("tuning", tuned, own | gains))
+                        out.append(Cell("tuning", tuned, own | gains | {"recipe": RECIPE}))
         return out
 
     def measure(self, cells: Cells) -> list[Record]:
@@ -59,7 +59,7 @@ class Tuning(AbstractStudy):
         ]
 
     def tables(self, records: list[Record]) -> str:
-        """Mean differences from the true models' losses; the least is what the study uses."""
+        """Mean differences from the true models' losses, and what the study uses."""
         names = ", ".join(f"{variables}-{edges}" for variables, edges in self.models)
         out = [
             f"Supplementary models ({names}): the mean test loss less that of the true model, after {self.epochs} "
@@ -112,8 +112,9 @@ def tuned(
     gain: float,
     meta_gain: float,
     epochs: int,
+    recipe: str = RECIPE,
 ) -> Result:
     """A run with these gains in place of those of the study."""
     gains = GAINS | {setting: replace(GAINS[setting], gain=gain, meta_gain=meta_gain)}
     way = setting if setting == LIKELIHOOD else f"{setting}-in"
-    return trained(num_variables, num_edges, seed, examples, way, 0, 100, 0.0, epochs, gains=gains)
+    return trained(num_variables, num_edges, seed, examples, way, 0, 100, 0.0, epochs, recipe, gains=gains)
