@@ -29,12 +29,20 @@ from riskfield.experiments.criteria import (
 from riskfield.experiments.scenes import Described, Scenes, describe, predict
 from riskfield.experiments.side_by_side import HOW_TO_READ, Shown, beside, gallery, shade, shade_labels
 from riskfield.experiments.study import AbstractStudy, Record, select, table
-from riskfield.experiments.truncated import CONVERGED, DIVERGED, SWEEP, Mode, Trainer, check_device, mark
+from riskfield.experiments.truncated import (
+    CONVERGED,
+    DIVERGED,
+    SWEEP,
+    WITHOUT,
+    Mode,
+    Trainer,
+    check_device,
+    chosen,
+    mark,
+)
 from riskfield.features.image import ColourDifference, Constant, ImageFeatures
 from riskfield.losses.likelihood import SurrogateEM
 from riskfield.losses.marginal import CliqueLogistic, UnivariateLogistic
-from riskfield.losses.piecewise import Independent, Piecewise
-from riskfield.losses.pseudolikelihood import Pseudolikelihood
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -43,11 +51,6 @@ INFERRED = (
     Criterion("surrogate EM", SurrogateEM(), ridge=1e-3),
     Criterion("univariate logistic", UnivariateLogistic(), ridge=1e-3),
     Criterion("clique logistic", CliqueLogistic(), ridge=1e-3),
-)
-WITHOUT = (
-    Criterion(INDEPENDENT, Independent(), start=None, ridge=1e-4),
-    Criterion("pseudolikelihood", Pseudolikelihood(), ridge=1e-4),
-    Criterion("piecewise", Piecewise(), ridge=1e-4),
 )
 ROWS = tuple(criterion.name for criterion in (*INFERRED, *WITHOUT))
 PAPER_SWEEPS = (5, 10, 20)
@@ -99,8 +102,8 @@ class BackgroundsTable(AbstractStudy):
     @property
     def num_cells(self) -> int:
         """One per fold and line and, with inference, number of sweeps."""
-        inferred = len(self.sweeps) * len(closure(INFERRED, self._of(INFERRED)))
-        return len(self.folds) * (inferred + len(closure(WITHOUT, self._of(WITHOUT))))
+        inferred = len(self.sweeps) * len(closure(INFERRED, chosen(self.rows, INFERRED)))
+        return len(self.folds) * (inferred + len(closure(WITHOUT, chosen(self.rows, WITHOUT))))
 
     def measure(self, cells: Cells) -> list[Record]:
         """Fold after fold; first without inference, then by few sweeps before many."""
@@ -108,14 +111,14 @@ class BackgroundsTable(AbstractStudy):
         stanford_background(self.root)  # what is missing is said before anything is done
         records: list[Record] = []
         for fold in range(_NUM_FOLDS):
-            chosen, other = (self._of(part) if fold in self.folds else [] for part in (WITHOUT, INFERRED))
+            without, inferred = (chosen(self.rows, part) if fold in self.folds else [] for part in (WITHOUT, INFERRED))
             size: dict[str, Any] = {"fold": fold, "train": self.num_train, "test": self.num_test, "scale": self.scale}
             size |= {"iterations": self.iterations, "first": self.first}
-            known = fit_all(cells, "backgrounds", WITHOUT, chosen, partial(self._fit, fold, 1), **size)
+            known = fit_all(cells, "backgrounds", WITHOUT, without, partial(self._fit, fold, 1), **size)
             records += [{"fold": fold, "sweeps": 0, "row": name} | result for name, result in known.items()]
             for sweeps in self.sweeps:
                 fit = partial(self._fit, fold, sweeps)
-                results = fit_all(cells, "backgrounds", INFERRED, other, fit, known=known, sweeps=sweeps, **size)
+                results = fit_all(cells, "backgrounds", INFERRED, inferred, fit, known=known, sweeps=sweeps, **size)
                 records += [{"fold": fold, "sweeps": sweeps, "row": name} | result for name, result in results.items()]
         for record in records:  # thousands of parameters, of which only those that the figure shows are written again
             if record["fold"] != records[0]["fold"] or record["sweeps"] not in (0, self.sweeps[-1]):
@@ -161,12 +164,6 @@ class BackgroundsTable(AbstractStudy):
                 how = Mode.TRW.after(self.sweeps[-1]) if inferred else CONVERGED
                 rows.append((name, [shade(predicted.marginals) for predicted in predict(model, tests, how, 1)]))
         return gallery(["" for _ in pictures], rows)
-
-    def _of(self, criteria: tuple[Criterion, ...]) -> list[str]:
-        """The lines to train among these; those without inference are where the others start."""
-        if self.rows and criteria is WITHOUT:
-            return [INDEPENDENT, *(row for row in self.rows if row in PAPER_WITHOUT)]
-        return [criterion.name for criterion in criteria if criterion.name in self.rows]
 
     def _trainer(self) -> Trainer:
         return Trainer(recipe(self.scale), len(CLASSES), self.iterations, self.device, self.first, torch.float32)

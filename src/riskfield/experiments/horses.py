@@ -25,12 +25,20 @@ from riskfield.experiments.criteria import (
 from riskfield.experiments.scenes import Scenes, describe, predict
 from riskfield.experiments.side_by_side import HOW_TO_READ, Shown, beside, gallery, shade
 from riskfield.experiments.study import AbstractStudy, Record, select, table
-from riskfield.experiments.truncated import CONVERGED, DIVERGED, SWEEP, Mode, Trainer, check_device, mark
+from riskfield.experiments.truncated import (
+    CONVERGED,
+    DIVERGED,
+    SWEEP,
+    WITHOUT,
+    Mode,
+    Trainer,
+    check_device,
+    chosen,
+    mark,
+)
 from riskfield.features.image import ImageFeatures
 from riskfield.losses.likelihood import SurrogateEM
 from riskfield.losses.marginal import CliqueLogistic, SmoothedClassification, UnivariateLogistic
-from riskfield.losses.piecewise import Independent, Piecewise
-from riskfield.losses.pseudolikelihood import Pseudolikelihood
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -46,11 +54,6 @@ _SMOOTHED = tuple(
     Criterion(f"smooth class. {alpha}", SmoothedClassification(alpha), _SURROGATE, 1e-3) for alpha in (5, 15, 50)
 )
 BY_MODE = {Mode.TRW: (*_OF_MARGINALS, *_SMOOTHED), Mode.MEAN_FIELD: _OF_MARGINALS}
-WITHOUT = (
-    Criterion(INDEPENDENT, Independent(), start=None, ridge=1e-4),
-    Criterion("pseudolikelihood", Pseudolikelihood(), ridge=1e-4),
-    Criterion("piecewise", Piecewise(), ridge=1e-4),
-)
 ROWS = tuple(criterion.name for criterion in (*BY_MODE[Mode.TRW], *WITHOUT))
 PAPER_SWEEPS = (10, 20, 40)
 SWEEPS = (5, *PAPER_SWEEPS)  # ours go forwards and backwards, which the paper's may or may not do
@@ -101,8 +104,8 @@ class HorsesTable(AbstractStudy):
     @property
     def num_cells(self) -> int:
         """One per line and, with inference, number of sweeps."""
-        by_mode = sum(len(closure(criteria, self._of(criteria))) for criteria in BY_MODE.values())
-        return len(self.sweeps) * by_mode + len(closure(WITHOUT, self._of(WITHOUT)))
+        by_mode = sum(len(closure(criteria, chosen(self.rows, criteria))) for criteria in BY_MODE.values())
+        return len(self.sweeps) * by_mode + len(closure(WITHOUT, chosen(self.rows, WITHOUT)))
 
     def measure(self, cells: Cells) -> list[Record]:
         """First without inference, then by few sweeps before many."""
@@ -110,13 +113,15 @@ class HorsesTable(AbstractStudy):
         weizmann_horses(self.root)  # what is missing is said before anything is done
         size: dict[str, Any] = {"train": self.num_train, "test": self.num_test, "scale": self.scale}
         size |= {"iterations": self.iterations}
-        first = fit_all(cells, "horses", WITHOUT, self._of(WITHOUT), partial(self._fit, Mode.TRW, 1), **size)
+        without = chosen(self.rows, WITHOUT)
+        first = fit_all(cells, "horses", WITHOUT, without, partial(self._fit, Mode.TRW, 1), **size)
         records: list[Record] = [{"mode": "", "sweeps": 0, "row": name} | result for name, result in first.items()]
         for mode, criteria in BY_MODE.items():
+            inferred = chosen(self.rows, criteria)
             for sweeps in self.sweeps:
                 own: dict[str, Any] = {"mode": mode.value, "sweeps": sweeps}
                 fit = partial(self._fit, mode, sweeps)
-                results = fit_all(cells, "horses", criteria, self._of(criteria), fit, known=first, **own, **size)
+                results = fit_all(cells, "horses", criteria, inferred, fit, known=first, **own, **size)
                 records += [own | {"row": name} | result for name, result in results.items()]
         return records
 
@@ -159,12 +164,6 @@ class HorsesTable(AbstractStudy):
                 shown.append(shade(next(predict(model, tests, how, 1)).marginals))
             rows.append((name, shown))
         return gallery([mode.value for mode in BY_MODE], rows)
-
-    def _of(self, criteria: tuple[Criterion, ...]) -> list[str]:
-        """The lines to train among these; those without inference are where the others start."""
-        if self.rows and criteria is WITHOUT:
-            return [INDEPENDENT, *(row for row in self.rows if row in PAPER_WITHOUT)]
-        return [criterion.name for criterion in criteria if criterion.name in self.rows]
 
     def _trainer(self) -> Trainer:
         return Trainer(ImageFeatures(), 2, self.iterations, self.device)

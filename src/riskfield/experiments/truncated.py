@@ -7,6 +7,7 @@ and tested with converged one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -15,7 +16,7 @@ import torch
 from riskfield.adjoints.unroll import Unroll
 from riskfield.entropy import TRW
 from riskfield.experiments.cells import Result
-from riskfield.experiments.criteria import Criterion, train
+from riskfield.experiments.criteria import INDEPENDENT, Criterion, train
 from riskfield.experiments.scenes import Scenes, evaluate
 from riskfield.experiments.study import Record
 from riskfield.features.image import ImageFeatures
@@ -24,8 +25,16 @@ from riskfield.inference.mean_field import MeanField
 from riskfield.inference.message_passing import MessagePassing
 from riskfield.inference.settings import Inference
 from riskfield.learning.lbfgs import LBFGS
+from riskfield.losses.piecewise import Independent, Piecewise
+from riskfield.losses.pseudolikelihood import Pseudolikelihood
 from riskfield.models.conditional import LinearModel
 
+# Trained without inference; the first is where all others start.
+WITHOUT = (
+    Criterion(INDEPENDENT, Independent(), start=None, ridge=1e-4),
+    Criterion("pseudolikelihood", Pseudolikelihood(), ridge=1e-4),
+    Criterion("piecewise", Piecewise(), ridge=1e-4),
+)
 CONVERGED = Inference(MessagePassing(TRW(0.5)), Stop(1000, 1e-5))
 DIVERGED = "Where training diverged, and was stopped, the entry is marked †.\n"
 SWEEP = (
@@ -95,6 +104,12 @@ class Trainer:
         result = train(model, training, criterion, inference, self.optimiser, start, first=self.first, **size)
         used = inference if criterion.inferred else CONVERGED
         return result | evaluate(model, (training, tests), used, self.chunk_size)
+
+
+def chosen(rows: Sequence[str], criteria: Sequence[Criterion]) -> list[str]:
+    """The names of the criteria among the rows to train; if there are any, with that where the others start."""
+    names = [criterion.name for criterion in criteria]
+    return [name for name in names if name in rows or (rows and name == INDEPENDENT)]
 
 
 def mark(entry: str, records: list[Record]) -> str:
