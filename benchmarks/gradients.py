@@ -70,6 +70,7 @@ def unroll(states: int, rows: int, columns: int, entropy: rf.AbstractEntropy) ->
         record,
         lambda: kept.backward(of_nodes),
         lambda: kept.backward(of_all),
+        rounds=40,
     )
     return {
         "sweeps": sweeps,
@@ -103,7 +104,7 @@ def end_to_end(
     labels = torch.randint(graph.node_groups[0].num_states, (graph.num_variables, 1), generator=torch.manual_seed(1))
 
     def gradient(adjoint: rf.AbstractAdjoint) -> None:
-        leaf = theta.clone().requires_grad_()
+        leaf = theta.detach().requires_grad_()
         solution = rf.infer(graph, leaf, algorithm, stop=stop, adjoint=adjoint)
         (-solution.node_marginals[0].gather(1, labels).log().sum()).backward()
 

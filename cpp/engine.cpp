@@ -21,14 +21,15 @@ class EngineRun final : public Run<T> {
     reserve_scratch(threads);
     for_each(input.rows, threads, [&](Index r, int thread, int team) {
       const T* state = input.state ? input.state + r * state_size() : nullptr;
-      Packer<T> packer(context_, state);
+      std::vector<Packed<T>> models;
       for (Index b = r; b < input.batch; b += input.rows) {
         const Index start = r * input.theta_size;
         const Theta<T> theta{input.theta + start, input.direction ? input.direction + start : nullptr,
                              input.direction ? static_cast<T>(input.steps[b]) : T(0)};
-        packer.pack(items_[b], theta, team);
-        start_beliefs(items_[b], theta, state, *scratch_[thread]);
+        models.push_back({&items_[b], theta});
       }
+      Packer<T>(context_, state, models).pack(team);
+      for (const auto& [item, theta] : models) start_beliefs(*item, theta, state, *scratch_[thread]);
     });
   }
 

@@ -47,28 +47,43 @@ RF_INLINE void prefetch_user(const Group& group, const FactorTile& tile, Address
     for (Index e = 0; e < group.table_size; e += kLine) __builtin_prefetch(address(f) + e, 0, 2);
 }
 
+// A model to pack, and where to.
+template <class T>
+struct Packed {
+  Item<T>* item;
+  Theta<T> theta;
+};
+
+// Packs models that stand for one row of theta. They share their domain and what they start from.
 template <class T>
 class Packer {
  public:
-  // `state` is what items start from, null for uniform messages.
-  Packer(const Context<T>& context, const T* state) : context_(context), plan_(*context.plan), state_(state) {}
+  // `state` is what they start from, null for uniform messages.
+  Packer(const Context<T>& context, const T* state, const std::vector<Packed<T>>& models)
+      : context_(context), plan_(*context.plan), state_(state), models_(models) {}
 
-  void pack(Item<T>& item, const Theta<T>& theta, int threads) {
-    item_ = &item;
-    theta_ = theta;
-    item_->tables.allocate(plan_.table_size);
-    item_->beliefs.allocate(plan_.node_size);
-    item_->node_theta.allocate(plan_.node_size);
+  void pack(int threads) {
+    for (const auto& [item, theta] : models_) {
+      item->tables.allocate(plan_.table_size);
+      item->beliefs.allocate(plan_.node_size);
+      item->node_theta.allocate(plan_.node_size);
+    }
     for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
       const auto& tiles = plan_.groups[g].all_tiles;
-      widths_.resize(plan_.groups.size());
-      widths_[g].resize(plan_.groups[g].count);
+      widths_.emplace_back(plan_.groups[g].count);
       in_shares(threads, tiles.size(), [&](Index t) { pack_tables(g, tiles[t]); });
+      if (state_ && context_.kind == Kind::kSumProduct)
+        in_shares(threads, tiles.size(), [&](Index t) { widen(g, tiles[t]); });
     }
-    for (const SharedTable& shared : plan_.shared_tables) pack_shared(shared);
-    if (context_.kind != Kind::kMeanField) choose_domain();
-    if (probabilities()) exponentiate(threads, item_->tables);
-    pack_nodes();
+    for (const auto& [item, theta] : models_)
+      for (const SharedTable& shared : plan_.shared_tables) pack_shared(shared, *item, theta);
+    log_domain_ = context_.kind == Kind::kMaxProduct ||
+                  (context_.kind == Kind::kSumProduct && !probabilities_are_safe());
+    for (const auto& [item, theta] : models_) {
+      item->log_domain = log_domain_;
+      if (probabilities()) exponentiate(threads, item->tables);
+      pack_nodes(*item, theta);
+    }
     pack_messages(threads);
   }
 
@@ -91,26 +106,24 @@ class Packer {
     });
   }
 
-  bool probabilities() const { return context_.kind == Kind::kSumProduct && !item_->log_domain; }
+  bool probabilities() const { return context_.kind == Kind::kSumProduct && !log_domain_; }
 
   // Probabilities are safe if nothing can underflow. A message m_c varies by at most exp(range(theta_c) / c_c), hence a
   // belief by at most exp((range(theta_i) + sum_c range(theta_c)) / c^_i); a message given to start from may vary more.
   // Impossible joint states (an infinite width) void the bound on messages, so they need logarithms; impossible states
   // of a node do not.
-  void choose_domain() {
-    item_->log_domain = true;
-    if (context_.kind == Kind::kMaxProduct) return;
-    if (state_ && given_widths_.empty()) find_given_widths();
+  bool probabilities_are_safe() const {
     std::vector<double> spread(plan_.num_variables);
-    for (Index p = 0; p < plan_.num_variables; ++p)
-      spread[p] = range_of(theta_.at(plan_.node_start[plan_.variable[p]], plan_.states[p]), plan_.states[p]).width();
+    for (const auto& [item, theta] : models_)
+      for (Index p = 0; p < plan_.num_variables; ++p) {
+        const T* values = theta.at(plan_.node_start[plan_.variable[p]], plan_.states[p]);
+        spread[p] = std::max(spread[p], range_of(values, plan_.states[p]).width());
+      }
     for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
       const Group& group = plan_.groups[g];
-      for (Index f = 0; f < group.count; ++f) {
-        double& width = widths_[g][f];
-        if (!given_widths_.empty()) width = std::max(width, given_widths_[g][f]);
-        for (int slot = 0; slot < group.arity; ++slot) spread[group.position[f * group.arity + slot]] += width;
-      }
+      for (Index f = 0; f < group.count; ++f)
+        for (int slot = 0; slot < group.arity; ++slot)
+          spread[group.position[f * group.arity + slot]] += widths_[g][f];
     }
     // Gradients multiply two messages (see reverse_binary); floats have no room for that.
     constexpr double kLimit = std::is_same<T, float>::value ? 80 : 345;
@@ -128,30 +141,16 @@ class Packer {
         worst = std::max(worst, total);
       }
     }
-    item_->log_domain = !(worst <= kLimit);
+    return worst <= kLimit;
   }
 
-  // The ranges of what messages start from, in logarithm and as they are stored; the same for all items.
-  void find_given_widths() {
-    for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
-      const Group& group = plan_.groups[g];
-      std::vector<double> widths(group.count);
-      for (Index f = 0; f < group.count; ++f)
-        for (int slot = 0; slot < group.arity; ++slot) {
-          const Range<T> range = range_of(state_ + user_message(plan_, group, f, slot), group.dims[slot]);
-          if (!range.has_impossible) widths[f] = std::max(widths[f], double(context_.counting[g][f]) * range.width());
-        }
-      given_widths_.push_back(std::move(widths));
-    }
-  }
-
-  void pack_nodes() {
+  void pack_nodes(Item<T>& item, const Theta<T>& theta) const {
     using std::exp;
     for (Index p = 0; p < plan_.num_variables; ++p) {
       const int n = plan_.states[p];
-      const T* from = theta_.at(plan_.node_start[plan_.variable[p]], n);
+      const T* from = theta.at(plan_.node_start[plan_.variable[p]], n);
       const T top = range_of(from, n).top();
-      T* to = item_->node_theta.get() + plan_.node_address[p];
+      T* to = item.node_theta.get() + plan_.node_address[p];
       for (int x = 0; x < n; ++x)
         to[Index(x) * plan_.node_stride[p]] = probabilities() ? exp(from[x] - top) : from[x] - top;
     }
@@ -164,24 +163,28 @@ class Packer {
 
   void pack_tables(std::size_t g, const FactorTile& tile) {
     const Group& group = plan_.groups[g];
-    prefetch_user<T>(group, tile, [&](Index f) { return theta_.values + user_table(plan_, group, f); });
-    if constexpr (!std::is_same<T, Dual>::value)
-      if (tile.contiguous && !tile.shared && tile.count == kLanes<T> && one_permutation(group, tile)) {
-        pack_side_by_side(g, tile);
-        return;
-      }
-    for (int l = 0; l < tile.count; ++l) {
-      const Index f = tile.contiguous ? tile.first + l : group.lanes[tile.first + l];
-      const T* from = theta_.at(user_table(plan_, group, f), group.table_size);
-      const Range<T> range = range_of(from, group.table_size);
-      widths_[g][f] = range.has_impossible ? std::numeric_limits<double>::infinity() : range.width();
-      if (group.shared[f] >= 0) continue;
-      const Index* map = group.entry_maps[group.permutation[f]].data();
-      T* to = item_->tables.get() + group.table[f];
-      const Index stride = group.table_stride[f];
-      for (Index e = 0; e < group.table_size; ++e)
-        to[e * stride] = packed_entry(from[map[e]], range.top(), context_.inverse[g][f]);
+    auto of = [&](const T* values) { return [&, values](Index f) { return values + user_table(plan_, group, f); }; };
+    const Theta<T>& first = models_[0].theta;
+    prefetch_user<T>(group, tile, of(first.values));
+    if (first.direction) prefetch_user<T>(group, tile, of(first.direction));
+    if (tile.contiguous && !tile.shared && tile.count == kLanes<T> && one_permutation(group, tile)) {
+      pack_side_by_side(g, tile);
+      return;
     }
+    for (const auto& [item, theta] : models_)
+      for (int l = 0; l < tile.count; ++l) {
+        const Index f = tile.contiguous ? tile.first + l : group.lanes[tile.first + l];
+        const T* from = theta.at(user_table(plan_, group, f), group.table_size);
+        const Range<T> range = range_of(from, group.table_size);
+        const double width = range.has_impossible ? std::numeric_limits<double>::infinity() : range.width();
+        widths_[g][f] = std::max(widths_[g][f], width);
+        if (group.shared[f] >= 0) continue;
+        const Index* map = group.entry_maps[group.permutation[f]].data();
+        T* to = item->tables.get() + group.table[f];
+        const Index stride = group.table_stride[f];
+        for (Index e = 0; e < group.table_size; ++e)
+          to[e * stride] = packed_entry(from[map[e]], range.top(), context_.inverse[g][f]);
+      }
   }
 
   static bool one_permutation(const Group& group, const FactorTile& tile) {
@@ -190,99 +193,132 @@ class Packer {
     return true;
   }
 
-  // The same for a full tile of tables that lie side by side.
+  template <class Read>
+  RF_INLINE static V<T> gather(Read read) {
+    V<T> lanes{};
+    for (int l = 0; l < kLanes<T>; ++l) set_lane<T>(lanes, l, read(l));
+    return lanes;
+  }
+
+  // The same for a full tile of tables that lie side by side, of all models at once: fetching theta is what costs.
   void pack_side_by_side(std::size_t g, const FactorTile& tile) {
     const Group& group = plan_.groups[g];
     const Index* map = group.entry_maps[group.permutation[tile.first]].data();
+    const auto [values, direction, step] = models_[0].theta;
     Index from[kLanes<T>];
     for (int l = 0; l < kLanes<T>; ++l) from[l] = user_table(plan_, group, tile.first + l);
-    T* to = item_->tables.get() + tile.table;
     V<T> high = splat<T>(kNegInf<T>), low = -high;
     for (Index e = 0; e < group.table_size; ++e) {
-      V<T> value;
-      for (int l = 0; l < kLanes<T>; ++l) value[l] = theta_.values[from[l] + map[e]];
-      if (theta_.direction) {
-        V<T> slope;
-        for (int l = 0; l < kLanes<T>; ++l) slope[l] = theta_.direction[from[l] + map[e]];
-        value += theta_.step * slope;
+      const V<T> base = gather([&, v = values](int l) { return v[from[l] + map[e]]; });
+      const V<T> slope = direction ? gather([&, d = direction](int l) { return d[from[l] + map[e]]; }) : V<T>{};
+      for (const auto& [item, theta] : models_) {
+        const V<T> value = base + theta.step * slope;
+        high = vmax<T>(high, value);
+        low = -vmax<T>(-low, -value);
+        store<T>(item->tables.get() + tile.table + e * tile.table_stride, value);
       }
-      high = vmax<T>(high, value);
-      low = -vmax<T>(-low, -value);
-      store<T>(to + e * tile.table_stride, value);
     }
     for (int l = 0; l < kLanes<T>; ++l)
       widths_[g][tile.first + l] =
           low[l] == kNegInf<T> ? std::numeric_limits<double>::infinity() : double(high[l]) - double(low[l]);
     if (context_.kind == Kind::kMeanField) return;
     const V<T> top = select<T>(high > kNegInf<T>, high, V<T>{}), inverse = load<T>(&context_.inverse[g][tile.first]);
-    for (Index e = 0; e < group.table_size; ++e)
-      store<T>(to + e * tile.table_stride, (load<T>(to + e * tile.table_stride) - top) * inverse);
+    for (const auto& [item, theta] : models_)
+      for (Index e = 0; e < group.table_size; ++e) {
+        T* at = item->tables.get() + tile.table + e * tile.table_stride;
+        store<T>(at, (load<T>(at) - top) * inverse);
+      }
   }
 
   // All factors that share a packed table have one counting number.
-  void pack_shared(const SharedTable& shared) {
+  void pack_shared(const SharedTable& shared, Item<T>& item, const Theta<T>& theta) const {
     const Group& group = plan_.groups[shared.group];
-    const T* from = theta_.at(user_table(plan_, group, shared.factor), group.table_size);
+    const T* from = theta.at(user_table(plan_, group, shared.factor), group.table_size);
     const Index* map = group.entry_maps[shared.permutation].data();
     const T top = range_of(from, group.table_size).top();
     for (Index e = 0; e < group.table_size; ++e)
-      item_->tables.get()[shared.address + e] =
+      item.tables.get()[shared.address + e] =
           packed_entry(from[map[e]], top, context_.inverse[shared.group][shared.factor]);
   }
 
   void pack_messages(int threads) {
     const bool given = state_ && context_.kind != Kind::kMeanField;
     const int buffers = plan_.sweep == Sweep::kAllAtOnce ? 2 : 1;
-    if (given && packed_ && packed_->log_domain == item_->log_domain) {
-      for (int buffer = 0; buffer < buffers; ++buffer) item_->messages[buffer].copy(packed_->messages[buffer]);
-      return;
-    }
-    packed_ = item_;
+    Item<T>& first = *models_[0].item;
     for (int buffer = 0; buffer < buffers; ++buffer) {
-      item_->messages[buffer].allocate(plan_.message_size);
-      item_->messages[buffer].fill(probabilities() && !(given && buffer == 0) ? T(1) : T(0));
+      first.messages[buffer].allocate(plan_.message_size);
+      first.messages[buffer].fill(probabilities() && !(given && buffer == 0) ? T(1) : T(0));
     }
-    if (!given) return;
-    for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
-      const Group& group = plan_.groups[g];
-      in_shares(threads, group.count, [&](Index f) {
-        for (int slot = 0; slot < group.arity; ++slot) pack_message(g, f, slot);
-      });
+    if (given) {
+      for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
+        const auto& tiles = plan_.groups[g].all_tiles;
+        in_shares(threads, tiles.size(), [&](Index t) { pack_given(g, tiles[t]); });
+      }
+      if (probabilities()) exponentiate(threads, first.messages[0]);
     }
-    if (probabilities()) exponentiate(threads, item_->messages[0]);
+    for (std::size_t k = 1; k < models_.size(); ++k)
+      for (int buffer = 0; buffer < buffers; ++buffer) models_[k].item->messages[buffer].copy(first.messages[buffer]);
   }
 
-  static T log_total(const T* logarithms, int n) {
-    using std::exp, std::log;
-    const T top = range_of(logarithms, n).top();
-    T total = 0;
-    for (int x = 0; x < n; ++x) total += exp(logarithms[x] - top);
-    return top + log(total);
+  // Calls body(lanes, slot, given, high, low) for the messages of a tile to each slot: given(x) is the logarithm of
+  // those to start from, `high` and `low` the largest and smallest over x.
+  template <class Body>
+  void for_given(std::size_t g, const FactorTile& tile, Body body) const {
+    const Group& group = plan_.groups[g];
+    with_lanes<T>(plan_, group, tile, [&](const auto& lanes) {
+      for (int slot = 0; slot < group.arity; ++slot) {
+        Index from[kLanes<T>];
+        for (int l = 0; l < kLanes<T>; ++l)
+          from[l] = user_message(plan_, group, lanes.factor(std::min<int>(l, tile.count - 1)), slot);
+        auto given = [&](int x) { return gather([&](int l) { return state_[from[l] + x]; }); };
+        V<T> high = splat<T>(kNegInf<T>), low = -high;
+        for (int x = 0; x < group.dims[slot]; ++x) {
+          const V<T> value = given(x);
+          high = vmax<T>(high, value);
+          low = -vmax<T>(-low, -value);
+        }
+        body(lanes, slot, given, high, low);
+      }
+    });
   }
 
-  // The logarithm of the message given, scaled as updates scale it. Messages with zeros are forgotten: what was
+  // A message given may vary more than its table lets it.
+  void widen(std::size_t g, const FactorTile& tile) {
+    for_given(g, tile, [&](const auto& lanes, int, const auto&, const V<T>& high, const V<T>& low) {
+      for (int l = 0; l < tile.count; ++l) {
+        const Index f = lanes.factor(l);
+        if (low[l] > kNegInf<T>)
+          widths_[g][f] = std::max(widths_[g][f], double(context_.counting[g][f]) * (double(high[l]) - double(low[l])));
+      }
+    });
+  }
+
+  // The logarithms of the messages given, scaled as updates scale them. Messages with zeros are forgotten: what was
   // impossible in an earlier run may have become possible, and a zero would never recover; the first sweeps derive it
   // afresh.
-  void pack_message(std::size_t g, Index f, int slot) {
+  void pack_given(std::size_t g, const FactorTile& tile) {
     const Group& group = plan_.groups[g];
-    const T* given = state_ + user_message(plan_, group, f, slot);
-    const int n = group.dims[slot];
-    const Range<T> range = range_of(given, n);
-    if (range.has_impossible) return;
-    const T c = context_.counting[g][f];
-    const T scale = !probabilities() ? log_total(given, n) : n == 2 ? given[0] : range.top();
-    T* to = item_->messages[0].get() + group.message[f * group.arity + slot];
-    for (int x = 0; x < n; ++x) to[Index(x) * group.message_stride[f]] = c * (given[x] - scale);
+    T* to = models_[0].item->messages[0].get();
+    for_given(g, tile, [&](const auto& lanes, int slot, const auto& given, const V<T>& high, const V<T>& low) {
+      const int n = group.dims[slot];
+      V<T> scale = probabilities() && n == 2 ? given(0) : high;
+      if (!probabilities()) {
+        V<T> total{};
+        for (int x = 0; x < n; ++x) total += vexp<T>(given(x) - high);
+        scale += vlog<T>(total);
+      }
+      const V<T> c = lanes.per_factor(context_.counting[g]);
+      for (int x = 0; x < n; ++x)
+        lanes.set_message(to, slot, x, select<T>(low > kNegInf<T>, c * (given(x) - scale), V<T>{}));
+    });
   }
 
   const Context<T>& context_;
   const Plan& plan_;
   const T* state_;
-  Item<T>* item_ = nullptr;
-  Theta<T> theta_{};
-  const Item<T>* packed_ = nullptr;                // one whose messages were made from `state`
-  std::vector<std::vector<double>> given_widths_;  // group -> factor: range of c log m of the messages given
-  std::vector<std::vector<double>> widths_;        // group -> factor: range of its log-potentials
+  const std::vector<Packed<T>>& models_;
+  bool log_domain_ = false;
+  std::vector<std::vector<double>> widths_;  // group -> factor: range of its log-potentials and c log m
 };
 
 // mu_c propto table_c prod_i b_i / m_c of a tile, an array of vectors in `scratch`.

@@ -3,13 +3,14 @@
 import ctypes
 import shutil
 import subprocess
+from functools import partial
 
 import pytest
 import torch
 
 import riskfield as rf
 from riskfield.kernels import MessagePassingProblem, fused
-from riskfield.kernels.torch_reference import MessagePassingRun
+from riskfield.kernels.torch_reference import MessagePassingRun, _swept
 
 # One thread after the other in place of all at once: what has no data race gives the same.
 EMULATED = """
@@ -102,7 +103,8 @@ def runs(name, schedule, impossible=False, scale=1.0):
 @pytest.mark.parametrize("name", GRAPHS)
 def test_the_same_sweeps_and_gradients(name, schedule, impossible, scale, emulated):
     problem, run = runs(name, schedule, impossible, scale)
-    found = fused.run_sweeps(problem, run.theta, run.log_messages, run.log_beliefs, 3)
+    state = run.theta, run.log_messages.clone(), run.log_beliefs.clone()
+    found = fused.run_sweeps(problem, *state, 3, partial(_swept, problem, 3))
     other = MessagePassingRun(problem, run.theta, None)
     other.log_messages, other.log_beliefs = found[:2]
     actual = other.marginals()
@@ -124,7 +126,8 @@ def test_rounding_does_not_grow(emulated):
     problem = MessagePassingProblem(graph, rf.Bethe().counting(graph), rf.Sequential(), 0.0, False)
     leaf = theta.clone().requires_grad_()
     run = MessagePassingRun(problem, leaf, None)
-    _, beliefs, _ = fused.run_sweeps(problem, leaf, run.log_messages, run.log_beliefs, 60)
+    state = leaf, run.log_messages, run.log_beliefs
+    _, beliefs, _ = fused.run_sweeps(problem, *state, 60, partial(_swept, problem, 60))
     (actual,) = torch.autograd.grad(beliefs.exp()[0, ::2].sum(), leaf)
     stop = rf.Stop(60, tol=None)
     other = theta.clone().requires_grad_()
@@ -133,11 +136,19 @@ def test_rounding_does_not_grow(emulated):
     torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-11)
 
 
-def test_second_derivatives_are_refused(emulated):
-    problem, run = runs("grid", "numbering")
-    messages, _, _ = fused.run_sweeps(problem, run.theta, run.log_messages, run.log_beliefs, 1)
-    with pytest.raises(rf.AdjointError, match="first derivatives only"):
-        torch.autograd.grad(messages.exp().sum(), run.theta, create_graph=True)
+@pytest.mark.parametrize("name", ["grid", "tied"])
+def test_second_derivatives(name, emulated):
+    problem, run = runs(name, "numbering")
+    start = run.log_messages, run.log_beliefs
+    found = fused.run_sweeps(problem, run.theta, *start, 3, partial(_swept, problem, 3))[:2]
+    expected = _swept(problem, 3, run.theta, *start)
+    products = []
+    for messages, beliefs in (found, expected):
+        loss = (messages.exp() ** 2).sum() + beliefs.exp()[:, 0].sum()
+        (gradient,) = torch.autograd.grad(loss, run.theta, create_graph=True)
+        products += torch.autograd.grad((gradient**2).sum(), run.theta, retain_graph=True)
+    assert products[0].abs().max() > 1e-3
+    torch.testing.assert_close(*products, rtol=1e-9, atol=1e-11)
 
 
 def test_models_for_the_torch_kernels():

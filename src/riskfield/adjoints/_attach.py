@@ -109,10 +109,12 @@ class _Attached(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value: Tensor, vjp: Vjp, remedy: str, *inputs: Tensor) -> Tensor:
         ctx.vjp, ctx.remedy, ctx.inputs = vjp, remedy, inputs
-        return value.clone()
+        ctx.save_for_backward(value)  # the same numbers as those handed out, for autograd to see if they are changed
+        return value.detach()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        _ = ctx.saved_tensors  # raises if marginals were changed in place
         with torch.no_grad():
             found = ctx.vjp(grad.detach())
         gradients = [found] if isinstance(found, Tensor) else list(found)

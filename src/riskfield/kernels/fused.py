@@ -20,7 +20,6 @@ from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.autograd import forward_ad
 
-from riskfield.errors import AdjointError
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.graph.schedule import Parallel, Schedule
 from riskfield.kernels.logspace import normalised
@@ -30,6 +29,8 @@ _MOST_THREADS = 384  # of a block, of which two then fit into a multiprocessor: 
 _MOST_STATES = 32  # that fit into the registers of a thread
 
 Launch = Callable[[str, int, int, Sequence[Tensor | int]], None]  # (kernel, blocks, threads, arguments)
+# The same sweeps where autograd follows them: (theta, messages, beliefs) to messages and beliefs.
+Reference = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,18 +75,23 @@ def available(problem: MessagePassingProblem, theta: Tensor) -> bool:
 
 
 def run_sweeps(
-    problem: MessagePassingProblem, theta: Tensor, messages: Tensor, beliefs: Tensor, sweeps: int
+    problem: MessagePassingProblem,
+    theta: Tensor,
+    messages: Tensor,
+    beliefs: Tensor,
+    sweeps: int,
+    reference: Reference,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Messages and beliefs, in normalised logarithms of shape (batch, ...), after `sweeps` > 0 more sweeps.
 
-    They are differentiable, once, in theta and in what the sweeps began from. Also returns the beliefs before the last
-    sweep, which are not.
+    They are differentiable in theta and in what the sweeps began from; derivatives above the first go through
+    `reference`. Also returns the beliefs before the last sweep, which are not.
     """
     structure = _structure(problem, theta.device)
     counting = problem.counting.factor.to(theta)[structure.factors]
     node_rate = 1 / problem.counting.node_total.to(theta)
-    tables = problem.graph.expand(theta).contiguous()
-    found = _Sweeps.apply(tables, messages, beliefs, structure, (counting, node_rate), sweeps)
+    fixed = problem.graph, structure, (counting, node_rate), sweeps, reference
+    found = _Sweeps.apply(theta, messages, beliefs, *fixed)
     messages, beliefs, before = (normalised(logs.unflatten(1, (-1, structure.states))).flatten(1) for logs in found)
     return messages, beliefs, before.detach()
 
@@ -97,47 +103,52 @@ class _Sweeps(torch.autograd.Function):
         theta: Tensor,
         messages: Tensor,
         beliefs: Tensor,
+        graph: FactorGraph,
         structure: _Structure,
         counting: tuple[Tensor, Tensor],
         sweeps: int,
+        reference: Reference,
     ) -> tuple[Tensor, Tensor, Tensor]:
+        begin, tables = (theta, messages, beliefs), graph.expand(theta).contiguous()
         messages, beliefs = messages.clone(), beliefs.clone()
         before = torch.empty_like(beliefs)
         tape = (sweeps, *messages.shape) if any(ctx.needs_input_grad) else (0,)
         said, cavities = theta.new_empty(tape), theta.new_empty(tape)
-        numbers = theta, messages, beliefs, before, said, cavities
-        _launch("sweeps_forward", theta, structure, counting, sweeps, numbers)
-        ctx.save_for_backward(theta, said, cavities)
-        ctx.structure, ctx.counting, ctx.sweeps = structure, counting, sweeps
+        numbers = tables, messages, beliefs, before, said, cavities
+        _launch("sweeps_forward", structure, counting, sweeps, numbers)
+        ctx.save_for_backward(*begin, said, cavities)
+        ctx.graph, ctx.structure, ctx.counting, ctx.sweeps = graph, structure, counting, sweeps
+        ctx.reference = reference
         ctx.mark_non_differentiable(before)
         return messages, beliefs, before
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        *begin, said, cavities = ctx.saved_tensors
         if torch.is_grad_enabled():
-            raise AdjointError("Truncated runs on a GPU have first derivatives only. Run on the CPU for second ones.")
-        theta, said, cavities = ctx.saved_tensors
+            # The reference normalises what the kernels do not; grads sum to zero over states, so that is all the same.
+            begin = [tensor.view_as(tensor) for tensor in begin]  # of which none is made from another
+            wanted = [tensor for tensor in begin if tensor.requires_grad]
+            found = iter(torch.autograd.grad(ctx.reference(*begin), wanted, grads[:2], create_graph=True))
+            return *(next(found) if tensor.requires_grad else None for tensor in begin), *[None] * 5
+        tables = ctx.graph.expand(begin[0]).contiguous()
         of_messages, of_beliefs = grads[0].clone(), grads[1].clone()
         told, through = torch.empty_like(of_messages), torch.zeros_like(of_messages)
-        of_theta = torch.zeros_like(theta)
-        numbers = theta, said, cavities, of_messages, of_beliefs, told, through, of_theta
-        _launch("sweeps_backward", theta, ctx.structure, ctx.counting, ctx.sweeps, numbers)
-        return of_theta, of_messages, of_beliefs, None, None, None
+        of_tables = torch.zeros_like(tables)
+        numbers = tables, said, cavities, of_messages, of_beliefs, told, through, of_tables
+        _launch("sweeps_backward", ctx.structure, ctx.counting, ctx.sweeps, numbers)
+        return ctx.graph.collapse(of_tables), of_messages, of_beliefs, *[None] * 5
 
 
 def _launch(
-    kernel: str,
-    theta: Tensor,
-    structure: _Structure,
-    counting: tuple[Tensor, Tensor],
-    sweeps: int,
-    numbers: Sequence[Tensor],
+    kernel: str, structure: _Structure, counting: tuple[Tensor, Tensor], sweeps: int, numbers: Sequence[Tensor]
 ) -> None:
+    tables = numbers[0]
     graph = structure.parts, structure.levels, structure.order, structure.first
     links = structure.links, structure.renewed, structure.starts, *counting
     arguments: list[Tensor | int] = [*graph, *links, structure.sizes, structure.num_parts, sweeps, *numbers]
-    compiled = _compiled(theta.dtype, structure.states, theta.device)
-    compiled(kernel, structure.num_parts * len(theta), structure.threads, arguments)
+    compiled = _compiled(tables.dtype, structure.states, tables.device)
+    compiled(kernel, structure.num_parts * len(tables), structure.threads, arguments)
 
 
 def source(dtype: torch.dtype, states: int) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -71,8 +71,8 @@ class MessagePassingRun:
         return _advance(self, sweeps, tol)
 
     def _advance_fused(self, sweeps: int) -> tuple[Tensor, Tensor]:
-        state = self.log_messages, self.log_beliefs
-        self.log_messages, self.log_beliefs, before = fused.run_sweeps(self.problem, self.theta, *state, sweeps)
+        state, reference = (self.theta, self.log_messages, self.log_beliefs), partial(_swept, self.problem, sweeps)
+        self.log_messages, self.log_beliefs, before = fused.run_sweeps(self.problem, *state, sweeps, reference)
         change = (self.log_beliefs.detach().exp() - before.exp()).abs()
         self.residual = change.amax(1).to("cpu", torch.float64)
         return self.residual, torch.full((len(self.theta),), sweeps)
@@ -185,6 +185,17 @@ class MessagePassingRun:
             step = torch.where(new == NEG_INF, 0.0, new - old) / (1 - self.damping)
             new = normalised(torch.where(new == NEG_INF, NEG_INF, old + step))
         return (new.exp() - old.exp()).abs().amax((1, 2))
+
+
+def _swept(
+    problem: MessagePassingProblem, sweeps: int, theta: Tensor, messages: Tensor, beliefs: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Messages and beliefs after so many more sweeps."""
+    run = MessagePassingRun(problem, theta, None)
+    run.log_messages, run.log_beliefs = messages.clone(), beliefs.clone()
+    for _ in range(sweeps):
+        run.sweep()
+    return run.log_messages, run.log_beliefs
 
 
 class MeanFieldRun:
