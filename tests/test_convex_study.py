@@ -7,11 +7,15 @@ import numpy as np
 import pytest
 import torch
 
+from riskfield import Inference, MeanField, Stop, grid
 from riskfield.cli import main
 from riskfield.cli.reproduce import convex as command
-from riskfield.experiments import convex, digits
+from riskfield.experiments import convex, crf_program, digit_variations, digits
 from riskfield.experiments.convex import PAPER, DigitErrors
-from riskfield.experiments.digits import ERRORS, METHODS, draw_digits, make_model
+from riskfield.experiments.digit_variations import DigitVariations, Variation
+from riskfield.experiments.digits import ERRORS, METHODS, PLAIN, Setup, draw_digits
+from riskfield.experiments.study import reproduce
+from riskfield.learning.result import Fit, Reason
 
 pytest.importorskip("matplotlib")
 
@@ -48,13 +52,23 @@ def test_the_pictures(root):
     assert torch.equal(draw_digits(root, 0.1, 2)[0].labels, training.labels)
 
 
+def test_other_pictures(root):
+    training, tests = draw_digits(root, 0.5, 1)
+    more = draw_digits(root, 0.5, 1, groups=4)
+    assert torch.equal(more[0].noisy, training.noisy)  # groups come behind those there are
+    assert torch.equal(more[1].noisy, tests.noisy)
+    assert len(torch.cat([group.labels for group in more]).unique(dim=0)) == 36
+    assert not torch.equal(draw_digits(root, 0.5, 1, sample=1)[0].labels, training.labels)
+    assert int(draw_digits(root, 0.5, 1, bright=200)[0].labels.sum()) == 0  # ink is 200
+
+
 def test_the_measures():
     """Against the paper's definitions, pixel by pixel."""
 
     class Answer:
         node_marginals = (torch.tensor([[[0.9, 0.1], [0.3, 0.7], [0.6, 0.4]]], dtype=torch.float64),)
 
-    found = digits._errors([Answer()], torch.tensor([[0, 1, 1]]))
+    found = digits.errors([Answer()], torch.tensor([[0, 1, 1]]))
     expected = {
         "classification": 1 / 3,
         "regression": (0.1**2 + 0.3**2 + 0.6**2) / 3,
@@ -62,6 +76,46 @@ def test_the_measures():
         "L_quad": (-1.8 + 0.82 - 1.4 + 0.58 - 0.8 + 0.52) / 3,
     }
     assert found == {name: pytest.approx(value) for name, value in expected.items()}
+
+
+def test_training_that_makes_no_iteration(root, monkeypatch):
+    monkeypatch.setattr(digits, "fit", lambda *_, **__: Fit(Reason.DIVERGED, "at the start", (), None))
+    found = digits.measure(root, "BP", 0.5, 1, 1)
+    assert found["training"] == [["diverged", 0, 0]]
+    assert found["objective"] is None
+
+
+def test_the_potentials_of_the_program():
+    """x_i w . (1, indicators) and x_i x_j v . (1, indicators) for x = -1, 1, at random weights."""
+    graph, model = grid(1, 2, num_states=2), crf_program.ising()
+    generator = torch.Generator().manual_seed(0)
+    w, a, v, b = (p.data.normal_(generator=generator).flatten() for p in model.parameters())
+    noisy = torch.tensor([[1, 0]])
+    hot = torch.nn.functional.one_hot
+    inputs = {"nodes": hot(noisy, 2).double(), "factors": hot(2 * noisy[:, :1] + noisy[:, 1:], 4).double()}
+    theta = model(graph, inputs).detach()
+    for x in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        signs = [2 * state - 1 for state in x]
+        expected = signs[0] * (a + w[1]) + signs[1] * (a + w[0]) + signs[0] * signs[1] * (b + v[2])
+        assert float(graph.score(theta[0], torch.tensor(x))) == pytest.approx(float(expected))
+
+
+def test_mean_field_of_the_program_starts_from_the_potentials():
+    """Two variables that want to agree: the second, for 1, is the surer, but the first, for 0, is renewed first."""
+    graph = grid(1, 2, num_states=2)
+    theta = graph.zeros()
+    graph.node(theta, 0)[0] = 0.5
+    graph.node(theta, 1)[1] = 0.9
+    graph.factor_views(theta)[0][:, [0, 1], [0, 1]] = 4.0
+    before = crf_program.MeanFieldFromPotentials(range(2)).start(graph, theta.unsqueeze(0), None, None).marginals()
+    expected = theta[: graph.node_size].unflatten(0, (2, 2)).softmax(-1).flatten()
+    assert torch.allclose(before[0, : graph.node_size], expected)
+    ends = [
+        Inference(algorithm(range(2)), Stop(100, 1e-9))(graph, theta).node_marginals[0][:, 1]
+        for algorithm in (MeanField, crf_program.MeanFieldFromPotentials)
+    ]
+    assert bool((ends[0] < 0.1).all())
+    assert bool((ends[1] > 0.9).all())
 
 
 def test_the_paper_has_numbers_for_all_methods():
@@ -87,7 +141,7 @@ def test_the_command(root, tmp_path, capsys, monkeypatch):
     for record in records:
         assert all(np.isfinite(record["test"][name]) for name in ERRORS)
         assert np.shape(record["beliefs"]) == (2, 784)
-        count = sum(p.numel() for p in make_model(METHODS[record["method"]].convex).parameters())
+        count = sum(p.numel() for p in PLAIN.model(PLAIN.methods[record["method"]].convex).parameters())
         assert len(record["parameters"]) == count
     text = (tmp_path / "out" / "errors.md").read_text()
     assert "| L_quad | .0561 / **" in text
@@ -100,8 +154,6 @@ def test_the_command(root, tmp_path, capsys, monkeypatch):
 
 
 def test_a_study_that_is_not_finished_shows_what_there_is(root, tmp_path):
-    from riskfield.experiments.study import reproduce
-
     paths = reproduce(DigitErrors(root, finished=True), tmp_path / "none", "command")
     assert "| L_quad | .0561 / - |" in paths[1].read_text()
 
@@ -110,3 +162,32 @@ def test_missing_data_is_said_first(tmp_path, capsys):
     draw_digits.cache_clear()
     assert main(["reproduce", "convex", "--data", str(tmp_path), "--out", str(tmp_path / "out")]) != 0
     assert "MNIST" in capsys.readouterr().err
+
+
+def test_variations(root, tmp_path, monkeypatch):
+    for module in (digits, convex):
+        monkeypatch.setattr(module, "DIGITS", (1, 7))
+    ways = (
+        Variation("samples", (Setup(sample=1), Setup(sample=2)), ("pseudo + BP",)),
+        Variation("Ising", (Setup(field=crf_program.ising),), ("pseudo + mean field", "BP")),
+    )
+    monkeypatch.setattr(digit_variations, "VARIATIONS", ways)
+    study = DigitVariations(root, noises=(0.5, 0.1), per_digit=1, iterations=1, groups=2)
+    records = json.loads(reproduce(study, tmp_path / "out", "command")[0].read_text())["records"]
+    assert {record["noise"] for record in records} == {0.5}  # the paper has no numbers for 10 %
+    counts = {(record["method"], record["how"]): len(record["tests"]) for record in records}
+    assert len(counts) == len(records) == 2 * len(METHODS) + 3
+    assert counts["pseudo + BP", "samples"] == counts["BP", "other test pictures"] == 2
+    assert counts["BP", "Ising"] == counts["L_log", "as in errors.md"] == 1
+    cells = sorted(path.name for path in (tmp_path / "out" / "cells").glob("*"))
+    assert len(cells) == study.num_cells
+    text = (tmp_path / "out" / "variations.md").read_text()
+    (line,) = (line for line in text.splitlines() if line.startswith("| pseudo + BP | samples |"))
+    values = next(record for record in records if record["how"] == "samples")["tests"]
+    mean = np.mean([value["classification"] for value in values])
+    spread = np.std([value["classification"] for value in values], ddof=1)
+    assert f".0977 / **{mean:.4f}** ± {spread:.4f}".replace("0.", ".") in line
+    # What is finished is shown without being computed again.
+    monkeypatch.setattr(digits, "fit", None)
+    again = DigitVariations(root, noises=(0.5,), per_digit=1, iterations=1, groups=2, finished=True)
+    assert json.loads(reproduce(again, tmp_path / "out", "command")[0].read_text())["records"] == records

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from riskfield.experiments.cells import Cells
-from riskfield.experiments.digits import DIGITS, ERRORS, METHODS, Digits, draw_digits, make_model, measure
+from riskfield.experiments.cells import Cells, Result, Setting
+from riskfield.experiments.digits import DIGITS, ERRORS, METHODS, PLAIN, Digits, draw_digits, measure
 from riskfield.experiments.side_by_side import FAR, Shown, beside, gallery
 from riskfield.experiments.study import AbstractStudy, Record, panels, select, table
 from riskfield.learning.objective import assign
@@ -42,11 +42,11 @@ PAPER = {
 SHOWN = 0.5  # the noise of Table 3 and the figures
 _STATES = ("(0,0)", "(0,1)", "(1,0)", "(1,1)")
 _DIFFERENCES = (
-    "What is known to differ from the paper: its conditional random fields came from another program, which it "
-    "describes by features alone; here they have a free potential for every x_c and y_c, all that convex inference has "
-    "but the weights. They are trained by L-BFGS until it converges or stalls, on the likelihood whose log-partition "
-    "function is that of mean field or of belief propagation. Weights of b log b are exponentials of free parameters, "
-    "so that they may come closer to 0 than the paper's.\n"
+    "What is known to differ from the paper: its conditional random fields came from another program; here they have a "
+    "free potential for every x_c and y_c, all that convex inference has but the weights. They are trained by L-BFGS "
+    "on the likelihood whose log-partition function is that of mean field or of belief propagation. Weights of b log b "
+    "are exponentials of free parameters, so that they may come closer to 0 than the paper's. What that program, the "
+    "choice of pictures and the way they are made binary explain is in variations.md.\n"
 )
 # What is computed first.
 _ORDER = ("L_quad", "L_log", "BP", "mean field", "pseudo + BP", "pseudo + mean field")
@@ -82,10 +82,14 @@ class AbstractDigitStudy(AbstractStudy):
             for method in _ORDER:
                 own: dict[str, Any] = {"noise": noise, "method": method}
                 settings = own | {"per_digit": self.per_digit, "iterations": self.iterations}
-                result = cells.find("digits", **settings) if self.finished else cells.get("digits", compute, **settings)
+                result = self._get(cells, "digits", compute, **settings)
                 if result is not None:
                     records.append(own | result)
         return records
+
+    def _get(self, cells: Cells, name: str, compute: Callable[..., Result], **settings: Setting) -> Result | None:
+        """A cell; if nothing is to be computed, only if it is on file."""
+        return cells.find(name, **settings) if self.finished else cells.get(name, compute, **settings)
 
 
 @dataclass(frozen=True)
@@ -194,7 +198,7 @@ def _ours(found: dict[str, dict[str, float]], name: str) -> list[float | None]:
 
 def _weights(record: Record) -> str:
     """Table 3."""
-    model = make_model(convex=True)
+    model = PLAIN.model(convex=True)
     assert isinstance(model, ConvexModel)
     assign(list(model.parameters()), torch.tensor(record["parameters"], dtype=torch.float64))
     # The indicators are the columns of the matrices.

@@ -6,15 +6,19 @@ been set to 0 or 1 at random.
 
 All methods have potentials that are fully parametrised and the same everywhere: a number for every x_i and y_i, and one
 for every x_i, x_j, y_i, y_j of neighbours, horizontal or vertical. Convex inference has as many weights of b log b. The
-paper took its conditional random fields from another program, whose parametrisation it names by features alone; here
-they have all that convex inference has but the weights.
+paper took its conditional random fields from another program; here they have all that convex inference has but the
+weights, and `crf_program` has those of that program.
+
+Inference of conditional random fields starts afresh in every evaluation. It has several fixed points, and a run that
+starts from the last one stays near it when parameters have come to favour another: training then stalls.
 """
 
 from __future__ import annotations
 
 import time
 import warnings
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -46,18 +50,19 @@ from riskfield.losses.loss import AbstractLoss
 from riskfield.losses.marginal import UnivariateLogistic, UnivariateQuadratic
 from riskfield.losses.pseudolikelihood import Pseudolikelihood
 from riskfield.metrics import error_rate
-from riskfield.models.conditional import LinearModel
+from riskfield.models.conditional import Conditional, LinearModel
 from riskfield.models.convex import ConvexModel, inference_of
 
 DIGITS = tuple(range(1, 10))
 ERRORS = ("classification", "regression", "L_log", "L_quad")
-_SIDE = 28
+SIDE = 28
 _BRIGHT = 127
 _CHUNK = 10  # pictures at once: so many fit in the processor's cache
 _SWEEPS = 10_000
-_MEAN_FIELD, _BELIEF_PROPAGATION = MeanField(), MessagePassing()
 _CONVEX = ConvexFreeEnergy(message_passing=False)
 _TOL, _CONVEX_TOL = 1e-6, 1e-5  # a Newton step that changes so little leaves an error of about its square
+_MEAN_FIELD = Inference(MeanField(), Stop(_SWEEPS, _TOL))
+_BELIEF_PROPAGATION = Inference(MessagePassing(), Stop(_SWEEPS, _TOL))
 
 
 @dataclass(frozen=True)
@@ -74,9 +79,8 @@ class Method:
         return isinstance(self.prediction.algorithm, ConvexFreeEnergy)
 
 
-def _to_convergence(algorithm: MeanField | MessagePassing) -> Method:
-    stop = Stop(_SWEEPS, _TOL)
-    return Method(SurrogateLikelihood(), WarmStart(algorithm, stop, Envelope()), Inference(algorithm, stop))
+def _likelihood(inference: Inference) -> Method:
+    return Method(SurrogateLikelihood(), replace(inference, adjoint=Envelope()), inference)
 
 
 def _convex(loss: AbstractLoss) -> Method:
@@ -84,14 +88,47 @@ def _convex(loss: AbstractLoss) -> Method:
     return Method(loss, WarmStart(_CONVEX, stop, KKT()), Inference(_CONVEX, stop))
 
 
-METHODS = {
-    "pseudo + mean field": Method(Pseudolikelihood(), None, Inference(_MEAN_FIELD, Stop(_SWEEPS, _TOL))),
-    "pseudo + BP": Method(Pseudolikelihood(), None, Inference(_BELIEF_PROPAGATION, Stop(_SWEEPS, _TOL))),
-    "mean field": _to_convergence(_MEAN_FIELD),
-    "BP": _to_convergence(_BELIEF_PROPAGATION),
-    "L_log": _convex(UnivariateLogistic()),
-    "L_quad": _convex(UnivariateQuadratic()),
-}
+def tables() -> Conditional:
+    """Log-potentials of a conditional random field: all 0, free for every x and y."""
+    return LinearModel(2, 2, 4)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What the paper leaves open.
+
+    Arguments:
+        sample: which pictures are drawn.
+        bright: pixels above this, of 255, are 1.
+        field: makes the model of a conditional random field.
+        mean_field, belief_propagation: how conditional random fields are trained and predict.
+    """
+
+    sample: int = 0
+    bright: int = 127
+    field: Callable[[], Conditional] = tables
+    mean_field: Inference = _MEAN_FIELD
+    belief_propagation: Inference = _BELIEF_PROPAGATION
+
+    @property
+    def methods(self) -> dict[str, Method]:
+        """In the order of the paper's tables."""
+        return {
+            "pseudo + mean field": Method(Pseudolikelihood(), None, self.mean_field),
+            "pseudo + BP": Method(Pseudolikelihood(), None, self.belief_propagation),
+            "mean field": _likelihood(self.mean_field),
+            "BP": _likelihood(self.belief_propagation),
+            "L_log": _convex(UnivariateLogistic()),
+            "L_quad": _convex(UnivariateQuadratic()),
+        }
+
+    def model(self, convex: bool) -> Conditional | ConvexModel:
+        """All potentials 0, all weights 1."""
+        return ConvexModel(tables(), {NEGATIVE_ENTROPY: tables()}) if convex else self.field()
+
+
+PLAIN = Setup()
+METHODS = tuple(PLAIN.methods)
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,23 +148,20 @@ class Digits:
 
 
 @lru_cache(maxsize=2)
-def draw_digits(root: str | None, noise: float, per_digit: int) -> tuple[Digits, Digits]:
-    """Pictures to train on and to test with; which ones does not depend on the noise."""
-    images, rng = mnist(root), np.random.default_rng(0)
-    places = [rng.permutation(np.flatnonzero(images.digits == digit))[: 2 * per_digit] for digit in DIGITS]
-    reassign, generator = ReassignmentNoise(noise), np.random.default_rng([1, round(1000 * noise)])
-    parts = []
-    for part in (slice(per_digit), slice(per_digit, None)):
-        labels = (images.images[np.concatenate([place[part] for place in places])] > _BRIGHT).astype(np.int64)
+def draw_digits(
+    root: str | None, noise: float, per_digit: int, sample: int = 0, bright: int = PLAIN.bright, groups: int = 2
+) -> tuple[Digits, ...]:
+    """Groups of pictures, the first to train on, the second to test with; which ones does not depend on the noise."""
+    images, rng = mnist(root), np.random.default_rng(sample)
+    places = [rng.permutation(np.flatnonzero(images.digits == digit)) for digit in DIGITS]
+    reassign, generator = ReassignmentNoise(noise), np.random.default_rng([1 + sample, round(1000 * noise)])
+    out = []
+    for group in range(groups):
+        chosen = np.concatenate([place[group * per_digit : (group + 1) * per_digit] for place in places])
+        labels = (images.images[chosen] > bright).astype(np.int64)
         noisy = reassign(labels, generator).astype(np.int64)
-        parts.append(Digits(torch.from_numpy(labels).flatten(1), torch.from_numpy(noisy).flatten(1)))
-    return parts[0], parts[1]
-
-
-def make_model(convex: bool) -> LinearModel | ConvexModel:
-    """All potentials 0, all weights 1."""
-    theta = LinearModel(2, 2, 4)
-    return ConvexModel(theta, {NEGATIVE_ENTROPY: LinearModel(2, 2, 4)}) if convex else theta
+        out.append(Digits(torch.from_numpy(labels).flatten(1), torch.from_numpy(noisy).flatten(1)))
+    return tuple(out)
 
 
 def train(model: nn.Module, examples: Examples, method: Method, iterations: int) -> list[Fit]:
@@ -156,11 +190,14 @@ def predict(model: nn.Module, examples: Examples, method: Method) -> list[Soluti
     return out
 
 
-def measure(root: str | None, method: str, noise: float, per_digit: int, iterations: int) -> Result:
+def measure(
+    root: str | None, method: str, noise: float, per_digit: int, iterations: int, setup: Setup = PLAIN
+) -> Result:
     """Train and test one method at one noise level."""
-    began, how = time.process_time(), METHODS[method]
-    training, tests = (digits.examples() for digits in draw_digits(root, noise, per_digit))
-    model = make_model(how.convex)
+    began, how = time.process_time(), setup.methods[method]
+    drawn = draw_digits(root, noise, per_digit, setup.sample, setup.bright)
+    training, tests = (digits.examples() for digits in drawn)
+    model = setup.model(how.convex)
     with warnings.catch_warnings():
         # How much did not converge is reported.
         warnings.simplefilter("ignore", ConvergenceWarning)
@@ -170,10 +207,10 @@ def measure(root: str | None, method: str, noise: float, per_digit: int, iterati
         solutions = [predict(model, examples, how) for examples in (training, tests)]
     beliefs = torch.cat([solution.node_marginals[0] for solution in solutions[1]])[..., 1]
     return {
-        "train": _errors(solutions[0], training.labels),
-        "test": _errors(solutions[1], tests.labels),
+        "train": errors(solutions[0], training.labels),
+        "test": errors(solutions[1], tests.labels),
         "parameters": flat(list(model.parameters())).tolist(),
-        "training": [[one.reason.value, len(one.history), one.history[-1].evaluations] for one in fits],
+        "training": [[one.reason.value, len(one.history), _evaluations(one)] for one in fits],
         "objective": fits[-1].best.objective if fits[-1].best is not None else None,
         "converged": float(torch.cat([solution.converged for solution in solutions[1]]).double().mean()),
         "beliefs": [[round(b, 3) for b in row] for row in beliefs[::per_digit].tolist()],  # the first of each digit
@@ -181,7 +218,12 @@ def measure(root: str | None, method: str, noise: float, per_digit: int, iterati
     }
 
 
-def _errors(solutions: list[Solution], labels: Tensor) -> dict[str, float]:
+def _evaluations(result: Fit) -> int:
+    """Of the objective; none if there was no iteration."""
+    return result.history[-1].evaluations if result.history else 0
+
+
+def errors(solutions: list[Solution], labels: Tensor) -> dict[str, float]:
     """The four measures, all per pixel."""
     marginals = torch.cat([solution.node_marginals[0] for solution in solutions])
     right = marginals.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
@@ -196,4 +238,4 @@ def _errors(solutions: list[Solution], labels: Tensor) -> dict[str, float]:
 
 @lru_cache(maxsize=1)
 def _graph() -> FactorGraph:
-    return grid(_SIDE, _SIDE, num_states=2)
+    return grid(SIDE, SIDE, num_states=2)
