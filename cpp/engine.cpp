@@ -45,15 +45,12 @@ class EngineRun final : public Run<T> {
 
   void marginals(const double* weights, T* mu, int threads) override {
     reserve_scratch(threads);
-    if (!weights) {
-      for_each_item(threads, [&](Index b, int thread, int team) {
-        write_marginals(items_[b], T(1), false, mu + b * sizes_.mu_size, thread, team);
-      });
-      return;
-    }
-    for_each(sizes_.rows, threads, [&](Index r, int thread, int team) {
-      for (Index b = r; b < sizes_.batch; b += sizes_.rows)
-        write_marginals(items_[b], static_cast<T>(weights[b]), b > r, mu + r * sizes_.mu_size, thread, team);
+    const Index rows = weights ? sizes_.rows : sizes_.batch;
+    for_each(rows, threads, [&](Index r, int thread, int team) {
+      std::vector<Weighted<T>> items;
+      for (Index b = r; b < sizes_.batch; b += rows)
+        items.push_back({&items_[b], weights ? static_cast<T>(weights[b]) : T(1)});
+      write_marginals(items, mu + r * sizes_.mu_size, thread, team);
     });
   }
 
@@ -409,18 +406,22 @@ class EngineRun final : public Run<T> {
     }
   }
 
-  // Writes `weight` times the marginals of an item, or adds them.
-  void write_marginals(const Item<T>& item, T weight, bool add, T* out, int thread, int team) {
-    if (item.impossible) {
-      std::fill(out, out + sizes_.mu_size, std::numeric_limits<T>::quiet_NaN());
-      return;
-    }
-    for_each_node(item, [&](Index at, int n, const T* values, T total) {
-      for (int x = 0; x < n; ++x) out[at + x] = (add ? out[at + x] : T(0)) + weight * (values[x] / total);
-    });
+  // Writes the weighted sum of the items' marginals.
+  void write_marginals(const std::vector<Weighted<T>>& items, T* out, int thread, int team) {
+    for (const auto& [item, weight] : items)
+      if (item->impossible) {
+        std::fill(out, out + sizes_.mu_size, std::numeric_limits<T>::quiet_NaN());
+        return;
+      }
+    std::fill(out, out + sizes_.node_size, T(0));
+    for (const auto& [item, w] : items)
+      for_each_node(*item, [&, weight = w](Index at, int n, const T* values, T total) {
+        for (int x = 0; x < n; ++x) out[at + x] += weight * (values[x] / total);
+      });
+    // Items of a row share their domain.
     for_each_tile(thread, team, [&](int g, int count, const auto& lanes, Scratch<T>& scratch) {
-      with_algebra(context_, item, g, [&](auto algebra) {
-        unpack_factor<decltype(algebra), T>(context_, item, g, lanes, count, scratch, weight, add, out);
+      with_algebra(context_, *items[0].item, g, [&](auto algebra) {
+        unpack_factor<decltype(algebra), T>(context_, items, g, lanes, count, scratch, out);
       });
     });
   }

@@ -81,8 +81,9 @@ class Packer {
                   (context_.kind == Kind::kSumProduct && !probabilities_are_safe());
     for (const auto& [item, theta] : models_) {
       item->log_domain = log_domain_;
-      if (probabilities()) exponentiate(threads, item->tables);
       pack_nodes(*item, theta);
+      if (probabilities())
+        for (Buffer<T>* logarithms : {&item->tables, &item->node_theta}) exponentiate(threads, *logarithms);
     }
     pack_messages(threads);
   }
@@ -145,14 +146,12 @@ class Packer {
   }
 
   void pack_nodes(Item<T>& item, const Theta<T>& theta) const {
-    using std::exp;
     for (Index p = 0; p < plan_.num_variables; ++p) {
       const int n = plan_.states[p];
       const T* from = theta.at(plan_.node_start[plan_.variable[p]], n);
       const T top = range_of(from, n).top();
       T* to = item.node_theta.get() + plan_.node_address[p];
-      for (int x = 0; x < n; ++x)
-        to[Index(x) * plan_.node_stride[p]] = probabilities() ? exp(from[x] - top) : from[x] - top;
+      for (int x = 0; x < n; ++x) to[Index(x) * plan_.node_stride[p]] = from[x] - top;
     }
   }
 
@@ -353,21 +352,30 @@ inline Index user_marginals(const Plan& plan, const Group& group, Index f) {
   return plan.user_groups[group.user_group[f]].mu_start + group.user_row[f] * group.table_size;
 }
 
-// Writes `weight` times the marginals of a tile, or adds them.
+// An item, and the weight of its marginals in a sum.
+template <class T>
+struct Weighted {
+  const Item<T>* item;
+  T weight;
+};
+
+// Writes the weighted sum of the items' marginals of a tile.
 template <class Algebra, class T, class Lanes>
-void unpack_factor(const Context<T>& context, const Item<T>& item, int g, const Lanes& lanes, int count,
-                   Scratch<T>& scratch, T weight, bool add, T* mu) {
+void unpack_factor(const Context<T>& context, const std::vector<Weighted<T>>& items, int g, const Lanes& lanes,
+                   int count, Scratch<T>& scratch, T* mu) {
   const Plan& plan = *context.plan;
   const Group& group = plan.groups[g];
-  const V<T>* joint = joint_marginals<Algebra, T>(context, item, g, lanes, scratch);
+  V<T>* sum = scratch.weights;
+  for (const auto& [item, weight] : items) {
+    const V<T>* joint = joint_marginals<Algebra, T>(context, *item, g, lanes, scratch);
+    const bool first = item == items[0].item;
+    for (Index e = 0; e < group.table_size; ++e) sum[e] = first ? joint[e] * weight : sum[e] + joint[e] * weight;
+  }
   for (int l = 0; l < count; ++l) {
     const Index f = lanes.factor(l);
     T* to = mu + user_marginals(plan, group, f);
     const Index* map = group.entry_maps[group.permutation[f]].data();
-    if (add)
-      for (Index e = 0; e < group.table_size; ++e) to[map[e]] += weight * joint[e][l];
-    else
-      for (Index e = 0; e < group.table_size; ++e) to[map[e]] = weight * joint[e][l];
+    for (Index e = 0; e < group.table_size; ++e) to[map[e]] = sum[e][l];
   }
 }
 

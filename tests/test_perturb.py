@@ -229,3 +229,20 @@ def test_second_derivatives_are_refused():
     (first,) = torch.autograd.grad((mu**2).sum(), theta, create_graph=True)
     with pytest.raises(rf.AdjointError, match=r"has first derivatives only\. Use `Unroll`"):
         first.sum().backward()
+
+
+@pytest.mark.parametrize("adjoint", [rf.Perturb(), rf.KKT(), rf.FixedPoint(), rf.Unroll()], ids=repr)
+def test_marginals_changed_in_place(adjoint):
+    graph = rf.grid(3, 3, 2)
+    theta = potentials(graph, 0).requires_grad_()
+
+    def solve():
+        return rf.infer(graph, theta, stop=rf.Stop(tol=1e-10), adjoint=adjoint).mu
+
+    loss = solve().mul_(2).square().sum()
+    if isinstance(adjoint, rf.Perturb | rf.KKT):  # which need them as they were
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+    else:
+        (expected,) = torch.autograd.grad((2 * solve()).square().sum(), theta)
+        torch.testing.assert_close(torch.autograd.grad(loss, theta)[0], expected)

@@ -138,7 +138,7 @@ class _Recorded(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(theta, counting)
         ctx.request, ctx.sweeps, ctx.recording = request, sweeps, recording
-        return mu.clone()
+        return mu.detach()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

@@ -22,6 +22,7 @@ from riskfield.inference.solution import Solution
 
 # How long one slice of sweeps may take before the loop looks up: short enough for Ctrl-C and a smooth progress bar.
 _SLICE_SECONDS = 0.1
+_QUICK = 1 << 25  # table entries that native sweeps go through in a moment
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,9 @@ class Request:
         run = started
         if run is None:
             run = self.algorithm.start(graph, self.flat_theta(), self.flat_messages(), self.kernels)
-        whole = self.stop.tol is None and theta.device.type == "cuda"
-        sweeps, residual = _loop(run, self.stop, batch.numel(), self.progress, whole)
+        # On a GPU a truncated run is one piece.
+        first = self.stop.sweeps if self.stop.tol is None and theta.device.type == "cuda" else 1
+        sweeps, residual = _loop(run, self.stop, batch.numel(), self.progress, first)
         mu = run.marginals()
         _check_possible(mu, batch, self.algorithm)
         state, value = run.messages(), self.algorithm.value(run)
@@ -110,7 +112,9 @@ class Request:
                 flat = direction.reshape(batch.numel(), -1), steps.reshape(num_steps, -1)
                 run = self.algorithm.start_steps(self.graph, self.flat_theta(), self.flat_messages(), *flat)
             if run is not None:
-                _, residual = _loop(run, self.stop, steps.numel(), self.progress)
+                # In few slices: one run after the other, each pushes what the last one worked on out of the cache.
+                first = max(1, _QUICK // max(1, steps.numel() * self.graph.mu_size))
+                _, residual = _loop(run, self.stop, steps.numel(), self.progress, first)
                 mu = run.marginals(weights.reshape(num_steps, -1))
                 if torch.isnan(residual).any():
                     _check_possible(mu, batch, self.algorithm)
@@ -207,12 +211,12 @@ def infer(
     return request.run() if adjoint is None else adjoint.apply(request)
 
 
-def _loop(run: Run, stop: Stop, items: int, progress: bool, whole: bool = False) -> tuple[Tensor, Tensor]:
+def _loop(run: Run, stop: Stop, items: int, progress: bool, first: int) -> tuple[Tensor, Tensor]:
+    """Advance in slices, of which the first has so many sweeps."""
     sweeps = torch.zeros(items, dtype=torch.int64)
     residual = torch.full((items,), float("inf"), dtype=torch.float64)
     tol = -1.0 if stop.tol is None else stop.tol  # no residual is at most -1
-    # On a GPU a truncated run is one piece.
-    left, slice_ = stop.sweeps, stop.sweeps if whole else 1
+    left, slice_ = stop.sweeps, first
     with _progress_bar(stop.sweeps, progress) as bar:
         while left > 0:
             began = time.perf_counter()
