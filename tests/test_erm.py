@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,10 +12,12 @@ import riskfield as rf
 from riskfield.cli import main
 from riskfield.experiments.cells import Cells
 from riskfield.experiments.comparison import Comparison, paired_permutation_test
-from riskfield.experiments.erm import BEST, MODELS, Pairs, Suite
+from riskfield.experiments.erm import BEST, MODELS, Overall, Pairs, Suite
 from riskfield.experiments.erm_landscape import Landscape
-from riskfield.experiments.erm_runs import LIKELIHOOD, RISKS, SETTINGS, losses_of, stages, started
+from riskfield.experiments.erm_runs import LIKELIHOOD, RISKS, SETTINGS, losses_of, stages, started, train
+from riskfield.experiments.erm_tuning import SUPPLEMENTARY, Choice, Tuning
 from riskfield.experiments.random_models import RandomModel
+from riskfield.experiments.study import reproduce
 from riskfield.learning.objective import Objective, flat
 
 pytest.importorskip("matplotlib")
@@ -68,7 +71,7 @@ def test_mismatch_exchanges_a_share_of_the_edges(drawn):
 def objective(drawn, setting, adjoint_stop):
     """The objective of the last stage of a setting on three examples, at random parameters."""
     model = started(drawn, restart=0)
-    stage = stages(setting, 100, 1)[-1]
+    stage = stages(setting, 100, 1, 4)[-1]
     inference = rf.Inference(stage.inference.algorithm, adjoint_stop, stage.inference.adjoint)
     return Objective(model, drawn.examples(model, 0, 3), stage.loss, inference)
 
@@ -107,16 +110,16 @@ def test_second_derivatives_on_the_studys_models(drawn, setting):
 
 
 def plan(setting):
-    return [stage.loss for stage in stages(setting, 30, 25)]
+    return [stage.loss for stage in stages(setting, 30, 25, 4)]
 
 
 def test_stages():
-    (likelihood,) = stages(LIKELIHOOD, 30, 25)
+    (likelihood,) = stages(LIKELIHOOD, 30, 25, 4)
     assert likelihood.loss == rf.SurrogateEM()
     assert likelihood.inference.stop.sweeps == 30
     assert likelihood.optimiser.epochs == 25
     assert plan("frac-MSE") == [rf.MSE()]
-    first, second = stages("int-L1-in", 30, 25)
+    first, second = stages("int-L1-in", 30, 25, 4)
     assert (first.loss, first.optimiser.epochs) == (rf.SurrogateEM(), 3)
     assert (second.loss, second.optimiser.epochs, second.optimiser.tol) == (RISKS["int-L1"], 25, 0)
     for setting, skipped in (("int-F-hyb", 0), ("int-F-hyb-in", 1)):
@@ -124,7 +127,25 @@ def test_stages():
         assert [(loss.a, loss.b, loss.weight) for loss in hybrids] == [
             (RISKS["int-F"], rf.MSE(), weight) for weight in (0.0, 0.5, 1.0)
         ]
-        assert all(stage.optimiser.tol > 0 for stage in stages(setting, 30, 25)[skipped:])
+        assert all(stage.optimiser.tol > 0 for stage in stages(setting, 30, 25, 4)[skipped:])
+
+
+def test_gains_grow_with_the_number_of_outputs():
+    """A loss is a mean over outputs: the gradient of one parameter is the smaller, the more there are."""
+    few, many = (stages("frac-MSE-in", 30, 25, outputs)[-1].optimiser for outputs in (4, 12))
+    assert (many.gain, many.meta_gain) == (pytest.approx(3 * few.gain), pytest.approx(3 * few.meta_gain))
+    first = stages("int-F-hyb-in", 30, 25, 4)[1].optimiser  # no share of F yet
+    assert (first.gain, first.batch_size) == (few.gain, few.batch_size)
+
+
+def test_the_pass_that_is_kept_is_the_best_on_all_training_examples(drawn):
+    model = started(drawn, restart=0)
+    examples = drawn.examples(model, 0, 200)
+    plan = stages("frac-MSE", 10, 6, 4)
+    (fit,) = train(model, examples, plan, seed=0)
+    assert fit.best.validation == min(record.validation for record in fit.history)
+    kept = Objective(model, examples, plan[0].loss, plan[0].inference).risk()
+    assert kept == pytest.approx(fit.best.validation, rel=1e-12)
 
 
 def test_losses_of_known_predictions(drawn):
@@ -212,6 +233,38 @@ def test_reproduce_erm(quick, tmp_path, capsys):
     assert line[1]["frac-MSE"] == pytest.approx(truths[9])  # alpha = 0
     for name in ("table3", "table4", "table5", "table6", "figure1"):
         assert imread(tmp_path / f"{name}.png").shape[2] == 4
+
+
+def test_finished_writes_what_is_there(quick, tmp_path, capsys):
+    """Models with all their staged runs, and rows that are there for all of these."""
+    command = ["reproduce", "erm", "--quick", "--finished", "--jobs", "1", "-q", "--out", str(tmp_path), "--table"]
+    assert main([*command, "6"]) != 0
+    assert "`finished` must not be given before the staged runs" in capsys.readouterr().err
+    with Cells(tmp_path / "cells", 99) as cells:
+        replace(Pairs(quick), suite=replace(quick, models=quick.models[:1])).measure(cells)
+    assert main([*command, "6"]) == 0
+    assert "1 of the paper's 12 models (9-12), 20 examples" in (tmp_path / "table6.md").read_text()
+    with Cells(tmp_path / "cells", 99) as cells:
+        for cell in Overall(quick).cells():
+            if cell.settings["num_edges"] == 12 and cell.settings.get("setting", "-in") != "int-L1-hyb":
+                cells.get(cell.name, cell.compute, **cell.settings)
+    assert main([*command, "3"]) == 0
+    text = (tmp_path / "table3.md").read_text()
+    assert "| int-L1-hyb | 0.00398 (5-1-6) | not finished |" in text
+    assert "| int-F-hyb | 0.00411 (7-0-5) | not finished |" not in text
+
+
+def test_tuning_on_supplementary_models(quick, tmp_path):
+    likelihood = Choice(LIKELIHOOD, 0.1, 1.0, batch_size=10)
+    choices = (likelihood, *(Choice(setting, 0.1, 1.0, 10, temperature=0.2) for setting in ("int-F", "int-L1")))
+    study = Tuning(((9, 12), (10, 14)), choices, examples=20, epochs=1)
+    reproduce(study, tmp_path, "")
+    records = json.loads((tmp_path / "tuning.json").read_text())["records"]
+    losses = [r["losses"]["int-F"] for r in records if r.get("setting") == "int-F"]
+    truths = [r["losses"]["int-F"] for r in records if r["cell"] == "truth"]
+    assert f"| {np.mean(losses) - np.mean(truths):.5f} |" in (tmp_path / "tuning.md").read_text()
+    assert not set(SUPPLEMENTARY) & set(MODELS)
+    assert {choice.setting for choice in Tuning().choices if choice.used} == set(SETTINGS)
 
 
 def test_jobs_and_choices(quick, tmp_path, monkeypatch):

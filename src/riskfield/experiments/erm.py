@@ -7,7 +7,7 @@ if the structure is wrong (4), if inference ends early (5), and if another loss 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import mean
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -53,13 +53,6 @@ class Suite:
     def _of(self, model: tuple[int, int]) -> dict[str, Any]:
         return {"num_variables": model[0], "num_edges": model[1], "seed": self.seed, "examples": self.examples}
 
-    def __str__(self) -> str:
-        names = ", ".join(f"{variables}-{edges}" for variables, edges in self.models)
-        return (
-            f"{len(self.models)} of the paper's 12 models ({names}), {self.examples} examples to train and as many to "
-            f"test, at most {self.epochs} passes, {self.restarts} random starts of settings other than -in"
-        )
-
 
 @dataclass(frozen=True)
 class Way:
@@ -69,12 +62,23 @@ class Way:
     sweeps: int = _SWEEPS
     mismatch: float = 0.0
 
+    @property
+    def first(self) -> bool:
+        """Whether the paper's claims need it: staged training, and the likelihood."""
+        return self.setting == LIKELIHOOD or self.setting.endswith("-in")
+
 
 @dataclass(frozen=True)
 class AbstractErm(AbstractStudy):
-    """A table: the ways of training it compares, on every model of the suite."""
+    """A table: the ways of training it compares, on every model of the suite.
+
+    Arguments:
+        suite: of which models, and how they are trained.
+        finished: compute nothing: show the models whose staged runs are all on file, and what else is of all of them.
+    """
 
     suite: Suite = field(default_factory=Suite)
+    finished: bool = False
 
     @abstractmethod
     def ways(self) -> Sequence[Way]:
@@ -86,54 +90,90 @@ class AbstractErm(AbstractStudy):
         return len(self.cells())
 
     def cells(self) -> Sequence[Cell]:
-        """Model by model, from the smallest."""
-        return [cell for model in self.suite.models for cell in self._of_model(model)]
+        """Model by model, from the smallest: staged training and the likelihood first, then the other ways."""
+        out = []
+        for model in self.suite.models:
+            out += [
+                self.suite.true(model),
+                *(cell for way in self.ways() if way.first for cell in self._of(model, way)),
+            ]
+        for model in self.suite.models:
+            out += [cell for way in self.ways() if not way.first for cell in self._of(model, way)]
+        return out
 
     def measure(self, cells: Cells) -> list[Record]:
-        """All runs, with those of the true models."""
-        return [
-            {"cell": cell.name, **cell.settings, **cells.get(cell.name, cell.compute, **cell.settings)}
-            for cell in self.cells()
-        ]
+        """All runs, with those of the true models; or those that are finished."""
+        out = []
+        for cell in self.cells():
+            name, own = cell.name, cell.settings
+            found = cells.find(name, **own) if self.finished else cells.get(name, cell.compute, **own)
+            if found is not None:
+                out.append({"cell": name, **own, **found})
+        if not self._models(out):
+            raise ValueError("`finished` must not be given before the staged runs of some model are finished.")
+        return out
 
-    def _of_model(self, model: tuple[int, int]) -> Iterator[Cell]:
-        yield self.suite.true(model)
-        for way in self.ways():
-            yield from self.suite.runs(model, way.setting, way.sweeps, way.mismatch)
+    def _of(self, model: tuple[int, int], way: Way) -> list[Cell]:
+        return self.suite.runs(model, way.setting, way.sweeps, way.mismatch)
+
+    def _runs(self, records: list[Record], model: tuple[int, int], way: Way) -> list[Record]:
+        """All restarts of one way on one model; none if one is missing."""
+        runs = [record for record in records if record["cell"] == "run"]
+        size = {"num_variables": model[0], "num_edges": model[1]}
+        found = select(runs, **size, setting=way.setting, sweeps=way.sweeps, mismatch=way.mismatch)
+        return found if len(found) == len(self._of(model, way)) else []
+
+    def _models(self, records: list[Record]) -> list[tuple[int, int]]:
+        """Those the table is of."""
+        needed = [way for way in self.ways() if way.first]
+        return [model for model in self.suite.models if all(self._runs(records, model, way) for way in needed)]
 
     def _deltas(self, records: list[Record], way: Way, test: str) -> tuple[float, ...]:
-        """Model by model, the loss of the restart with the best training objective, less that of the true model."""
+        """Model by model, the loss of the restart with the best training objective, less that of the true model.
+
+        Nothing if the way is not finished on all of them.
+        """
         out = []
-        for num_variables, num_edges in self.suite.models:
-            own = select(records, num_variables=num_variables, num_edges=num_edges)
-            (true,) = select(own, cell="truth")
-            runs = [record for record in own if record["cell"] == "run"]
-            runs = select(runs, setting=way.setting, sweeps=way.sweeps, mismatch=way.mismatch)
+        for model in self._models(records):
+            truths = select(records, cell="truth", num_variables=model[0], num_edges=model[1])
+            runs = self._runs(records, model, way)
+            if not runs:
+                return ()
             best = min(runs, key=lambda run: float("inf") if run["objective"] is None else run["objective"])
-            out.append(best["losses"][test] - true["losses"][test])
+            out.append(best["losses"][test] - truths[0]["losses"][test])
         return tuple(out)
 
-    def _comparison(self, records: list[Record], way: Way, test: str) -> Comparison:
+    def _comparison(self, records: list[Record], way: Way, test: str) -> Comparison | None:
         rival = Way(LIKELIHOOD, way.sweeps, way.mismatch)
-        return Comparison(self._deltas(records, way, test), self._deltas(records, rival, test))
+        deltas = self._deltas(records, way, test)
+        return Comparison(deltas, self._deltas(records, rival, test)) if deltas else None
 
     def _about(self, records: list[Record]) -> str:
-        runs, truths = select(records, cell="run"), select(records, cell="truth")
-        minutes, worst = sum(run["seconds"] for run in runs) / 60, min(true["ess"] for true in truths)
+        models, suite = self._models(records), self.suite
+        names = ", ".join(f"{variables}-{edges}" for variables, edges in models)
+        runs = [run for way in self.ways() for model in models for run in self._runs(records, model, way)]
+        worst = min(true["ess"] for true in select(records, cell="truth"))
         return (
-            f"{self.suite}. Losses on the test examples, less those of the true model with BP to convergence, on "
-            "average over models. Wins, ties (the same to four decimals) and losses are against APPR-LOGL under the "
-            "same conditions; p is that of the paired permutation test, two-sided, in bold below .05. The smallest "
-            f"effective sample size of any variable is {100 * worst:.0f} % of the examples. All {len(runs)} runs took "
-            f"{minutes:.0f} minutes of one core.\n\n"
+            f"{len(models)} of the paper's {len(MODELS)} models ({names}), {suite.examples} examples to train and as "
+            f"many to test, at most {suite.epochs} passes, {suite.restarts} random starts of settings other than -in. "
+            "Losses on the test examples, less those of the true model with BP to convergence, on average over models. "
+            "Wins, ties (the same to four decimals) and losses are against APPR-LOGL under the same conditions; p is "
+            "that of the paired permutation test, two-sided, in bold below .05. The smallest effective sample size of "
+            f"any variable is {100 * worst:.0f} % of the examples. All {len(runs)} runs took "
+            f"{sum(run['seconds'] for run in runs) / 60:.0f} minutes of one core.\n\n"
         )
 
     def _truth(self, records: list[Record], test: str) -> float:
-        return float(mean(record["losses"][test] for record in select(records, cell="truth")))
+        truths = select(records, cell="truth")
+        models = self._models(records)
+        own = [record for record in truths if (record["num_variables"], record["num_edges"]) in models]
+        return float(mean(record["losses"][test] for record in own))
 
 
-def entry(found: Comparison, against: bool) -> str:
+def entry(found: Comparison | None, against: bool) -> str:
     """A mean difference, and how it compares where it is not that of the rival."""
+    if found is None:
+        return "not finished"
     if not against:
         return f"{found.mean:.5f}"
     text = f"{found.mean:.5f} ({found.wins}, p = {found.p_value:.3f})"
@@ -171,19 +211,20 @@ class Overall(AbstractErm):
         ways = [(test, setting) for test, (_, settings) in TABLE_3.items() for setting in settings]
         found = [self._deltas(records, Way(setting), test) for test, setting in ways]
         rows = [
-            [f"{variables}-{edges}", *(f"{deltas[k]:.5f}" for deltas in found)]
-            for k, (variables, edges) in enumerate(self.suite.models)
+            [f"{variables}-{edges}", *(f"{deltas[k]:.5f}" if deltas else "" for deltas in found)]
+            for k, (variables, edges) in enumerate(self._models(records))
         ]
         return table(["model", *(f"{test}: {setting}" for test, setting in ways)], rows)
 
     def plot(self, records: list[Record]) -> Figure:
         """A panel per test setting: a line per way of training, models along the axis."""
         figure, axes = panels(1, len(TABLE_3))
-        names = [f"{variables}-{edges}" for variables, edges in self.suite.models]
+        names = [f"{variables}-{edges}" for variables, edges in self._models(records)]
         for axis, (test, (_, settings)) in zip(axes, TABLE_3.items(), strict=True):
             for setting in settings:
                 deltas = self._deltas(records, Way(setting), test)
-                axis.plot(names, deltas, "k--" if setting == LIKELIHOOD else ".-", label=setting)
+                if deltas:
+                    axis.plot(names, deltas, "k--" if setting == LIKELIHOOD else ".-", label=setting)
             axis.set_title(test)
             axis.tick_params(axis="x", rotation=90)
             axis.legend(fontsize="small")

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from riskfield.experiments.cells import Cell, Cells, Result
-from riskfield.experiments.erm_runs import LIKELIHOOD, RISKS, SETTINGS, losses_of, stages, started, train
+from riskfield.experiments.erm_runs import (
+    LIKELIHOOD,
+    RECIPE,
+    RISKS,
+    SETTINGS,
+    losses_of,
+    require_recipe,
+    stages,
+    started,
+    train,
+)
 from riskfield.experiments.random_models import random_model
 from riskfield.experiments.study import AbstractStudy, Record, panels, table
 
@@ -46,7 +56,13 @@ class Landscape(AbstractStudy):
     def cells(self) -> Sequence[Cell]:
         """The lines."""
         low, high, count = self.alphas[0], self.alphas[-1], len(self.alphas)
-        own = {"num_variables": self.model[0], "num_edges": self.model[1], "examples": self.examples, "seed": 0}
+        own: dict[str, Any] = {
+            "num_variables": self.model[0],
+            "num_edges": self.model[1],
+            "examples": self.examples,
+            "seed": 0,
+        }
+        own["recipe"] = RECIPE
         grid = {"low": low, "high": high, "count": count}
         return [
             Cell("line", line, {**own, **grid, "setting": setting, "epochs": min(epochs, self.epochs)})
@@ -105,12 +121,14 @@ def line(
     low: float,
     high: float,
     count: int,
+    recipe: str = RECIPE,
 ) -> Result:
     """All losses at `count` points of the line from the true parameters to those that training finds."""
+    require_recipe(recipe)
     drawn = random_model(num_variables, num_edges, seed, 2 * examples)
     true, model = drawn.true_model(), started(drawn, restart=0)
     if epochs:
-        train(model, drawn.examples(model, 0, examples), stages(setting, 100, epochs), 0)
+        train(model, drawn.examples(model, 0, examples), stages(setting, 100, epochs, len(drawn.outputs)), 0)
     tests = drawn.examples(model, examples, 2 * examples)
     found = [parameter.detach().clone() for parameter in model.parameters()]
     out = []
