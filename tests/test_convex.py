@@ -517,11 +517,16 @@ def test_truncated_runs_have_no_gradient(adjoint):
     refuse(f"`{name}` needs a run to convergence", function=rf.SQUARE, stop=rf.Stop(5, None), adjoint=adjoint)
 
 
-def test_too_few_steps_are_reported():
-    with pytest.warns(rf.ConvergenceWarning, match=r"after 3 sweeps; .* Allow more sweeps \(Newton steps\)"):
-        solution = rf.infer(LOOP, potentials(LOOP, 23), energy(LOOP, "entropy"), stop=rf.Stop(3, 1e-10))
+@pytest.mark.parametrize("message_passing", [True, False])
+def test_too_few_sweeps_are_reported(message_passing):
+    """With advice that holds whichever ran."""
+    algorithm = rf.ConvexFreeEnergy([rf.Term(rf.NEGATIVE_ENTROPY)], message_passing=message_passing)
+    assert (algorithm.counting_numbers(LOOP) is not None) == message_passing
+    with pytest.warns(rf.ConvergenceWarning, match=r"after 3 sweeps; .* Allow more sweeps\.") as caught:
+        solution = rf.infer(LOOP, potentials(LOOP, 23), algorithm, stop=rf.Stop(3, 1e-10))
     assert not solution.converged
     assert solution.residual > 1e-10
+    assert "message passing ran; if none is negative, `message_passing=False`" in str(caught[0].message)
 
 
 @pytest.mark.parametrize("name", ["entropy", "log", "entropy and square"])

@@ -183,8 +183,9 @@ class ConvexFreeEnergy(AbstractAlgorithm):
     """
 
     convergence_advice: ClassVar[str] = (
-        "Allow more sweeps (Newton steps). If the change is infinite or has stopped falling, weights differ by too "
-        "many orders of magnitude for the tolerance: make the smallest larger, or the tolerance."
+        "Allow more sweeps. Where the weights are counting numbers message passing ran; if none is negative, "
+        "`message_passing=False` takes Newton steps instead. If these have become infinite or stopped falling, weights "
+        "differ by too many orders of magnitude for the tolerance: make the smallest larger, or the tolerance."
     )
 
     terms: Sequence[Term] = (Term(NEGATIVE_ENTROPY),)

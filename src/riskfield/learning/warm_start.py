@@ -22,9 +22,13 @@ Memory: TypeAlias = dict[tuple[int, Role, type], Tensor]
 class WarmStart(Inference):
     """Inference to a tolerance, which `fit` starts from the messages of its last evaluation.
 
-    Between iterations parameters change little, so that far fewer sweeps are needed. The answer is the same to within
-    the tolerance. The messages are let go at every checkpoint, so that a run that is resumed goes on bit by bit as one
-    that was not interrupted.
+    Between iterations parameters change little, so that far fewer sweeps are needed. Where inference has
+    one fixed point, as with `TRW` or a convex free energy, the answer is the same to within the tolerance. Mean field
+    and loopy belief propagation may have several: a run from the last messages stays near the one it came from, and
+    training may stall. Start these afresh, with `Inference`.
+
+    The messages are let go at every checkpoint, so that a run that is resumed goes on bit by bit as one that was not
+    interrupted.
 
     Only for runs to a tolerance with an adjoint that holds at convergence, such as `FixedPoint()` or `Envelope()`:
     `Unroll` would take the messages it starts from for constants, and all but forget how marginals depend on theta.
