@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from safetensors.torch import load_file
 import riskfield as rf
 from learning_cases import EXACT, chain_examples, chain_model, values
 from riskfield.cli import main
+from riskfield.cli._common import divergence_said
 
 TESTS = Path(__file__).parent
 LOSS = rf.UnivariateLogistic()
@@ -133,3 +135,11 @@ def test_bad_files_are_named(folder, capsys, text, message):
     assert main(["fit", "bad.py", "--out", "model.safetensors"]) == 2
     assert message in capsys.readouterr().err
     assert not (folder / "model.safetensors").exists()
+
+
+def test_only_divergence_is_said_in_a_line(capsys):
+    with warnings.catch_warnings(record=True, action="always") as caught, divergence_said():
+        warnings.warn("another", UserWarning, stacklevel=1)
+        warnings.warn("it went wrong", rf.DivergenceWarning, stacklevel=1)
+    assert [str(warning.message) for warning in caught] == ["another"]
+    assert capsys.readouterr().err == "riskfield: it went wrong\n"

@@ -302,10 +302,12 @@ def test_results_do_not_replace_pictures(folder, capsys):
 
 
 def test_a_damaged_run(folder, capsys):
-    Path("model/run.json").write_text('{"format": 1}')
+    Path("model/run.json").write_text('{"format": 1, "settings": {}}')
     assert "model/run.json is damaged: KeyError('classes')" in complaint(
         capsys, ["predict", "model", "images", "--out", "x"]
     )
+    Path("model/run.json").write_text('{"format": 1}')
+    assert "damaged one: KeyError('settings')" in complaint(capsys, [*FIT, "--out", "model", "--resume"])
     Path("model/run.json").write_text("{")
     assert "is no account of a run, or a damaged one" in complaint(capsys, ["predict", "model", "images", "--out", "x"])
     Path("model/model.safetensors").write_bytes(b"nothing")

@@ -284,6 +284,16 @@ def test_a_likelihood_of_too_few_sweeps_is_reported_as_diverged():
     assert results[UnivariateLogistic()]["diverged"] is None
 
 
+def test_a_criterion_that_cannot_begin_is_reported():
+    scenes = Scenes.of(describe(list(mosaics(2, (24, 32))), ImageFeatures(scale=0.5)), 3)
+    model = Trainer(ImageFeatures(), 3, 30).model()
+    start = [1e308] * sum(parameter.numel() for parameter in model.parameters())
+    settings = Criterion("x", UnivariateLogistic()), Mode.TRW.after(1), LBFGS(iterations=2), start
+    result = train(model, scenes, *settings, chunk_size=8)
+    assert result["diverged"].startswith("at the first parameters: `model` must start where the objective is finite")
+    assert result["objective"] is None
+
+
 # -- numbers and pictures ---------------------------------------------------------------------------------------------
 
 

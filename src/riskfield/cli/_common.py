@@ -17,11 +17,18 @@ from riskfield.errors import DivergenceWarning
 @contextmanager
 def divergence_said(aloud: bool = True) -> Iterator[None]:
     """Say in one line, in place of a warning, that training diverged."""
-    with warnings.catch_warnings(record=True) as caught:
+    show = warnings.showwarning
+
+    def say(message: Warning | str, category: type[Warning], *where: Any, **options: Any) -> None:
+        if not issubclass(category, DivergenceWarning):
+            show(message, category, *where, **options)
+        elif aloud:
+            typer.echo(f"riskfield: {message}", err=True)
+
+    with warnings.catch_warnings():
         warnings.simplefilter("always", DivergenceWarning)
+        warnings.showwarning = say
         yield
-    for warning in caught if aloud else ():
-        typer.echo(f"riskfield: {warning.message}", err=True)
 
 
 def _read_config(context: typer.Context, path: Path | None) -> Path | None:

@@ -18,7 +18,7 @@ from riskfield.experiments.scenes import Scenes
 from riskfield.experiments.study import Record, table
 from riskfield.inference.settings import Inference
 from riskfield.learning.lbfgs import LBFGS
-from riskfield.learning.objective import assign, flat, trainable
+from riskfield.learning.objective import Diverged, assign, flat, trainable
 from riskfield.learning.result import Fit, Reason
 from riskfield.learning.stages import Stage, fit_stages, incremental
 from riskfield.losses.loss import AbstractLoss
@@ -161,7 +161,9 @@ def _fit(model: Module, scenes: Scenes, stages: Sequence[Stage], chunk_size: int
     """Fit stage by stage. Where there is no gradient to begin with, nothing is changed; the table has to say so."""
     try:
         return fit_stages(model, scenes.examples, stages, chunk_size=chunk_size, progress=False)
-    except AdjointError as error:
+    except (AdjointError, ValueError) as error:
+        if not isinstance(error, AdjointError) and not isinstance(error.__cause__, Diverged):
+            raise
         return [Fit(Reason.DIVERGED, f"at the first parameters: {error}", (), None)]
 
 

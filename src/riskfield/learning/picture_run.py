@@ -143,6 +143,7 @@ def _read(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
         if content["format"] != _FORMAT:
             raise FileFormatError(f"{path} has format {content['format']}; this version reads format {_FORMAT}.")
+        dict(content["settings"])
     except (ValueError, KeyError, TypeError) as error:
         if isinstance(error, FileFormatError):
             raise
