@@ -14,7 +14,17 @@ from riskfield.experiments.cells import Cells
 from riskfield.experiments.comparison import Comparison, paired_permutation_test
 from riskfield.experiments.erm import BEST, MODELS, Overall, Pairs, Suite
 from riskfield.experiments.erm_landscape import Landscape
-from riskfield.experiments.erm_runs import LIKELIHOOD, RISKS, SETTINGS, losses_of, stages, started, train
+from riskfield.experiments.erm_runs import (
+    LIKELIHOOD,
+    RISKS,
+    SETTINGS,
+    losses_of,
+    recipe_of,
+    stages,
+    started,
+    train,
+    trained,
+)
 from riskfield.experiments.erm_tuning import SUPPLEMENTARY, Choice, Tuning
 from riskfield.experiments.random_models import RandomModel
 from riskfield.experiments.study import reproduce
@@ -127,7 +137,7 @@ def test_stages():
         assert [(loss.a, loss.b, loss.weight) for loss in hybrids] == [
             (RISKS["int-F"], rf.MSE(), weight) for weight in (0.0, 0.5, 1.0)
         ]
-        assert all(stage.optimiser.tol > 0 for stage in stages(setting, 30, 25, 4)[skipped:])
+        assert sum(stage.optimiser.epochs for stage in stages(setting, 30, 25, 4)[skipped:]) == 25
 
 
 def test_gains_grow_with_the_number_of_outputs():
@@ -146,6 +156,16 @@ def test_the_pass_that_is_kept_is_the_best_on_all_training_examples(drawn):
     assert fit.best.validation == min(record.validation for record in fit.history)
     kept = Objective(model, examples, plan[0].loss, plan[0].inference).risk()
     assert kept == pytest.approx(fit.best.validation, rel=1e-12)
+
+
+def test_a_recipe_is_of_what_a_setting_depends_on(monkeypatch):
+    before = {setting: recipe_of(setting) for setting in ("frac-MSE-in", "int-F-hyb-in", LIKELIHOOD)}
+    assert len(set(before.values())) == 3
+    monkeypatch.setitem(RISKS, "int-F", rf.FMeasure(rf.SoftEqualCount(0.5)))
+    after = {setting: recipe_of(setting) for setting in before}
+    assert {setting for setting in before if before[setting] != after[setting]} == {"int-F-hyb-in"}
+    with pytest.raises(ValueError, match="`recipe` must be"):
+        trained(9, 12, 0, 20, "int-F-hyb-in", 0, 10, 0.0, 1, before["int-F-hyb-in"])
 
 
 def test_losses_of_known_predictions(drawn):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from riskfield.experiments.cells import Cell, Cells
 from riskfield.experiments.comparison import Comparison
 from riskfield.experiments.erm_paper import TABLE_3, TABLE_4, TABLE_5, TABLE_6
-from riskfield.experiments.erm_runs import LIKELIHOOD, RECIPE, RISKS, SETTINGS, trained, truth
+from riskfield.experiments.erm_runs import LIKELIHOOD, RISKS, SETTINGS, recipe_of, trained, truth
 from riskfield.experiments.study import AbstractStudy, Record, panels, select, table
 
 if TYPE_CHECKING:
@@ -46,9 +46,16 @@ class Suite:
 
     def runs(self, model: tuple[int, int], setting: str, sweeps: int, mismatch: float) -> list[Cell]:
         """The runs of a training setting, one per restart."""
-        own = {"setting": setting, "sweeps": sweeps, "mismatch": mismatch, "epochs": self.epochs, **self._of(model)}
+        own: dict[str, Any] = {
+            "setting": setting,
+            "sweeps": sweeps,
+            "mismatch": mismatch,
+            "epochs": self.epochs,
+            **self._of(model),
+        }
+        own["recipe"] = recipe_of(setting)
         count = 1 if setting.endswith("-in") else self.restarts
-        return [Cell("run", trained, {**own, "restart": restart, "recipe": RECIPE}) for restart in range(count)]
+        return [Cell("run", trained, {**own, "restart": restart}) for restart in range(count)]
 
     def _of(self, model: tuple[int, int]) -> dict[str, Any]:
         return {"num_variables": model[0], "num_edges": model[1], "seed": self.seed, "examples": self.examples}

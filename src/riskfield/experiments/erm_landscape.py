@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -12,10 +12,10 @@ import torch
 from riskfield.experiments.cells import Cell, Cells, Result
 from riskfield.experiments.erm_runs import (
     LIKELIHOOD,
-    RECIPE,
     RISKS,
     SETTINGS,
     losses_of,
+    recipe_of,
     require_recipe,
     stages,
     started,
@@ -56,17 +56,16 @@ class Landscape(AbstractStudy):
     def cells(self) -> Sequence[Cell]:
         """The lines."""
         low, high, count = self.alphas[0], self.alphas[-1], len(self.alphas)
-        own: dict[str, Any] = {
+        own = {
             "num_variables": self.model[0],
             "num_edges": self.model[1],
             "examples": self.examples,
             "seed": 0,
         }
-        own["recipe"] = RECIPE
         grid = {"low": low, "high": high, "count": count}
         return [
-            Cell("line", line, {**own, **grid, "setting": setting, "epochs": min(epochs, self.epochs)})
-            for setting, epochs in _TOWARDS.values()
+            Cell("line", line, {**own, **grid, "setting": s, "epochs": min(n, self.epochs), "recipe": recipe_of(s)})
+            for s, n in _TOWARDS.values()
         ]
 
     def measure(self, cells: Cells) -> list[Record]:
@@ -121,10 +120,10 @@ def line(
     low: float,
     high: float,
     count: int,
-    recipe: str = RECIPE,
+    recipe: str,
 ) -> Result:
     """All losses at `count` points of the line from the true parameters to those that training finds."""
-    require_recipe(recipe)
+    require_recipe(setting, recipe)
     drawn = random_model(num_variables, num_edges, seed, 2 * examples)
     true, model = drawn.true_model(), started(drawn, restart=0)
     if epochs:

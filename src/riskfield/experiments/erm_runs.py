@@ -60,11 +60,8 @@ GAINS: dict[str, SMD] = {
     LIKELIHOOD: SMD(gain=0.15, meta_gain=0.5, decay=0.9, batch_size=5),
 }
 _FIRST = 3  # passes of the likelihood with which `-in` begins
-_SHARES = {0.0: 15, 0.5: 5, 1.0: 5}  # of `-hyb`: how many passes each has at most
-_TOL = 1e-4  # a pass of `-hyb` that gains less is its share's last
+_SHARES = {0.0: 15, 0.5: 5, 1.0: 5}  # of `-hyb`: how many passes each has
 _SPREAD = 1.0  # standard deviation of the first parameters, that of the true ones
-# A digest of all choices above. It is among the settings of a cell, so that cells made by other choices are not taken.
-RECIPE = hashlib.sha256(repr((RISKS, GAINS, _FIRST, _SHARES, _TOL, _SPREAD)).encode()).hexdigest()[:8]
 
 
 def truth(num_variables: int, num_edges: int, seed: int, examples: int, sweeps: int) -> Result:
@@ -88,10 +85,10 @@ def trained(
     sweeps: int,
     mismatch: float,
     epochs: int,
-    recipe: str = RECIPE,
+    recipe: str,
 ) -> Result:
     """Train for a setting, from random parameters, and test in all settings."""
-    require_recipe(recipe)
+    require_recipe(setting, recipe)
     drawn = random_model(num_variables, num_edges, seed, 2 * examples)
     return outcome(drawn, stages(setting, sweeps, epochs, len(drawn.outputs)), sweeps, restart, mismatch)
 
@@ -113,10 +110,18 @@ def outcome(drawn: RandomModel, plan: list[Stage], sweeps: int, restart: int = 0
     }
 
 
-def require_recipe(recipe: str) -> None:
+def recipe_of(setting: str) -> str:
+    """A digest of all that was chosen for a setting.
+
+    It is among the settings of a cell, so that cells made by other choices are not taken.
+    """
+    return hashlib.sha256(repr((stages(setting, 1, 25, 1), _SPREAD)).encode()).hexdigest()[:8]
+
+
+def require_recipe(setting: str, recipe: str) -> None:
     """Refuse a cell of other choices."""
-    if recipe != RECIPE:
-        raise ValueError(f"`recipe` must be {RECIPE!r}, which is that of this version. Got {recipe!r}.")
+    if recipe != recipe_of(setting):
+        raise ValueError(f"`recipe` must be {recipe_of(setting)!r}, which is that of this version. Got {recipe!r}.")
 
 
 def started(drawn: RandomModel, restart: int, mismatch: float = 0.0) -> GivenInputs:
@@ -140,10 +145,10 @@ def stages(
 ) -> list[Stage]:
     """What a training setting such as int-F-hyb-in does, one after the other."""
 
-    def smd(name: str, passes: int = epochs, tol: float = 0.0) -> SMD:
+    def smd(name: str, passes: int = epochs) -> SMD:
         chosen = gains[name]
         gain, meta_gain = num_outputs * chosen.gain, num_outputs * chosen.meta_gain
-        return replace(chosen, gain=gain, meta_gain=meta_gain, epochs=min(passes, epochs), tol=tol)
+        return replace(chosen, gain=gain, meta_gain=meta_gain, epochs=min(passes, epochs))
 
     likelihood = inference(sweeps, adjoint=Envelope(curvature=Unroll()))
     if setting == LIKELIHOOD:
@@ -153,7 +158,7 @@ def stages(
     plan = [Stage(loss, through, smd(name))]
     if "-hyb" in setting:
         plan = [
-            Stage(Hybrid(loss, MSE(), share), through, smd(name if share else "frac-MSE", passes, _TOL))
+            Stage(Hybrid(loss, MSE(), share), through, smd(name if share else "frac-MSE", passes))
             for share, passes in _SHARES.items()
         ]
     if setting.endswith("-in"):

@@ -36,21 +36,20 @@ class Choice:
     def used(self) -> bool:
         """Whether the study uses it."""
         gains, decoder = GAINS[self.setting], getattr(RISKS.get(self.setting), "decoder", None)
-        own = (gains.gain, gains.meta_gain, gains.batch_size, getattr(decoder, "temperature", 0.0))
-        return own == (self.gain, self.meta_gain, self.batch_size, self.temperature)
+        own = Choice(self.setting, gains.gain, gains.meta_gain, gains.batch_size, getattr(decoder, "temperature", 0.0))
+        return self == own
 
 
 _GRID = (
+    Choice("int-F", 0.05, 5.0, 50, 0.1),
+    Choice("int-F", 0.05, 5.0, 50, 0.3),
+    Choice("int-L1", 0.05, 5.0, 50, 0.1),
+    Choice("int-L1", 0.05, 5.0, 50, 0.3),
+    Choice("frac-MSE", 0.15, 20.0, 20),
+    Choice("frac-MSE", 0.5, 20.0, 20),
     Choice(LIKELIHOOD, 0.15, 0.5, 5),
     Choice(LIKELIHOOD, 0.15, 5.0, 20),
     Choice(LIKELIHOOD, 0.5, 0.5, 20),
-    Choice("frac-MSE", 0.15, 20.0, 20),
-    Choice("frac-MSE", 0.5, 20.0, 20),
-    *(
-        Choice(setting, gain, 5.0, 50, temperature)
-        for temperature, gain in ((0.1, 0.05), (0.1, 0.02), (0.3, 0.05))
-        for setting in ("int-F", "int-L1")
-    ),
 )
 
 
@@ -72,7 +71,7 @@ class Tuning(AbstractStudy):
         return len(self.cells())
 
     def cells(self) -> Sequence[Cell]:
-        """The likelihood first: the other settings begin with it, with the gains already chosen."""
+        """Choice by choice. All but those of the likelihood begin with it, with the gains already chosen for it."""
         out = []
         for choice in self.choices:
             for num_variables, num_edges in self.models:
@@ -112,9 +111,7 @@ class Tuning(AbstractStudy):
             f"passes at most. The likelihood is trained for by itself, frac-MSE as frac-MSE-in, the others as -hyb-in. "
             "Gain and meta-gain are multiplied by the number of outputs. What the study uses is in bold. All runs took "
             f"{minutes:.0f} minutes of one core.\n\n"
-        ) + table(
-            ["setting", "temperature", "gain", "meta-gain", "batch", "training", "test, model by model", "mean"], rows
-        )
+        ) + table(["setting", "temperature", "gain", "meta-gain", "batch", "training", "test", "mean"], rows)
 
     def plot(self, records: list[Record]) -> Figure:
         """A panel per setting, a bar per choice; what the study uses in blue."""
