@@ -28,7 +28,8 @@ from riskfield.inference.message_passing import MessagePassing
 from riskfield.inference.settings import Inference
 from riskfield.models.conditional import Conditional
 
-_STOP = Stop(10_000, 1e-3)  # the paper's number of iterations, the program's tolerance
+# The program's tolerance. The paper stops after 10,000 iterations; what has not converged after 1000 oscillates.
+_STOP = Stop(1000, 1e-3)
 
 
 class _Signed(nn.Module):
