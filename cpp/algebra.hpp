@@ -39,7 +39,7 @@ struct MessageSettings {
   T damping;
 };
 
-// Sum-product on probabilities. Only for models whose range of potentials cannot underflow (see Packer::choose_domain);
+// Sum-product on probabilities. Only for models whose range of potentials cannot underflow (see Packer);
 // then no message is ever zero.
 template <class T, Power P>
 struct Probability {

@@ -366,10 +366,10 @@ void unpack_factor(const Context<T>& context, const std::vector<Weighted<T>>& it
   const Plan& plan = *context.plan;
   const Group& group = plan.groups[g];
   V<T>* sum = scratch.weights;
+  for (Index e = 0; e < group.table_size; ++e) sum[e] = V<T>{};
   for (const auto& [item, weight] : items) {
     const V<T>* joint = joint_marginals<Algebra, T>(context, *item, g, lanes, scratch);
-    const bool first = item == items[0].item;
-    for (Index e = 0; e < group.table_size; ++e) sum[e] = first ? joint[e] * weight : sum[e] + joint[e] * weight;
+    for (Index e = 0; e < group.table_size; ++e) sum[e] += joint[e] * weight;
   }
   for (int l = 0; l < count; ++l) {
     const Index f = lanes.factor(l);

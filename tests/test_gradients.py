@@ -144,3 +144,13 @@ def test_belief_propagation_on_forests_has_the_exact_gradient(adjoint, kind, gra
     stop = rf.Stop(50, 1e-13)
     exact = gradient(graph, theta, rf.Exact(), stop, rf.Unroll(), seed=seed, states=states)
     close(gradient(graph, theta, rf.MessagePassing(), stop, adjoint, seed=seed, states=states), exact, 1e-8)
+
+
+def test_the_value_does_not_follow_marginals_changed_in_place():
+    graph = rf.grid(3, 3, 2)
+    theta = potentials(graph, 0).requires_grad_()
+    solution = rf.infer(graph, theta, stop=rf.Stop(tol=1e-10), adjoint=rf.Envelope())
+    value = solution.log_partition
+    solution.mu.mul_(2)
+    with pytest.raises(rf.AdjointError, match="were changed in place"):
+        value.backward()

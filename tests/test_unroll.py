@@ -139,12 +139,27 @@ def test_third_derivatives():
     theta = potentials(graph, 0).requires_grad_()
 
     def loss(t):
-        return rf.infer(graph, t, stop=rf.Stop(2, tol=None), adjoint=rf.Unroll()).mu[0]
+        return (rf.infer(graph, t, stop=rf.Stop(2, tol=None), adjoint=rf.Unroll()).mu ** 3).sum()
 
     def gradient(t):
         return torch.autograd.grad(loss(t), t, create_graph=True)[0]
 
-    assert torch.autograd.gradgradcheck(lambda t: gradient(t).sum(), theta, fast_mode=True)
+    assert torch.autograd.gradgradcheck(lambda t: (gradient(t) ** 2).sum(), theta, fast_mode=True)
+
+
+def test_potentials_made_from_counting_numbers():
+    graph = rf.grid(3, 3, 2)
+    first = potentials(graph, 0)
+    rho = torch.full((graph.num_factors,), 0.7, dtype=torch.float64, requires_grad=True)
+    nodes, tables = first[: graph.node_size], first[graph.node_size :].reshape(-1, 4)
+
+    def gradient(create_graph):
+        theta = torch.cat([nodes, (tables * rho[:, None]).flatten()])
+        stop = rf.Stop(2, tol=None)
+        mu = rf.infer(graph, theta, rf.MessagePassing(rf.TRW(rho)), stop=stop, adjoint=rf.Unroll()).mu
+        return torch.autograd.grad((mu**2).sum(), rho, create_graph=create_graph)[0]
+
+    torch.testing.assert_close(gradient(True), gradient(False))
 
 
 def test_mean_field_skips_impossible_joint_states_that_evidence_avoids():

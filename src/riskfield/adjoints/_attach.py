@@ -25,7 +25,8 @@ def attach(request: Request, solution: Solution, vjp: Vjp, numbers: Sequence[Ten
     """`solution` with a mu whose gradient g, of the shape of mu, is sent to `request.theta` as vjp(g).
 
     Where there are other `numbers` to send gradients to, vjp(g) is a tuple of all of them, that of theta first. Second
-    derivatives through it are refused by autograd.
+    derivatives through it are refused by autograd. What is handed out may be changed in place: a vjp that needs the
+    marginals keeps its own.
     """
     remedy = "" if isinstance(request.algorithm, ConvexFreeEnergy) else _UNROLL
     mu = _Attached.apply(solution.mu, vjp, remedy, request.theta, *numbers)
@@ -109,12 +110,10 @@ class _Attached(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value: Tensor, vjp: Vjp, remedy: str, *inputs: Tensor) -> Tensor:
         ctx.vjp, ctx.remedy, ctx.inputs = vjp, remedy, inputs
-        ctx.save_for_backward(value)  # the same numbers as those handed out, for autograd to see if they are changed
         return value.detach()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        _ = ctx.saved_tensors  # raises if marginals were changed in place
         with torch.no_grad():
             found = ctx.vjp(grad.detach())
         gradients = [found] if isinstance(found, Tensor) else list(found)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from riskfield.adjoints._attach import first_order_only, require_convergence
+from riskfield.errors import AdjointError
 from riskfield.inference.infer import AbstractAdjoint, Request
 from riskfield.inference.solution import Solution
 from riskfield.kernels import is_differentiated
@@ -71,11 +72,14 @@ class _Value(torch.autograd.Function):
         # In a tuple autograd does not see them: they are no input of the value, and only its gradient leads to theirs.
         ctx.save_for_backward(theta)
         (ctx.statistics,) = statistics
+        ctx.version = ctx.statistics._version
         return value.clone()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (theta,) = ctx.saved_tensors
+        if ctx.statistics._version != ctx.version:
+            raise AdjointError("`Envelope`: the marginals, its gradient, were changed in place. Change a copy of them.")
         gradient = grad.unsqueeze(-1) * ctx.statistics
         if not ctx.statistics.requires_grad:
             gradient = first_order_only(gradient, theta, "`Envelope` without `curvature`")

@@ -222,7 +222,7 @@ class _AtFixedPoint(torch.autograd.Function):
         assert solution.messages is not None
         ctx.adjoint, ctx.request, ctx.run = adjoint, request, run
         ctx.save_for_backward(theta, solution.messages, *numbers)
-        return solution.mu.clone()
+        return solution.mu.detach()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:

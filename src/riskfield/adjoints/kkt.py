@@ -255,13 +255,13 @@ class KKT(AbstractAdjoint):
                 f"not solve. Use {other}, or MessagePassing."
             )
         graph, solution = request.graph, request.solve()
-        mu, numbers = solution.mu, _counting_numbers(graph, algorithm.entropy.counting(graph))
+        mu, numbers = solution.mu.clone(), _counting_numbers(graph, algorithm.entropy.counting(graph))
         curvature = torch.where(mu > 0, numbers.to(mu).double() / mu.double(), 0)
         return attach(request, solution, lambda grad: graph.collapse(self._vjp(graph, mu, curvature, grad, _UNROLL)))
 
     def _apply_convex(self, request: Request, algorithm: ConvexFreeEnergy) -> Solution:
         graph, solution = request.graph, request.solve()
-        mu = solution.mu
+        mu = solution.mu.clone()
         weights = [weight.to(mu).expand_as(mu) for weight in algorithm.weights(graph)]
         undecided = algorithm.undecided(graph, solution)
 

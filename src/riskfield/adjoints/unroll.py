@@ -29,7 +29,7 @@ from riskfield.kernels import EVERY_SWEEP, LAST_SWEEP, is_differentiated
 
 @dataclass(frozen=True)
 class Unroll(AbstractAdjoint):
-    """Differentiate the sweeps that ran, to any order (truncated runs of pairwise models on a GPU: once).
+    """Differentiate the sweeps that ran, to any order.
 
     Use it for runs of a fixed number of sweeps, and whenever convergence is in doubt. The log-partition value is
     differentiated through the sweeps too: theta . mu_N + H(mu_N) after N sweeps (the truncated log-partition).
@@ -147,6 +147,7 @@ class _Recorded(torch.autograd.Function):
             gradient = _RecordedGradient.apply(theta, grad, ctx.request, ctx.sweeps, ctx.recording)
             return gradient, None, None, None, None, None
         if torch.is_grad_enabled():  # second derivatives of counting numbers, where autograd follows
+            theta, counting = theta.view_as(theta), counting.view_as(counting)  # neither made from the other
             mu = _run_on_torch(_with_counting(ctx.request, counting), theta, ctx.sweeps)
             return *_gradients(mu, (theta, counting), grad), None, None, None, None
         gradient, of_counting = ctx.recording.backward_counting(_flat(grad))
@@ -226,6 +227,7 @@ def _through_torch(
     request: Request, theta: Tensor, sweeps: Tensor, grad: Tensor, v: Tensor
 ) -> tuple[Tensor | None, ...]:
     with torch.enable_grad():
+        theta, grad = theta.view_as(theta), grad.view_as(grad)  # of which neither is made from the other
         mu = _run_on_torch(request, theta, sweeps)
         (gradient,) = torch.autograd.grad(mu, theta, grad, create_graph=True)
         return _gradients(gradient, (theta, grad), v)
