@@ -51,6 +51,7 @@ VARIATIONS = (
     Variation("any ink is 1", (Setup(bright=0),), METHODS),
     Variation("bright ink is 1", (Setup(bright=191),)),
     Variation("Ising", (Setup(field=crf_program.ising),)),
+    Variation("Ising, any ink is 1", (Setup(bright=0, field=crf_program.ising),)),
     Variation(
         "the program",
         (
@@ -72,7 +73,7 @@ the standard deviation of one sample.
 - nine pictures: one of each digit to train on, and to test with. "Ten images of the digits 1-9" may mean so few.
 - any ink, bright ink is 1: pixels above 0, or above 191 of 255, are 1 in the true picture; as in errors.md, those above
   127.
-- Ising: the potentials of the program that the paper's conditional random fields came from.
+- Ising: the potentials of the program that the paper's conditional random fields came from; once more with any ink 1.
 - the program: its potentials, and its mean field and belief propagation.
 """
 
