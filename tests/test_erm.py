@@ -18,6 +18,7 @@ from riskfield.experiments.erm_runs import (
     LIKELIHOOD,
     RISKS,
     SETTINGS,
+    ApproximateLikelihood,
     losses_of,
     recipe_of,
     stages,
@@ -125,12 +126,12 @@ def plan(setting):
 
 def test_stages():
     (likelihood,) = stages(LIKELIHOOD, 30, 25, 4)
-    assert likelihood.loss == rf.SurrogateEM()
+    assert likelihood.loss == ApproximateLikelihood()
     assert likelihood.inference.stop.sweeps == 30
     assert likelihood.optimiser.epochs == 25
     assert plan("frac-MSE") == [rf.MSE()]
     first, second = stages("int-L1-in", 30, 25, 4)
-    assert (first.loss, first.optimiser.epochs) == (rf.SurrogateEM(), 3)
+    assert (first.loss, first.optimiser.epochs) == (ApproximateLikelihood(), 3)
     assert (second.loss, second.optimiser.epochs, second.optimiser.tol) == (RISKS["int-L1"], 25, 0)
     for setting, skipped in (("int-F-hyb", 0), ("int-F-hyb-in", 1)):
         hybrids = plan(setting)[skipped:]
@@ -166,6 +167,14 @@ def test_a_recipe_is_of_what_a_setting_depends_on(monkeypatch):
     assert {setting for setting in before if before[setting] != after[setting]} == {"int-F-hyb-in"}
     with pytest.raises(ValueError, match="`recipe` must be"):
         trained(9, 12, 0, 20, "int-F-hyb-in", 0, 10, 0.0, 1, before["int-F-hyb-in"])
+
+
+def test_the_likelihood_may_fall_below_zero(drawn):
+    model = started(drawn, restart=0)
+    examples, (stage,) = drawn.examples(model, 0, 5), stages(LIKELIHOOD, 30, 25, 4)
+    at = (examples.graph, model(examples.graph, examples.inputs), examples.labels, stage.inference)
+    torch.testing.assert_close(stage.loss(*at), rf.SurrogateEM()(*at), rtol=0, atol=0)
+    assert (stage.loss.lower_bound, rf.SurrogateEM().lower_bound) == (-np.inf, 0)
 
 
 def test_losses_of_known_predictions(drawn):
