@@ -1,14 +1,15 @@
 """The conditional random fields that Domke (2008) compares with, as the program they came from has them.
 
 The paper names the program, Murphy and Schmidt's CRF2D (Vishwanathan et al. 2006), and the features: 1 and indicators
-of y_i at a pixel, 1 and indicators of (y_i, y_j) at a pair. The rest is what the program's source says: x is -1 or 1,
-and log-potentials are
+of y_i at a pixel, 1 and indicators of (y_i, y_j) at a pair. The rest is what a public copy of the program's source
+says: x is -1 or 1, and log-potentials are
 
     x_i w . h(y_i),        x_i x_j v . g(y_i, y_j)
 
 so that noisy pixels change how much two neighbours want to agree, and nothing else between them. Mean field starts from
 the potentials of single pixels and goes through the picture pixel by pixel; belief propagation renews all messages at
-once, undamped, from uniform ones. Both end when no belief changes by more than 1e-3.
+once, undamped, from uniform ones. The first ends when the changes of all beliefs add up to less than 1e-3, for which no
+change above 1e-6 stands here; the second when no belief changes by more than 1e-3.
 """
 
 from __future__ import annotations
@@ -27,9 +28,6 @@ from riskfield.inference.mean_field import MeanField
 from riskfield.inference.message_passing import MessagePassing
 from riskfield.inference.settings import Inference
 from riskfield.models.conditional import Conditional
-
-# The program's tolerance. The paper stops after 10,000 iterations; what has not converged after 1000 oscillates.
-_STOP = Stop(1000, 1e-3)
 
 
 class _Signed(nn.Module):
@@ -64,9 +62,10 @@ class MeanFieldFromPotentials(MeanField):
 
 def mean_field(num_pixels: int) -> Inference:
     """The program's mean field."""
-    return Inference(MeanFieldFromPotentials(range(num_pixels)), _STOP)
+    return Inference(MeanFieldFromPotentials(range(num_pixels)), Stop(10_000, 1e-6))
 
 
 def belief_propagation() -> Inference:
     """The program's belief propagation."""
-    return Inference(MessagePassing(schedule=Parallel()), _STOP)
+    # The paper stops after 10,000 iterations; what has not converged after 1000 oscillates.
+    return Inference(MessagePassing(schedule=Parallel()), Stop(1000, 1e-3))
