@@ -77,8 +77,8 @@ class Packer {
     }
     for (const auto& [item, theta] : models_)
       for (const SharedTable& shared : plan_.shared_tables) pack_shared(shared, *item, theta);
-    log_domain_ = context_.kind == Kind::kMaxProduct ||
-                  (context_.kind == Kind::kSumProduct && !probabilities_are_safe());
+    log_domain_ =
+        context_.kind == Kind::kMaxProduct || (context_.kind == Kind::kSumProduct && !probabilities_are_safe());
     for (const auto& [item, theta] : models_) {
       item->log_domain = log_domain_;
       pack_nodes(*item, theta);
@@ -123,8 +123,7 @@ class Packer {
     for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
       const Group& group = plan_.groups[g];
       for (Index f = 0; f < group.count; ++f)
-        for (int slot = 0; slot < group.arity; ++slot)
-          spread[group.position[f * group.arity + slot]] += widths_[g][f];
+        for (int slot = 0; slot < group.arity; ++slot) spread[group.position[f * group.arity + slot]] += widths_[g][f];
     }
     // Gradients multiply two messages (see reverse_binary); floats have no room for that.
     constexpr double kLimit = std::is_same<T, float>::value ? 80 : 345;
