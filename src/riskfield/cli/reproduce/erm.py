@@ -84,4 +84,5 @@ def erm(
         options += [f"--models {models}"] if models != len(MODELS) else []
         options += [f"--restarts {restarts}"] if restarts != 5 else []
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    run("erm", studies, quick, out, quiet, options, jobs or processors)
+    # Several processes would compute what is missing.
+    run("erm", studies, quick, out, quiet, options, 1 if finished else jobs or processors)
