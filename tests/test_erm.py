@@ -59,7 +59,10 @@ def test_conditioning_on_the_inputs_is_clamping_them(drawn):
     assert (examples.labels >= 0).sum() == 5 * 4
 
 
-def test_samples_are_those_of_the_model(drawn):
+@pytest.mark.parametrize("spread", [1.0, 1.5])
+def test_samples_are_those_of_the_model(spread):
+    drawn = RandomModel.draw(12, 24, seed=1, num_examples=400, spread=spread)
+    assert drawn.tables.std() == pytest.approx(spread, rel=0.15)
     assert drawn.sample_size > 0.8
     assert (len(drawn.inputs), len(drawn.outputs)) == (4, 4)
     assert not set(drawn.inputs) & set(drawn.outputs)
@@ -166,7 +169,7 @@ def test_a_recipe_is_of_what_a_setting_depends_on(monkeypatch):
     after = {setting: recipe_of(setting) for setting in before}
     assert {setting for setting in before if before[setting] != after[setting]} == {"int-F-hyb-in"}
     with pytest.raises(ValueError, match="`recipe` must be"):
-        trained(9, 12, 0, 20, "int-F-hyb-in", 0, 10, 0.0, 1, before["int-F-hyb-in"])
+        trained(9, 12, 0, 20, "int-F-hyb-in", 0, 10, 0.0, 1, before["int-F-hyb-in"], 1.0)
 
 
 def test_the_likelihood_may_fall_below_zero(drawn):
@@ -250,13 +253,13 @@ def test_reproduce_erm(quick, tmp_path, capsys):
     best = [min((r for r in runs if r["num_variables"] == n), key=lambda r: r["objective"]) for n in truths]
     delta = np.mean([r["losses"]["frac-MSE"] - truths[r["num_variables"]] for r in best])
     assert f"| frac-MSE | 0.00482 (5-0-7) | {delta:.5f} (" in text
-    assert "2 of the paper's 12 models (9-12, 10-14), 20 examples" in text
+    assert "2 of the paper's 12 models (9-12, 10-14), true parameters of standard deviation 1, 20 examples" in text
     pairs = json.loads((tmp_path / "table6.json").read_text())["records"]
     assert {r["setting"] for r in pairs if r["cell"] == "run"} == set(BEST.values())
     sweep = json.loads((tmp_path / "table5.json").read_text())["records"]
     assert {r["sweeps"] for r in sweep} == {100, 30, 20, 10}
     # What tables 3, 5 and 6 have in common was computed once.
-    shared = "run,*mismatch=0.0,num_edges=12,*restart=1,*setting=APPR-LOGL,sweeps=100.json"
+    shared = "run,*mismatch=0.0,num_edges=12,*restart=1,*setting=APPR-LOGL,spread=1.0,sweeps=100.json"
     assert len(list((tmp_path / "cells").glob(shared))) == 1
     line = json.loads((tmp_path / "figure1.json").read_text())["records"][0]["losses"]
     assert line[1]["frac-MSE"] == pytest.approx(truths[9])  # alpha = 0
@@ -272,7 +275,10 @@ def test_finished_writes_what_is_there(quick, tmp_path, capsys):
     with Cells(tmp_path / "cells", 99) as cells:
         replace(Pairs(quick), suite=replace(quick, models=quick.models[:1])).measure(cells)
     assert main([*command, "6"]) == 0
-    assert "1 of the paper's 12 models (9-12), 20 examples" in (tmp_path / "table6.md").read_text()
+    assert (
+        "1 of the paper's 12 models (9-12), true parameters of standard deviation 1, 20 examples"
+        in (tmp_path / "table6.md").read_text()
+    )
     with Cells(tmp_path / "cells", 99) as cells:
         for cell in Overall(quick).cells():
             if cell.settings["num_edges"] == 12 and cell.settings.get("setting", "-in") != "int-L1-hyb":

@@ -39,6 +39,7 @@ class Suite:
     epochs: int = 25
     restarts: int = 5  # of settings other than -in
     seed: int = 0
+    spread: float = 1.0  # standard deviation of the true parameters; that of the paper's text
 
     def true(self, model: tuple[int, int]) -> Cell:
         """The losses of the true model, with inference to convergence."""
@@ -58,7 +59,8 @@ class Suite:
         return [Cell("run", trained, {**own, "restart": restart}) for restart in range(count)]
 
     def _of(self, model: tuple[int, int]) -> dict[str, Any]:
-        return {"num_variables": model[0], "num_edges": model[1], "seed": self.seed, "examples": self.examples}
+        size = {"num_variables": model[0], "num_edges": model[1], "examples": self.examples}
+        return {**size, "seed": self.seed, "spread": self.spread}
 
 
 @dataclass(frozen=True)
@@ -161,8 +163,9 @@ class AbstractErm(AbstractStudy):
         runs = [run for way in self.ways() for model in models for run in self._runs(records, model, way)]
         worst = min(true["ess"] for true in select(records, cell="truth"))
         return (
-            f"{len(models)} of the paper's {len(MODELS)} models ({names}), {suite.examples} examples to train and as "
-            f"many to test, at most {suite.epochs} passes, {suite.restarts} random starts of settings other than -in. "
+            f"{len(models)} of the paper's {len(MODELS)} models ({names}), true parameters of standard deviation "
+            f"{suite.spread:g}, {suite.examples} examples to train and as many to test, at most {suite.epochs} passes, "
+            f"{suite.restarts} random starts of settings other than -in. "
             "Losses on the test examples, less those of the true model with BP to convergence, on average over models. "
             "Wins, ties (the same to four decimals) and losses are against APPR-LOGL under the same conditions; p is "
             "that of the paired permutation test, two-sided, in bold below .05. The smallest effective sample size of "

@@ -80,9 +80,9 @@ _SHARES = {0.0: 15, 0.5: 5, 1.0: 5}  # of `-hyb`: how many passes each has
 _SPREAD = 1.0  # standard deviation of the first parameters, that of the true ones
 
 
-def truth(num_variables: int, num_edges: int, seed: int, examples: int, sweeps: int) -> Result:
+def truth(num_variables: int, num_edges: int, seed: int, examples: int, sweeps: int, spread: float = 1.0) -> Result:
     """The losses of the model that the data come from, on test and training examples."""
-    drawn = random_model(num_variables, num_edges, seed, 2 * examples)
+    drawn = random_model(num_variables, num_edges, seed, 2 * examples, spread)
     model = drawn.true_model()
     return {
         "losses": losses_of(model, drawn.examples(model, examples, 2 * examples), sweeps),
@@ -102,10 +102,11 @@ def trained(
     mismatch: float,
     epochs: int,
     recipe: str,
+    spread: float,
 ) -> Result:
     """Train for a setting, from random parameters, and test in all settings."""
     require_recipe(setting, recipe)
-    drawn = random_model(num_variables, num_edges, seed, 2 * examples)
+    drawn = random_model(num_variables, num_edges, seed, 2 * examples, spread)
     return outcome(drawn, stages(setting, sweeps, epochs, len(drawn.outputs)), sweeps, restart, mismatch)
 
 

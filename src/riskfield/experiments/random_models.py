@@ -1,8 +1,9 @@
 r"""Random binary pairwise models and their data, as in section 5 of Stoyanov, Ropson & Eisner (2011).
 
-Edges are picked at random; every entry of every pair's table is drawn from N(0, 1). Of the variables a third is input,
-a third hidden and a third output. The model that is trained, `GivenInputs`, is that of all variables conditioned on the
-inputs: an edge to an input is a potential of its other end, so that inference runs on the other variables alone.
+Edges are picked at random; every entry of every pair's table is drawn from N(0, 1), or from a wider distribution. Of
+the variables a third is input, a third hidden and a third output. The model that is trained, `GivenInputs`, is that of
+all variables conditioned on the inputs: an edge to an input is a potential of its other end, so that inference runs on
+the other variables alone.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from riskfield.inference.gibbs import sample
 
 IntArray = npt.NDArray[np.int64]
 
-_PER_CHAIN, _BURN_IN, _THINNING = 20, 500, 50  # checked by `sample_size`
+_PER_CHAIN, _BURN_IN, _THINNING = 20, 500, 50  # for N(0, 1), checked by `sample_size`
 
 
 class GivenInputs(nn.Module):
@@ -88,22 +89,26 @@ class RandomModel:
     sample_size: float  # the effective one of the worst variable, as a share of the number of examples
 
     @classmethod
-    def draw(cls, num_variables: int, num_edges: int, seed: int, num_examples: int) -> RandomModel:
-        """Draw structure, parameters, roles and data; training and test examples come from different chains."""
+    def draw(cls, num_variables: int, num_edges: int, seed: int, num_examples: int, spread: float = 1.0) -> RandomModel:
+        """Draw structure, parameters, roles and data; training and test examples come from different chains.
+
+        `spread` is the standard deviation of the tables' entries.
+        """
         rng = np.random.default_rng([seed, num_variables, num_edges])
         edges = random_edges(rng, num_variables, num_edges, np.empty((0, 2), np.int64))
-        tables = torch.from_numpy(rng.normal(size=(num_edges, 2, 2)))
+        tables = spread * torch.from_numpy(rng.normal(size=(num_edges, 2, 2)))
         roles = rng.permutation(num_variables)
         third = round(num_variables / 3)
         graph = from_edges(2, edges, num_variables=num_variables)
         theta = graph.assemble([tables.new_zeros(num_variables, 2)], [tables])
+        patience = max(1.0, spread**3)  # the stronger couplings are, the longer they hold the chains where they are
         drawn = sample(
             graph,
             theta,
             _PER_CHAIN,
             chains=-(-num_examples // _PER_CHAIN),
-            burn_in=_BURN_IN,
-            thinning=_THINNING,
+            burn_in=round(patience * _BURN_IN),
+            thinning=round(patience * _THINNING),
             seed=int(rng.integers(2**31)),
         )
         share = float(effective_sample_size(drawn.double()).min()) / drawn.shape[:2].numel()

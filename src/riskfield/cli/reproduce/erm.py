@@ -51,6 +51,9 @@ def erm(
         int, typer.Option(min=1, max=len(MODELS), help="How many of the paper's models, those with the fewest edges.")
     ] = len(MODELS),
     restarts: Annotated[int, typer.Option(min=1, help="Random starts of settings other than -in.")] = 5,
+    spread: Annotated[
+        float, typer.Option(min=0.1, max=4, help="Standard deviation of the true parameters; 1 in the paper's text.")
+    ] = 1.0,
     finished: Finished = False,
     quick: Quick = False,
     out: Out = None,
@@ -70,7 +73,7 @@ def erm(
       riskfield reproduce erm --quick
       riskfield reproduce erm --table 3 --table 5 --models 8 --restarts 1
     """
-    suite = _QUICK if quick else Suite(models=MODELS[:models], restarts=restarts)
+    suite = _QUICK if quick else Suite(models=MODELS[:models], restarts=restarts, spread=spread)
     everything = not (table or figure or tune)
     tables = list(ErmTable) if everything else list(dict.fromkeys(table or ()))
     studies: list[AbstractStudy] = [_TABLES[name](suite, finished) for name in tables]
@@ -83,6 +86,7 @@ def erm(
     if not quick:
         options += [f"--models {models}"] if models != len(MODELS) else []
         options += [f"--restarts {restarts}"] if restarts != 5 else []
+        options += [f"--spread {spread:g}"] if spread != 1 else []
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     # Several processes would compute what is missing.
     run("erm", studies, quick, out, quiet, options, 1 if finished else jobs or processors)
