@@ -28,6 +28,7 @@ from riskfield.experiments.study import AbstractStudy, Record, select, table
 from riskfield.experiments.truncated import (
     CONVERGED,
     DIVERGED,
+    PRECISION,
     SWEEP,
     WITHOUT,
     Mode,
@@ -166,7 +167,7 @@ class HorsesTable(AbstractStudy):
         return gallery([mode.value for mode in BY_MODE], rows)
 
     def _trainer(self) -> Trainer:
-        return Trainer(ImageFeatures(), 2, self.iterations, self.device)
+        return Trainer(ImageFeatures(), 2, self.iterations, self.device, dtype=PRECISION)
 
     def _fit(self, mode: Mode, sweeps: int, criterion: Criterion, start: list[float] | None) -> Result:
         scenes = self._scenes("train", self.num_train), self._scenes("test", self.num_test)
@@ -188,5 +189,6 @@ def _scenes(root: str | None, scale: float, device: str, part: str, count: int) 
     (split,) = Recorded.HORSES.read()
     pictures = weizmann_horses(root).select(getattr(split, part)[:count])
     # Hardly two pictures are of one size: on a device that works on many at once they get frames.
-    frame = 1 if device == "cpu" else 16
-    return Scenes.of(describe(pictures, ImageFeatures(scale=scale)), 2, frame=frame, device=device)
+    frame = 1 if device == "cpu" else 64
+    described = describe(pictures, ImageFeatures(scale=scale))
+    return Scenes.of(described, 2, frame=frame, device=device, dtype=PRECISION)

@@ -36,6 +36,7 @@ WITHOUT = (
     Criterion("piecewise", Piecewise(), ridge=1e-4),
 )
 CONVERGED = Inference(MessagePassing(TRW(0.5)), Stop(1000, 1e-5))
+PRECISION = torch.float32  # half the time of double precision, and for the horses the same objectives to four decimals
 DIVERGED = "Where training diverged, and was stopped, the entry is marked †.\n"
 SWEEP = (
     "A sweep goes through the picture forwards and backwards, and renews every message once. If the paper's iterations "
