@@ -270,6 +270,9 @@ def test_reproduce_erm(quick, tmp_path, capsys):
 def test_finished_writes_what_is_there(quick, tmp_path, capsys):
     """Models with all their staged runs, and rows that are there for all of these."""
     command = ["reproduce", "erm", "--quick", "--finished", "--jobs", "1", "-q", "--out", str(tmp_path), "--table"]
+    for other in ([], ["--tune"], ["--table", "6", "--figure", "1"]):  # which would compute
+        assert main([*command[:-1], *other]) == 2
+        assert "--finished applies to tables" in capsys.readouterr().err
     assert main([*command, "6"]) != 0
     assert "`finished` must not be given before the staged runs" in capsys.readouterr().err
     with Cells(tmp_path / "cells", 99) as cells:

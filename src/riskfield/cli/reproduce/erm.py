@@ -73,6 +73,10 @@ def erm(
       riskfield reproduce erm --quick
       riskfield reproduce erm --table 3 --table 5 --models 8 --restarts 1
     """
+    if finished and (figure or tune or not table):
+        raise typer.BadParameter(
+            "--finished applies to tables: say which, by --table, and give neither --figure nor --tune."
+        )
     suite = _QUICK if quick else Suite(models=MODELS[:models], restarts=restarts, spread=spread)
     everything = not (table or figure or tune)
     tables = list(ErmTable) if everything else list(dict.fromkeys(table or ()))
