@@ -43,11 +43,14 @@ class Choice:
 _GRID = (
     Choice("int-F", 0.05, 5.0, 50, 0.1),
     Choice("int-F", 0.05, 5.0, 50, 0.3),
+    Choice("int-F", 0.01, 5.0, 50, 0.1),
     Choice("int-L1", 0.05, 5.0, 50, 0.1),
     Choice("int-L1", 0.05, 5.0, 50, 0.3),
     Choice("frac-MSE", 0.15, 20.0, 20),
     Choice("frac-MSE", 0.5, 20.0, 20),
     Choice(LIKELIHOOD, 0.15, 0.5, 5),
+    Choice(LIKELIHOOD, 0.15, 5.0, 5),
+    Choice(LIKELIHOOD, 0.5, 0.5, 5),
     Choice(LIKELIHOOD, 0.15, 5.0, 20),
     Choice(LIKELIHOOD, 0.5, 0.5, 20),
 )
