@@ -77,7 +77,7 @@ GAINS: dict[str, SMD] = {
 }
 _FIRST = 3  # passes of the likelihood with which `-in` begins
 _SHARES = {0.0: 15, 0.5: 5, 1.0: 5}  # of `-hyb`: how many passes each has
-_SPREAD = 1.0  # standard deviation of the first parameters, that of the true ones
+_SPREAD = 1.0  # standard deviation of the first parameters, that of the true ones in the paper
 
 
 def truth(num_variables: int, num_edges: int, seed: int, examples: int, sweeps: int, spread: float = 1.0) -> Result:
