@@ -292,6 +292,12 @@ def test_finished_writes_what_is_there(quick, tmp_path, capsys):
     assert "| int-F-hyb | 0.00411 (7-0-5) | not finished |" not in text
 
 
+def test_spread_is_of_tables(capsys):
+    for other in ([], ["--tune"], ["--table", "6", "--figure", "1"]):
+        assert main(["reproduce", "erm", "--quick", "--spread", "2", *other]) == 2
+        assert "--spread applies to tables" in capsys.readouterr().err
+
+
 def test_tuning_on_supplementary_models(quick, tmp_path):
     likelihood = Choice(LIKELIHOOD, 0.1, 1.0, batch_size=10)
     choices = (likelihood, *(Choice(setting, 0.1, 1.0, 10, temperature=0.2) for setting in ("int-F", "int-L1")))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from enum import StrEnum
 from typing import Annotated
 
@@ -77,7 +78,11 @@ def erm(
         raise typer.BadParameter(
             "--finished applies to tables: say which, by --table, and give neither --figure nor --tune."
         )
-    suite = _QUICK if quick else Suite(models=MODELS[:models], restarts=restarts, spread=spread)
+    if spread != 1 and (figure or tune or not table):
+        raise typer.BadParameter(
+            "--spread applies to tables: say which, by --table, and give neither --figure nor --tune."
+        )
+    suite = replace(_QUICK if quick else Suite(models=MODELS[:models], restarts=restarts), spread=spread)
     everything = not (table or figure or tune)
     tables = list(ErmTable) if everything else list(dict.fromkeys(table or ()))
     studies: list[AbstractStudy] = [_TABLES[name](suite, finished) for name in tables]
@@ -87,10 +92,10 @@ def erm(
         studies.append(_QUICK_TUNING if quick else Tuning(SUPPLEMENTARY[:models]))
     options = [*(f"--table {name}" for name in table or ()), *(f"--figure {number}" for number in figure or ())]
     options += [*(["--tune"] if tune else []), *(["--finished"] if finished else [])]
+    options += [f"--spread {spread:g}"] if spread != 1 else []
     if not quick:
         options += [f"--models {models}"] if models != len(MODELS) else []
         options += [f"--restarts {restarts}"] if restarts != 5 else []
-        options += [f"--spread {spread:g}"] if spread != 1 else []
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     # Several processes would compute what is missing.
     run("erm", studies, quick, out, quiet, options, 1 if finished else jobs or processors)
