@@ -182,3 +182,105 @@ def test_a_gpu_gives_the_same(name, sweeps, dtype):
     tolerance = 1e-9 if dtype == torch.float64 else 1e-4
     for cpu, gpu in zip(*results, strict=True):
         torch.testing.assert_close(gpu.to(cpu), cpu, rtol=tolerance, atol=tolerance)
+
+
+@pytest.fixture
+def as_on_a_gpu(emulated, monkeypatch):
+    """Runs of pairwise models on the processor go through the fused sweeps, as on a GPU."""
+    launches = []
+    emulate = fused._compiled
+
+    def compiled(*key):
+        def launch(kernel, blocks, threads, arguments):
+            launches.append((kernel, blocks))
+            emulate(*key)(kernel, blocks, threads, arguments)
+
+        return launch
+
+    def available(problem, theta):
+        return not isinstance(problem.schedule, rf.Parallel) and problem.damping == 0
+
+    monkeypatch.setattr(fused, "_compiled", compiled)
+    monkeypatch.setattr(fused, "available", available)
+    return launches
+
+
+def of_unequal_strength(graph):
+    theta = torch.randn(3, graph.theta_size, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    return theta * torch.tensor([[0.1], [1.0], [2.0]], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_runs_to_a_tolerance(name, as_on_a_gpu):
+    graph, _ = GRAPHS[name]
+    theta, algorithm, stop = of_unequal_strength(graph), rf.MessagePassing(rf.TRW(0.5)), rf.Stop(1000, 1e-9)
+    found = rf.infer(graph, theta, algorithm, stop=stop, kernels="torch")
+    assert as_on_a_gpu
+    expected = rf.infer(graph, theta, algorithm, stop=rf.Stop(1000, 1e-13), kernels="native")
+    torch.testing.assert_close(found.mu, expected.mu, rtol=0, atol=1e-7)
+    assert found.converged.all()
+    assert (found.residual <= 1e-9).all()
+    # What has settled is left alone.
+    assert found.sweeps.min() < found.sweeps.max()
+    assert len({blocks for _, blocks in as_on_a_gpu}) > 1
+
+
+def test_a_tolerance_that_is_not_reached(as_on_a_gpu):
+    graph, _ = GRAPHS["grid"]
+    with pytest.warns(rf.ConvergenceWarning, match="after 4 sweeps for 2 of 3"):
+        found = rf.infer(graph, of_unequal_strength(graph), stop=rf.Stop(4, 1e-6), kernels="torch")
+    assert found.converged.tolist() == [True, False, False]
+    assert found.sweeps[1:].tolist() == [4, 4]
+
+
+def test_messages_that_still_move(as_on_a_gpu):
+    graph = rf.chain(30, 2)
+    theta = graph.zeros()
+    graph.node(theta, 0)[0] = graph.node(theta, 29)[1] = 800.0
+    graph.factor_views(theta)[0][:, [0, 1], [0, 1]] = 400.0
+    backwards = rf.MessagePassing(schedule=rf.Sequential(range(29, -1, -1)))
+    found = [rf.infer(graph, theta, backwards, stop=rf.Stop(tol=1e-6), kernels=k).mu for k in ("torch", "native")]
+    assert as_on_a_gpu
+    torch.testing.assert_close(*found, rtol=0, atol=1e-9)
+
+
+def test_impossible_evidence(as_on_a_gpu):
+    graph = rf.grid(3, 3, 2)
+    theta = graph.zeros()
+    graph.node(theta, 4)[:] = -torch.inf
+    with pytest.raises(rf.ImpossibleEvidenceError):
+        rf.infer(graph, theta, stop=rf.Stop(tol=1e-6), kernels="torch")
+
+
+@pytest.mark.parametrize("adjoint", [rf.FixedPoint(), rf.Perturb(), rf.FixedPoint(accelerate=False)], ids=repr)
+@pytest.mark.parametrize("name", ["grid", "tied", "parts"])
+def test_gradients_at_convergence(name, adjoint, as_on_a_gpu):
+    graph, _ = GRAPHS[name]
+    theta = of_unequal_strength(graph)
+    gradients = []
+    for kernels in ("torch", None):
+        leaf = theta.clone().requires_grad_()
+        as_on_a_gpu.clear()
+        algorithm, stop = rf.MessagePassing(rf.TRW(0.5)), rf.Stop(2000, 1e-12)
+        solution = rf.infer(graph, leaf, algorithm, stop=stop, adjoint=adjoint, kernels=kernels)
+        (solution.mu**2).sum().backward()
+        gradients.append(leaf.grad)
+        kinds = {kernel for kernel, _ in as_on_a_gpu}
+        if kernels == "torch":
+            assert ("sweeps_backward" in kinds) == isinstance(adjoint, rf.FixedPoint)
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("adjoint", [rf.FixedPoint(1e-9), rf.Perturb()], ids=repr)
+@pytest.mark.parametrize("name", GRAPHS)
+def test_a_gpu_converges_to_the_same(name, adjoint):
+    graph, _ = GRAPHS[name]
+    results = []
+    for device in ("cpu", "cuda"):
+        leaf = of_unequal_strength(graph).to(device).requires_grad_()
+        algorithm, stop = rf.MessagePassing(rf.TRW(0.5)), rf.Stop(2000, 1e-12)
+        mu = rf.infer(graph, leaf, algorithm, stop=stop, adjoint=adjoint).mu
+        results.append([mu, *torch.autograd.grad((mu**2).sum(), leaf)])
+    for cpu, gpu in zip(*results, strict=True):
+        torch.testing.assert_close(gpu.cpu(), cpu, rtol=1e-5, atol=1e-6)

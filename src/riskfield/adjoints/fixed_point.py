@@ -14,7 +14,8 @@ F may be any sweep with the same fixed points, whatever schedule and damping the
 the run's own, of which the last one was recorded; it converges in about as many sweeps as inference did. Where that is
 too slow, and for gradients of other numbers than theta, autograd goes through an undamped sweep of the torch kernels:
 of the one that sends all messages at once, which is a handful of large tensor operations, then of the run's own
-schedule. Messages are normalised, so the directions that only scale them are mapped to nothing and do no harm.
+schedule. On a GPU it is the run's own schedule where its sweeps are fused. Messages are normalised, so the directions
+that only scale them are mapped to nothing and do no harm.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from riskfield.inference.infer import AbstractAdjoint, Request
 from riskfield.inference.mean_field import MeanField
 from riskfield.inference.message_passing import MessagePassing
 from riskfield.inference.solution import Solution
-from riskfield.kernels import LAST_SWEEP, is_differentiated
+from riskfield.kernels import LAST_SWEEP, fused, is_differentiated
 from riskfield.kernels.logspace import NEG_INF
 from riskfield.kernels.problem import MessagePassingProblem
 from riskfield.kernels.torch_reference import MeanFieldRun, MessagePassingRun
@@ -136,7 +137,8 @@ class FixedPoint(AbstractAdjoint):
                 return [found, *(torch.zeros_like(number) for number in numbers)]
         theta = request.theta.detach().reshape(-1, request.graph.theta_size).double().requires_grad_()
         state = state.detach().reshape(len(theta), state.shape[-1]).double().requires_grad_()
-        leaves = [theta, *(number.detach().requires_grad_() for number in numbers)]
+        leaves = [theta, *(number.detach().requires_grad_(number.requires_grad) for number in numbers)]
+        wanted = [leaf for leaf in leaves if leaf.requires_grad]
         g = grad.detach().reshape(len(theta), request.graph.mu_size).double()
         # Zero messages stay zero, whatever else changes. A gradient in them would leak into their neighbours.
         possible = state.detach() != NEG_INF
@@ -145,11 +147,11 @@ class FixedPoint(AbstractAdjoint):
             with torch.enable_grad():
                 reference.begin_from(state)
                 mu = reference.marginals()
-                reference.sweep()
+                reference.advance(1, -1.0)
                 swept = reference.messages()
             if best is None:
                 _warn_if_unsettled(state.detach(), swept.detach())
-            b, *direct = torch.autograd.grad(mu, [state, *leaves], g, retain_graph=True, materialize_grads=True)
+            b, *direct = torch.autograd.grad(mu, [state, *wanted], g, retain_graph=True, materialize_grads=True)
 
             def sweep_backwards(v: Tensor, swept: Tensor = swept) -> Tensor:
                 (out,) = torch.autograd.grad(swept, state, v, retain_graph=True)
@@ -159,7 +161,7 @@ class FixedPoint(AbstractAdjoint):
             # The gradient is to be right beside mu g; what a saturated model makes of it may be far less than rounding.
             floor = _NEGLIGIBLE * (mu.detach() * g).norm(dim=1)
             solved = solve_fixed_point(sweep_backwards, b, floor, self.tol, self.max_steps, self.accelerate)
-            through = torch.autograd.grad(swept, leaves, solved.value, materialize_grads=True)
+            through = torch.autograd.grad(swept, wanted, solved.value, materialize_grads=True)
             rank = solved.residual if solved.residual == solved.residual else float("inf")
             if best is None or rank < best[0]:
                 best = rank, solved, [a + b for a, b in zip(direct, through, strict=True)]
@@ -167,7 +169,8 @@ class FixedPoint(AbstractAdjoint):
                 break
         assert best is not None
         self._check(best[1].residual, best[1].steps)
-        return best[2]
+        found_for = iter(best[2])
+        return [next(found_for) if leaf.requires_grad else torch.zeros_like(leaf) for leaf in leaves]
 
     def _check(self, residual: float, steps: int) -> None:
         if residual <= self.tol:
@@ -203,8 +206,10 @@ def _reference_runs(
     if isinstance(algorithm, MeanField):
         yield MeanFieldRun(graph, algorithm.order, theta, None)
     elif isinstance(algorithm, MessagePassing):
-        for schedule in dict.fromkeys((Parallel(), algorithm.schedule)):
-            problem = MessagePassingProblem(graph, Counting(*numbers), schedule, 0.0, maximise=False)
+        schedules = dict.fromkeys((Parallel(), algorithm.schedule))
+        problems = [MessagePassingProblem(graph, Counting(*numbers), schedule, 0.0, False) for schedule in schedules]
+        fast = [problem for problem in problems if fused.available(problem, theta)]
+        for problem in fast or problems:
             yield MessagePassingRun(problem, theta, None)
 
 

@@ -25,6 +25,7 @@ from riskfield.experiments.criteria import (
     training_table,
     with_parameters,
 )
+from riskfield.experiments.device import check_device
 from riskfield.experiments.scenes import Described, Scenes, describe, predict
 from riskfield.experiments.side_by_side import HOW_TO_READ, Shown, beside, gallery, shade, shade_labels
 from riskfield.experiments.study import AbstractStudy, Record, select, table
@@ -36,7 +37,6 @@ from riskfield.experiments.truncated import (
     WITHOUT,
     Mode,
     Trainer,
-    check_device,
     chosen,
     mark,
 )

@@ -30,6 +30,7 @@ from riskfield.experiments.criteria import (
     training_table,
     with_parameters,
 )
+from riskfield.experiments.device import check_device, chunk_size
 from riskfield.experiments.scenes import Scenes, describe, evaluate, predict
 from riskfield.experiments.side_by_side import HOW_TO_READ, Shown, beside, could_be_pictures, gallery, is_far, shade
 from riskfield.experiments.study import AbstractStudy, Record, select, table
@@ -76,7 +77,6 @@ PAPER = {
     INDEPENDENT: ((0.421, 0.424), (0.367, 0.368), (0.129, 0.129)),
 }
 FEATURES = ImageFeatures(pixels=(Constant(), Intensity()), edges=(Constant(),))
-CHUNK_SIZE = 8
 # Other data to train on again, where results are off.
 _SWAPPED, _CROPPED, _SAMPLED = "other pictures", "pictures cropped", "pixels sampled"
 _OTHER_DATA = (_SWAPPED, _CROPPED, _SAMPLED)
@@ -113,6 +113,7 @@ class PowerNoiseTable(AbstractStudy):
         rows: the lines to train; the others are shown if they are on file.
         tol: of inference and of its gradient.
         again: train again, in other ways, what is off by more than the choice of pictures explains.
+        device: where.
     """
 
     name = "table-2013"
@@ -126,6 +127,7 @@ class PowerNoiseTable(AbstractStudy):
     rows: tuple[str, ...] = tuple(PAPER)
     tol: float = 1e-4
     again: bool = True
+    device: str = "cpu"
 
     @property
     def num_cells(self) -> int:
@@ -134,6 +136,7 @@ class PowerNoiseTable(AbstractStudy):
 
     def measure(self, cells: Cells) -> list[Record]:
         """Level after level."""
+        check_device(self.device)
         bsds500(self.root)  # what is missing is said before anything is done
         size: dict[str, Any] = {"train": self.num_train, "test": self.num_test, "rows": self.shape[0], "tol": self.tol}
         records = []
@@ -205,9 +208,9 @@ class PowerNoiseTable(AbstractStudy):
 
     def _fit(self, level: float, criterion: Criterion, start: list[float] | None, data: str = "") -> Result:
         training, tests = (self._scenes(level, part, data) for part in ("train", "test"))
-        model, how = two_direction_model(), inference(self.tol, self.tol)
-        result = train(model, training, criterion, how, optimiser(), start, chunk_size=CHUNK_SIZE, first=FIRST)
-        return result | evaluate(model, (training, tests), prediction(self.tol), CHUNK_SIZE)
+        model, how, size = two_direction_model().to(self.device), inference(self.tol, self.tol), chunk_size(self.device)
+        result = train(model, training, criterion, how, optimiser(), start, chunk_size=size, first=FIRST)
+        return result | evaluate(model, (training, tests), prediction(self.tol), size)
 
     def _again(
         self, cells: Cells, level: float, name: str, result: Result, size: dict[str, Any]
@@ -231,7 +234,7 @@ class PowerNoiseTable(AbstractStudy):
         return found
 
     def _marginals(self, record: Record, scenes: Scenes) -> Shown:
-        model = with_parameters(two_direction_model(), record["parameters"])
+        model = with_parameters(two_direction_model().to(self.device), record["parameters"])
         return shade(next(predict(model, scenes, prediction(self.tol), 1)).marginals)
 
     def _scenes(self, level: float, part: str, data: str = "") -> Scenes:
@@ -242,7 +245,7 @@ class PowerNoiseTable(AbstractStudy):
             step = max(1, self.num_test // self.num_train)
             other = names["test"][::step][: self.num_train]
             names = {"train": other, "test": tuple(name for own in names.values() for name in own if name not in other)}
-        return _scenes(self.root, level, self.shape, names[part], data)
+        return _scenes(self.root, level, self.shape, names[part], data, self.device)
 
 
 def two_direction_model() -> LinearModel:
@@ -251,11 +254,13 @@ def two_direction_model() -> LinearModel:
 
 
 @lru_cache(maxsize=2)
-def _scenes(root: str | None, level: float, shape: tuple[int, int], names: tuple[str, ...], data: str) -> Scenes:
+def _scenes(
+    root: str | None, level: float, shape: tuple[int, int], names: tuple[str, ...], data: str, device: str
+) -> Scenes:
     pictures = bsds500(root).select(names)
     if data in (_CROPPED, _SAMPLED):
         pictures = pictures.map(partial(_cut, shape=shape, sampled=data == _SAMPLED))
-    return Scenes.of(describe(denoising(pictures, PowerNoise(level), shape=shape), FEATURES), 2)
+    return Scenes.of(describe(denoising(pictures, PowerNoise(level), shape=shape), FEATURES), 2, device=device)
 
 
 def _cut(picture: Picture, shape: tuple[int, int], sampled: bool) -> Picture:

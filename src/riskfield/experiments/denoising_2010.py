@@ -26,7 +26,8 @@ from riskfield.data.splits import Recorded
 from riskfield.errors import ConvergenceWarning
 from riskfield.experiments.cells import Cells, Result, finite
 from riskfield.experiments.criteria import Criterion, closure, fit_all, train, training_table, with_parameters
-from riskfield.experiments.denoising import CHUNK_SIZE, FEATURES, FIRST, inference, optimiser, prediction
+from riskfield.experiments.denoising import FEATURES, FIRST, inference, optimiser, prediction
+from riskfield.experiments.device import check_device, chunk_size
 from riskfield.experiments.scenes import Scenes, describe, evaluate, predict
 from riskfield.experiments.side_by_side import HOW_TO_READ, Shown, beside, gallery, shade
 from riskfield.experiments.study import AbstractStudy, Record, select, table
@@ -79,6 +80,7 @@ class ImplicitTable(AbstractStudy):
         num_tests: how many noisy versions of the stand-ins to test with.
         rows: the lines to train; the others are shown if they are on file.
         tol: of inference; back-propagation is allowed ten times as much, as in the paper.
+        device: where.
     """
 
     name = "table-2010"
@@ -90,6 +92,7 @@ class ImplicitTable(AbstractStudy):
     num_tests: int = 190
     rows: tuple[str, ...] = tuple(PAPER)
     tol: float = 1e-5
+    device: str = "cpu"
 
     @property
     def num_cells(self) -> int:
@@ -98,6 +101,7 @@ class ImplicitTable(AbstractStudy):
 
     def measure(self, cells: Cells) -> list[Record]:
         """The Berkeley pictures, then the stand-ins."""
+        check_device(self.device)
         bsds500(self.root)  # what is missing is said before anything is done
         records = []
         for column in (BERKELEY, *STAND_INS):
@@ -154,8 +158,8 @@ class ImplicitTable(AbstractStudy):
             ("true labels", [picture.labels for picture in pictures]),
         ]
         for record in select(records, data=BERKELEY):
-            model = with_parameters(one_table_model(), record["parameters"])
-            found = predict(model, tests, prediction(self.tol), CHUNK_SIZE)
+            model = with_parameters(one_table_model().to(self.device), record["parameters"])
+            found = predict(model, tests, prediction(self.tol), chunk_size(self.device))
             rows.append((record["row"], [shade(predicted.marginals) for predicted in found]))
         return gallery(["" for _ in pictures], rows)
 
@@ -163,27 +167,27 @@ class ImplicitTable(AbstractStudy):
         return (self.num_pictures, self.num_pictures) if column == BERKELEY else (10, self.num_tests)
 
     def _scenes(self, column: str, part: str, count: int) -> Scenes:
-        return _scenes(self.root, column, self.shape, part, count)
+        return _scenes(self.root, column, self.shape, part, count, self.device)
 
     def _fit(self, column: str, criterion: Criterion, start: list[float] | None) -> Result:
         training, tests = (self._scenes(column, *part) for part in zip(_PARTS, self._sizes(column), strict=True))
         # The likelihood leads to where many sweeps are needed; small pictures can take them.
         how = inference(self.tol, 10 * self.tol, 1000 if column == BERKELEY else 2000)
-        model, parts = one_table_model(), (training, tests)
-        result = train(model, training, criterion, how, optimiser(), start, chunk_size=CHUNK_SIZE, first=FIRST)
+        model, parts, size = one_table_model().to(self.device), (training, tests), chunk_size(self.device)
+        result = train(model, training, criterion, how, optimiser(), start, chunk_size=size, first=FIRST)
         tested = prediction(self.tol)
-        of_parts = [_risks(model, part, tested) for part in parts]
+        of_parts = [_risks(model, part, tested, size) for part in parts]
         scores = {name: [finite(risks[name]) for risks in of_parts] for name in _LOSSES}
-        return result | {"scores": scores} | evaluate(model, parts, tested, CHUNK_SIZE)
+        return result | {"scores": scores} | evaluate(model, parts, tested, size)
 
 
 @torch.no_grad()
-def _risks(model: Conditional, scenes: Scenes, inference: Inference) -> dict[str, float]:
+def _risks(model: Conditional, scenes: Scenes, inference: Inference, chunk_size: int) -> dict[str, float]:
     """All losses per pixel, by one run of inference."""
     sums, pixels = dict.fromkeys(_LOSSES, 0.0), 0
     for block in scenes.blocks:
-        for start in range(0, len(block.scenes), CHUNK_SIZE):
-            part = block.examples.select(slice(start, start + CHUNK_SIZE))
+        for start in range(0, len(block.scenes), chunk_size):
+            part = block.examples.select(slice(start, start + chunk_size))
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", ConvergenceWarning)  # what `evaluate` reports as unsettled
                 solution = inference(part.graph, model(part.graph, part.inputs))
@@ -210,7 +214,7 @@ def _scores(record: Record) -> Result:
 
 
 @lru_cache(maxsize=2)
-def _scenes(root: str | None, column: str, shape: tuple[int, int], part: str, count: int) -> Scenes:
+def _scenes(root: str | None, column: str, shape: tuple[int, int], part: str, count: int, device: str) -> Scenes:
     if column == BERKELEY:
         (split,) = Recorded.BERKELEY_2010.read()
         pictures = denoising(bsds500(root).select(getattr(split, part)[:count]), PowerNoise(1.25), shape=shape)
@@ -218,4 +222,4 @@ def _scenes(root: str | None, column: str, shape: tuple[int, int], part: str, co
         pictures, split = noisy_shapes(STAND_INS[column])
         names = getattr(split, part)
         pictures = pictures.select(names[:: len(names) // count][:count])
-    return Scenes.of(describe(pictures, FEATURES), 2)
+    return Scenes.of(describe(pictures, FEATURES), 2, device=device)

@@ -22,6 +22,7 @@ from riskfield.experiments.criteria import (
     training_table,
     with_parameters,
 )
+from riskfield.experiments.device import check_device
 from riskfield.experiments.scenes import Scenes, describe, predict
 from riskfield.experiments.side_by_side import HOW_TO_READ, Shown, beside, gallery, shade
 from riskfield.experiments.study import AbstractStudy, Record, select, table
@@ -33,7 +34,6 @@ from riskfield.experiments.truncated import (
     WITHOUT,
     Mode,
     Trainer,
-    check_device,
     chosen,
     mark,
 )
@@ -84,10 +84,11 @@ class HorsesTable(AbstractStudy):
         num_train, num_test: how many pictures of the recorded split to take; by default all.
         iterations: of training, at most.
         rows: the lines to train; the others are shown if they are on file.
+        in_order: train on the first pictures by name and test with the last, in place of the recorded split, which
+            takes both at equal steps: pictures that follow each other are alike.
         device: where.
     """
 
-    name = "table"
     title = "Horses (Domke 2013, Table 2 and Figure 5)"
 
     root: str | None = None
@@ -97,10 +98,16 @@ class HorsesTable(AbstractStudy):
     num_test: int = 127
     iterations: int = 500
     rows: tuple[str, ...] = ROWS
+    in_order: bool = False
     device: str = "cpu"
 
     def __post_init__(self) -> None:
         check_rows(self.rows, ROWS)
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """Of its files."""
+        return "table-in-order" if self.in_order else "table"
 
     @property
     def num_cells(self) -> int:
@@ -113,7 +120,7 @@ class HorsesTable(AbstractStudy):
         check_device(self.device)
         weizmann_horses(self.root)  # what is missing is said before anything is done
         size: dict[str, Any] = {"train": self.num_train, "test": self.num_test, "scale": self.scale}
-        size |= {"iterations": self.iterations}
+        size |= {"iterations": self.iterations} | ({"split": "in order"} if self.in_order else {})
         without = chosen(self.rows, WITHOUT)
         first = fit_all(cells, "horses", WITHOUT, without, partial(self._fit, Mode.TRW, 1), **size)
         records: list[Record] = [{"mode": "", "sweeps": 0, "row": name} | result for name, result in first.items()]
@@ -129,8 +136,9 @@ class HorsesTable(AbstractStudy):
     def tables(self, records: list[Record]) -> str:
         """The paper's table with ours in it, then how training went."""
         out = [
-            f"{self.num_train} pictures to train on and {self.num_test} to test with; inference at {self.scale:g} of "
-            f"their resolution, errors at all of it; at most {self.iterations} iterations. "
+            f"{self.num_train} pictures to train on and {self.num_test} to test with, "
+            f"{'the first and the last by name' if self.in_order else 'at equal steps of all'}; inference at "
+            f"{self.scale:g} of their resolution, errors at all of it; at most {self.iterations} iterations. "
             f"{HOW_TO_READ}{DIVERGED}{SWEEP}\n"
         ]
         header = ["loss", "mode", *(f"{sweeps} sweeps, {part}" for sweeps in self.sweeps for part in ("train", "test"))]
@@ -174,7 +182,7 @@ class HorsesTable(AbstractStudy):
         return self._trainer()(criterion, start, *scenes, mode.after(sweeps))
 
     def _scenes(self, part: str, count: int) -> Scenes:
-        return _scenes(self.root, self.scale, self.device, part, count)
+        return _scenes(self.root, self.scale, self.device, part, count, self.in_order)
 
 
 def _entries(paper: tuple[float | None, float | None], records: list[Record]) -> list[str]:
@@ -185,9 +193,13 @@ def _entries(paper: tuple[float | None, float | None], records: list[Record]) ->
 
 
 @lru_cache(maxsize=3)
-def _scenes(root: str | None, scale: float, device: str, part: str, count: int) -> Scenes:
+def _scenes(root: str | None, scale: float, device: str, part: str, count: int, in_order: bool) -> Scenes:
     (split,) = Recorded.HORSES.read()
-    pictures = weizmann_horses(root).select(getattr(split, part)[:count])
+    names = getattr(split, part)[:count]
+    if in_order:
+        everything = sorted((*split.train, *split.test))
+        names = everything[:count] if part == "train" else everything[-count:]
+    pictures = weizmann_horses(root).select(names)
     # Hardly two pictures are of one size: on a device that works on many at once they get frames.
     frame = 1 if device == "cpu" else 64
     described = describe(pictures, ImageFeatures(scale=scale))

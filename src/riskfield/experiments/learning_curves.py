@@ -22,9 +22,10 @@ from riskfield.errors import ConvergenceWarning
 from riskfield.experiments.backgrounds import INFERRED, recipe, scenes_of
 from riskfield.experiments.cells import Cells, Result, finite
 from riskfield.experiments.criteria import Criterion, train, training_table, with_parameters
+from riskfield.experiments.device import check_device
 from riskfield.experiments.scenes import Scenes, evaluate
 from riskfield.experiments.study import AbstractStudy, Record, panels, select, table
-from riskfield.experiments.truncated import CONVERGED, WITHOUT, Mode, Trainer, check_device
+from riskfield.experiments.truncated import CONVERGED, WITHOUT, Mode, Trainer
 from riskfield.inference.infer import Stop
 from riskfield.inference.message_passing import MessagePassing
 from riskfield.inference.settings import Inference

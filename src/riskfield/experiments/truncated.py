@@ -17,6 +17,7 @@ from riskfield.adjoints.unroll import Unroll
 from riskfield.entropy import TRW
 from riskfield.experiments.cells import Result
 from riskfield.experiments.criteria import INDEPENDENT, Criterion, train
+from riskfield.experiments.device import chunk_size
 from riskfield.experiments.scenes import Scenes, evaluate
 from riskfield.experiments.study import Record
 from riskfield.features.image import ImageFeatures
@@ -83,8 +84,8 @@ class Trainer:
 
     @property
     def chunk_size(self) -> int:
-        """How many pictures are worked on at once: few that fit caches, or many that fill a device."""
-        return 8 if self.device == "cpu" else 1024
+        """How many pictures are worked on at once."""
+        return chunk_size(self.device)
 
     def model(self) -> LinearModel:
         """With parameters of 0."""
@@ -116,9 +117,3 @@ def chosen(rows: Sequence[str], criteria: Sequence[Criterion]) -> list[str]:
 def mark(entry: str, records: list[Record]) -> str:
     """An entry of a table, marked if training diverged."""
     return f"{entry} †" if any(record["diverged"] for record in records) else entry
-
-
-def check_device(device: str) -> None:
-    """Raise if a device is not there."""
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("`device` must be 'cpu' here: torch finds no CUDA device.")

@@ -7,33 +7,25 @@ writes its results in place; autograd allows that because gathering keeps no ref
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from riskfield.graph._scopes import index_tensor
 from riskfield.graph.factor_graph import FactorGraph
-from riskfield.graph.schedule import Levels, Parallel
-from riskfield.kernels import fused
+from riskfield.graph.schedule import Parallel
+from riskfield.kernels import fused, is_differentiated
 from riskfield.kernels.logspace import NEG_INF, logsumexp, normalised, scaled
 from riskfield.kernels.problem import MessagePassingProblem, mean_field_levels, schedule_levels
+from riskfield.kernels.stages import Layout, Stage, colour_by_colour, flooding, forward_backward
 from riskfield.kernels.start import starting_marginals, starting_messages
 
 NATIVE = False
 
 # While some stored log-message moves by more than this in a sweep, a run has not converged.
 SETTLED = 0.1
-
-
-@dataclass(frozen=True, eq=False)
-class Stage:
-    """Messages sent together, then the beliefs of the variables that received them."""
-
-    sends: tuple[tuple[int, int, Tensor], ...]  # (factor group, slot, rows)
-    receivers: Tensor  # (variable,)
+_FEW_SWEEPS = 8  # on a GPU, before a run looks whether it has converged
 
 
 class MessagePassingRun:
@@ -42,7 +34,7 @@ class MessagePassingRun:
     def __init__(self, problem: MessagePassingProblem, theta: Tensor, messages: Tensor | None):
         self.problem, self.theta = problem, theta
         graph = problem.graph
-        self.layout = _Layout(graph, theta.device)
+        self.layout = Layout(graph, theta.device)
         self.counting = problem.counting.factor.to(theta)
         self.node_total = problem.counting.node_total.to(theta)
         self.damping = problem.damping.to(theta) if isinstance(problem.damping, Tensor) else problem.damping
@@ -55,8 +47,8 @@ class MessagePassingRun:
         """What a sweep consists of."""
         graph, schedule, device = self.problem.graph, self.problem.schedule, self.theta.device
         if isinstance(schedule, Parallel):
-            return _flooding(graph, device)
-        return _forward_backward(graph, schedule_levels(graph, schedule), device)
+            return flooding(graph, device)
+        return forward_backward(graph, schedule_levels(graph, schedule), device)
 
     def begin_from(self, log_messages: Tensor) -> None:
         """Set the messages, zeros and all; what is computed from here on is differentiable in them."""
@@ -66,16 +58,48 @@ class MessagePassingRun:
 
     def advance(self, sweeps: int, tol: float) -> tuple[Tensor, Tensor]:
         """Sweep; items that reached `tol` are left as they are."""
-        if tol < 0 and sweeps > 0 and fused.available(self.problem, self.theta):
-            return self._advance_fused(sweeps)
+        if sweeps > 0 and fused.available(self.problem, self.theta):
+            if tol < 0:
+                return self._advance_fused(sweeps)
+            if not is_differentiated(self.theta) and not is_differentiated(self.log_messages):
+                return self._settle_fused(sweeps, tol)
         return _advance(self, sweeps, tol)
 
     def _advance_fused(self, sweeps: int) -> tuple[Tensor, Tensor]:
-        state, reference = (self.theta, self.log_messages, self.log_beliefs), partial(_swept, self.problem, sweeps)
-        self.log_messages, self.log_beliefs, before = fused.run_sweeps(self.problem, *state, sweeps, reference)
-        change = (self.log_beliefs.detach().exp() - before.exp()).abs()
-        self.residual = change.amax(1).to("cpu", torch.float64)
+        state = self.theta, self.log_messages, self.log_beliefs
+        self.log_messages, self.log_beliefs, self.residual = self._sweep_fused(*state, sweeps)
         return self.residual, torch.full((len(self.theta),), sweeps)
+
+    def _settle_fused(self, sweeps: int, tol: float) -> tuple[Tensor, Tensor]:
+        """Sweep, a few times in one launch, the items whose last sweep did not keep the tolerance."""
+        ran = torch.zeros(len(self.theta), dtype=torch.int64)
+        while sweeps > 0 and not (done := _is_done(self.residual, tol)).all():
+            count = min(_FEW_SWEEPS, sweeps)
+            items = (~done).nonzero().flatten().to(self.theta.device) if done.any() else slice(None)
+            theta, messages, beliefs = (rows[items] for rows in (self.theta, self.log_messages, self.log_beliefs))
+            if count > 1:
+                messages, beliefs, _ = self._sweep_fused(theta, messages, beliefs, count - 1)
+            old = messages
+            messages, beliefs, change = self._sweep_fused(theta, messages, beliefs, 1)
+            self.movement = theta.new_zeros(len(theta))
+            for g, group in enumerate(self.problem.graph.factor_groups):
+                rows = torch.arange(group.num_factors, device=theta.device)
+                for index in self.layout.messages[g]:
+                    self._watch(g, rows, old[:, index], messages[:, index])
+            self.log_messages[items], self.log_beliefs[items] = messages, beliefs
+            self.residual[~done] = _unless_moving(change, self.settled(), tol)
+            ran[~done] += count
+            sweeps -= count
+        return self.residual, ran
+
+    def _sweep_fused(
+        self, theta: Tensor, messages: Tensor, beliefs: Tensor, sweeps: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Messages and beliefs after more sweeps, and how much the last of them changed beliefs."""
+        reference = partial(_swept, self.problem, sweeps)
+        messages, beliefs, before = fused.run_sweeps(self.problem, theta, messages, beliefs, sweeps, reference)
+        change = (beliefs.detach().exp() - before.exp()).abs().amax(1)
+        return messages, beliefs, change.to("cpu", torch.float64)
 
     def settled(self) -> Tensor:
         """Whether no message moved much in the last sweep, of shape (batch,).
@@ -203,8 +227,8 @@ class MeanFieldRun:
 
     def __init__(self, graph: FactorGraph, order: Sequence[int] | None, theta: Tensor, messages: Tensor | None):
         self.graph, self.theta = graph, theta
-        self.layout = _Layout(graph, theta.device)
-        self.stages = _colour_by_colour(graph, mean_field_levels(graph, order), theta.device)
+        self.layout = Layout(graph, theta.device)
+        self.stages = colour_by_colour(graph, mean_field_levels(graph, order), theta.device)
         self.begin_from(starting_marginals(graph, theta, messages))
         self.residual = torch.full((len(theta),), float("inf"), dtype=torch.float64)
 
@@ -281,122 +305,29 @@ class MeanFieldRun:
         return torch.where(excluded, NEG_INF, expected)
 
 
-class _Layout:
-    """Index tensors from factors and variables into the flat vectors."""
-
-    def __init__(self, graph: FactorGraph, device: torch.device):
-        self.graph = graph
-        self.num_states = index_tensor(graph.num_states, device)
-        self.node_start = index_tensor(graph.node_start, device)
-        self.messages: list[list[Tensor]] = []  # [group][slot]: (factor, state) positions in a message vector
-        self.nodes: list[list[Tensor]] = []  # [group][slot]: (factor, state) positions in the node part
-        owners, starts, factors = [], [], []
-        for group in graph.factor_groups:
-            message_rows, node_rows = [], []
-            for slot, size in enumerate(group.shape):
-                first, last = group.message_range(slot)
-                message_rows.append(torch.arange(first, last, device=device).reshape(-1, size))
-                variables = index_tensor(group.variables[:, slot], device)
-                node_rows.append(self.node_start[variables][:, None] + torch.arange(size, device=device))
-                owners.append(variables)
-                starts.append(message_rows[-1][:, 0])
-                factors.append(index_tensor(group.factors, device))
-            self.messages.append(message_rows)
-            self.nodes.append(node_rows)
-        empty = torch.empty(0, dtype=torch.int64, device=device)
-        order = torch.argsort(torch.cat(owners), stable=True) if owners else empty
-        self._message_start = torch.cat(starts)[order] if owners else empty
-        self._factor = torch.cat(factors)[order] if owners else empty
-        self._degree = torch.bincount(torch.cat(owners) if owners else empty, minlength=graph.num_variables)
-        self._first = self._degree.cumsum(0) - self._degree
-
-    def by_states(self, variables: Tensor) -> list[tuple[int, Tensor]]:
-        """`variables` split by their number of states."""
-        sizes = self.num_states[variables]
-        return [(int(size), variables[sizes == size]) for size in torch.unique(sizes)]
-
-    def incoming(self, variables: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
-        """The messages to `variables`: which of them receives it, where it lies (message, state), and its factor."""
-        degree = self._degree[variables]
-        owner = torch.repeat_interleave(torch.arange(len(variables), device=variables.device), degree)
-        within = torch.arange(len(owner), device=variables.device) - (degree.cumsum(0) - degree)[owner]
-        position = self._first[variables][owner] + within
-        entries = self._message_start[position][:, None] + torch.arange(size, device=variables.device)
-        return owner, entries, self._factor[position]
-
-
-def _forward_backward(graph: FactorGraph, levels: Levels, device: torch.device) -> list[Stage]:
-    """Forward: a variable hears from the factors in which it is not first; backward: in which it is not last."""
-    forward: list[list[tuple[int, int, np.ndarray]]] = [[] for _ in range(levels.count)]
-    backward: list[list[tuple[int, int, np.ndarray]]] = [[] for _ in range(levels.count)]
-    for g, group in enumerate(graph.factor_groups):
-        rank = levels.rank[group.variables]
-        for slot in range(group.arity):
-            level = levels.level[group.variables[:, slot]]
-            not_first = (rank[:, slot] > rank.min(axis=1)) | (group.arity == 1)
-            not_last = rank[:, slot] < rank.max(axis=1)
-            for stages, chosen in ((forward, not_first), (backward, not_last)):
-                for where, rows in _by_level(level, np.flatnonzero(chosen)):
-                    stages[where].append((g, slot, rows))
-    return [_stage(graph, sends, device) for sends in [*forward, *reversed(backward)] if sends]
-
-
-def _colour_by_colour(graph: FactorGraph, levels: Levels, device: torch.device) -> list[Stage]:
-    """Every variable hears from all its factors, level by level."""
-    sends: list[list[tuple[int, int, np.ndarray]]] = [[] for _ in range(levels.count)]
-    for g, group in enumerate(graph.factor_groups):
-        for slot in range(group.arity):
-            level = levels.level[group.variables[:, slot]]
-            for where, rows in _by_level(level, np.arange(group.num_factors)):
-                sends[where].append((g, slot, rows))
-    members = dict(_by_level(levels.level, np.arange(graph.num_variables)))
-    return [
-        Stage(
-            tuple((g, slot, index_tensor(rows, device)) for g, slot, rows in sends[level]),
-            index_tensor(members[level], device),
-        )
-        for level in range(levels.count)
-    ]
-
-
-def _flooding(graph: FactorGraph, device: torch.device) -> list[Stage]:
-    sends = [
-        (g, slot, np.arange(group.num_factors))
-        for g, group in enumerate(graph.factor_groups)
-        for slot in range(group.arity)
-    ]
-    return [_stage(graph, sends, device)] if sends else []
-
-
-def _stage(graph: FactorGraph, sends: list[tuple[int, int, np.ndarray]], device: torch.device) -> Stage:
-    receivers = np.unique(np.concatenate([graph.factor_groups[g].variables[rows, slot] for g, slot, rows in sends]))
-    return Stage(
-        tuple((g, slot, index_tensor(rows, device)) for g, slot, rows in sends),
-        index_tensor(receivers, device),
-    )
-
-
-def _by_level(level: np.ndarray, rows: np.ndarray) -> list[tuple[int, np.ndarray]]:
-    ordered = rows[np.argsort(level[rows], kind="stable")]
-    values, starts = np.unique(level[ordered], return_index=True)
-    return [(int(v), ordered[a:b]) for v, a, b in zip(values, starts, [*starts, len(ordered)][1:], strict=True)]
-
-
 def _advance(run: MessagePassingRun | MeanFieldRun, sweeps: int, tol: float) -> tuple[Tensor, Tensor]:
     ran = torch.zeros(len(run.theta), dtype=torch.int64)
     for _ in range(sweeps):
-        # An impossible model has beliefs of NaN, which no sweep can mend.
-        done = (run.residual <= tol) | torch.isnan(run.residual)
+        done = _is_done(run.residual, tol)
         if done.all():
             break
         saved = run.state() if done.any() else None
-        change = run.sweep().detach().to("cpu", torch.float64)
-        change = torch.where((change <= tol) & ~run.settled().cpu(), change.clamp(min=SETTLED), change)
+        change = _unless_moving(run.sweep().detach().to("cpu", torch.float64), run.settled(), tol)
         if saved is not None:
             run.restore(done.to(run.theta.device), saved)  # type: ignore[arg-type]
         run.residual = torch.where(done, run.residual, change)
         ran += ~done
     return run.residual, ran
+
+
+def _is_done(residual: Tensor, tol: float) -> Tensor:
+    # An impossible model has beliefs of NaN, which no sweep can mend.
+    return (residual <= tol) | torch.isnan(residual)
+
+
+def _unless_moving(change: Tensor, settled: Tensor, tol: float) -> Tensor:
+    """The change of beliefs, or what keeps a run going where messages still move."""
+    return torch.where((change <= tol) & ~settled.cpu(), change.clamp(min=SETTLED), change)
 
 
 def _along(values: Tensor, slot: int, arity: int) -> Tensor:

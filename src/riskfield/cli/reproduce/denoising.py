@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from riskfield.cli.reproduce._app import Out, Quick, Quiet, app, run
-from riskfield.cli.reproduce._pictures import Data, Finished, Rows, chosen, folder, given
+from riskfield.cli.reproduce._pictures import Data, Device, Finished, OnDevice, Rows, chosen, folder, given
 from riskfield.experiments import denoising as power
 from riskfield.experiments import denoising_2010 as implicit
 from riskfield.experiments.study import AbstractStudy
@@ -33,6 +33,7 @@ def denoising(
     table: Annotated[Table | None, typer.Option(help="Only the one of this year.")] = None,
     rows: Rows = None,
     finished: Finished = False,
+    device: OnDevice = Device.CPU,
     quick: Quick = False,
     out: Out = None,
     quiet: Quiet = False,
@@ -51,13 +52,14 @@ def denoising(
       riskfield reproduce denoising --data ~/data --quick
       riskfield reproduce denoising --data ~/data --table 2013 --rows "surrogate likelihood, univariate logistic"
     """
-    root = folder(data)
+    shared: dict[str, Any] = {"root": folder(data), "device": device.value}
     studies: list[AbstractStudy] = []
     if table is not Table.NIPS:
-        size = _QUICK[Table.PAMI] if quick else {}
-        studies.append(power.PowerNoiseTable(root, rows=chosen(rows, finished, tuple(power.PAPER)), **size))
+        size = shared | (_QUICK[Table.PAMI] if quick else {})
+        studies.append(power.PowerNoiseTable(rows=chosen(rows, finished, tuple(power.PAPER)), **size))
     if table is not Table.PAMI:
-        size = _QUICK[Table.NIPS] if quick else {}
-        studies.append(implicit.ImplicitTable(root, rows=chosen(rows, finished, tuple(implicit.PAPER)), **size))
+        size = shared | (_QUICK[Table.NIPS] if quick else {})
+        studies.append(implicit.ImplicitTable(rows=chosen(rows, finished, tuple(implicit.PAPER)), **size))
     options = [*(["--table", table] if table else []), *given(rows, finished)]
+    options += ["--device cuda"] if device is Device.CUDA else []
     run("denoising", studies, quick, out, quiet, options)

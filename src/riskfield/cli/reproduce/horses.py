@@ -20,6 +20,9 @@ def horses(
         float | None,
         typer.Option(help="Resolution of inference, as a part of the pictures'. [1, or less with --quick]"),
     ] = None,
+    in_order: Annotated[
+        bool, typer.Option("--in-order", help="Train on the first pictures by name, and test with the last.")
+    ] = False,
     rows: Rows = None,
     finished: Finished = False,
     device: OnDevice = Device.CPU,
@@ -43,6 +46,10 @@ def horses(
     size = _QUICK if quick else {}
     if scale is not None:
         size = size | {"scale": scale}
-    study = HorsesTable(folder(data), rows=chosen(rows, finished, ROWS), device=device.value, **size)
-    options = [*([f"--scale {scale:g}"] if scale else []), *given(rows, finished)]
+    study = HorsesTable(folder(data), rows=chosen(rows, finished, ROWS), in_order=in_order, device=device.value, **size)
+    options = [
+        *([f"--scale {scale:g}"] if scale else []),
+        *(["--in-order"] if in_order else []),
+        *given(rows, finished),
+    ]
     run("horses", [study], quick, out, quiet, [*options, *(["--device cuda"] if device is Device.CUDA else [])])
