@@ -156,3 +156,11 @@ def test_invalid_counting_numbers_are_refused(kernels, entropy, message):
     graph = rf.chain(3, 2)
     with pytest.raises(ValueError, match=message):
         rf.infer(graph, graph.zeros(), rf.MessagePassing(entropy), kernels=kernels)
+
+
+def test_a_rho_is_not_rounded():
+    graph = rf.grid(2, 2, 2)
+    assert rf.TRW(0.6).counting(graph).factor.tolist() == [0.6] * 4
+    rho = torch.tensor(0.6, requires_grad=True)
+    rf.TRW(rho).counting(graph).factor.sum().backward()
+    assert rho.grad == 4

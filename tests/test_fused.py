@@ -110,7 +110,7 @@ def test_the_same_sweeps_and_gradients(name, schedule, impossible, scale, emulat
     actual = other.marginals()
     for sweep in range(3):
         if sweep == 2:
-            torch.testing.assert_close(found[2].exp(), run.log_beliefs.detach().exp(), rtol=1e-10, atol=1e-12)
+            torch.testing.assert_close(found[2][0].exp(), run.log_beliefs.detach().exp(), rtol=1e-10, atol=1e-12)
         run.sweep()
     expected = run.marginals()
     torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
@@ -234,22 +234,67 @@ def test_a_tolerance_that_is_not_reached(as_on_a_gpu):
 
 
 def test_messages_that_still_move(as_on_a_gpu):
-    graph = rf.chain(30, 2)
-    theta = graph.zeros()
-    graph.node(theta, 0)[0] = graph.node(theta, 29)[1] = 800.0
-    graph.factor_views(theta)[0][:, [0, 1], [0, 1]] = 400.0
-    backwards = rf.MessagePassing(schedule=rf.Sequential(range(29, -1, -1)))
-    found = [rf.infer(graph, theta, backwards, stop=rf.Stop(tol=1e-6), kernels=k).mu for k in ("torch", "native")]
+    graph = rf.from_edges(2, [[i, (i + 1) % 8] for i in range(8)], num_variables=8)
+    theta = (
+        2000 * torch.randn(8, graph.theta_size, dtype=torch.float64, generator=torch.Generator().manual_seed(22))[7:]
+    )
+    algorithm = rf.MessagePassing(rf.TRW(0.9), schedule=rf.Sequential(rf.colour_order(graph)))
+    found, expected = (
+        rf.infer(graph, theta, algorithm, stop=rf.Stop(tol=1e-6), kernels=kernels) for kernels in ("torch", "native")
+    )
     assert as_on_a_gpu
-    torch.testing.assert_close(*found, rtol=0, atol=1e-9)
+    assert found.sweeps > 1  # marginals of 0 and 1 do not change in the first sweep, messages do
+    torch.testing.assert_close(found.mu, expected.mu, rtol=0, atol=1e-9)
+
+
+def test_the_residual_is_the_largest_change_of_an_update(as_on_a_gpu):
+    graph, _ = GRAPHS["grid"]
+    theta = of_unequal_strength(graph)
+    problem = MessagePassingProblem(graph, rf.TRW(0.5).counting(graph), rf.Sequential(), 0.0, False)
+    run, reference = (MessagePassingRun(problem, theta, None) for _ in range(2))
+    for _ in range(4):
+        residual, _ = run.advance(1, 0.0)
+        before = residual.clone()
+        torch.testing.assert_close(residual, reference.sweep().cpu(), rtol=1e-9, atol=1e-15)
+    run.advance(2, 0.0)
+    assert (residual == before).all()  # what was handed out stays as it is
 
 
 def test_impossible_evidence(as_on_a_gpu):
     graph = rf.grid(3, 3, 2)
-    theta = graph.zeros()
-    graph.node(theta, 4)[:] = -torch.inf
-    with pytest.raises(rf.ImpossibleEvidenceError):
+    theta = torch.zeros(3, graph.theta_size, dtype=torch.float64)
+    graph.factor_views(theta)[0][1, 0] = -torch.inf
+    run = MessagePassingRun(
+        MessagePassingProblem(graph, rf.Bethe().counting(graph), rf.Sequential(), 0.0, False), theta, None
+    )
+    residual, _ = run.advance(20, 1e-6)
+    assert torch.isnan(residual).tolist() == [False, True, False]
+    assert (residual[[0, 2]] <= 1e-6).all()
+    with pytest.raises(rf.ImpossibleEvidenceError, match="batch item 1"):
         rf.infer(graph, theta, stop=rf.Stop(tol=1e-6), kernels="torch")
+    assert as_on_a_gpu
+
+
+def test_messages_in_any_order_of_memory(as_on_a_gpu):
+    graph, _ = GRAPHS["grid"]
+    theta = of_unequal_strength(graph)
+    messages = torch.randn(graph.message_size, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(6)).T
+    for tol in (None, 1e-10):
+        stop = rf.Stop(2, tol=None) if tol is None else rf.Stop(tol=tol)
+        found, expected = (
+            rf.infer(graph, theta, stop=stop, messages=start, kernels="torch").mu
+            for start in (messages, messages.contiguous())
+        )
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_an_empty_batch(as_on_a_gpu):
+    graph, _ = GRAPHS["grid"]
+    for stop, adjoint in ((rf.Stop(3, tol=None), rf.Unroll()), (rf.Stop(tol=1e-6), rf.FixedPoint())):
+        leaf = torch.zeros(0, graph.theta_size, dtype=torch.float64, requires_grad=True)
+        rf.infer(graph, leaf, stop=stop, adjoint=adjoint, kernels="torch").mu.sum().backward()
+        assert leaf.grad.shape == leaf.shape
+    assert not as_on_a_gpu  # a launch without blocks is an error
 
 
 @pytest.mark.parametrize("adjoint", [rf.FixedPoint(), rf.Perturb(), rf.FixedPoint(accelerate=False)], ids=repr)

@@ -50,7 +50,7 @@ def data(tmp_path_factory):
         for k, name in enumerate(split.read()[0].train[:2] + split.read()[0].test[:2]):
             save(root / f"BSDS500/data/images/train/{name}.jpg", camera[60 * k :: 8, 40 * k :: 6][:40, :60])
     (split,) = Recorded.HORSES.read()
-    for k, name in enumerate(split.train[:2] + split.test[:2]):
+    for k, name in enumerate((*split.train[:2], *split.test[:2], *sorted((*split.train, *split.test))[-2:])):
         (picture,) = mosaics(1, (40 + 2 * k, 50), seed=k)
         save(root / f"weizmann_horse_db/rgb/{name}.jpg", np.stack([picture.image] * 3, axis=-1))
         save(root / f"weizmann_horse_db/figure_ground/{name}.jpg", (255 * (picture.labels == 1)).astype(np.uint8))
@@ -118,12 +118,41 @@ def test_horses_in_parts(data, folder, monkeypatch):
     assert "--finished" in (folder / "out/table.md").read_text()
 
 
+def test_horses_in_order(data, folder, monkeypatch):
+    tiny = {"num_train": 2, "num_test": 2, "iterations": 3, "scale": 0.2, "sweeps": (1,)}
+    monkeypatch.setattr(cli_horses, "_QUICK", tiny)
+    command = [
+        "reproduce",
+        "horses",
+        "--data",
+        str(data),
+        "--quick",
+        "--out",
+        "out",
+        "--rows",
+        "independent",
+        "--quiet",
+    ]
+    for options in ([], ["--in-order"]):
+        assert main([*command, *options]) == 0
+    steps, order = (
+        json.loads((folder / f"out/{name}.json").read_text())["records"][0] for name in ("table", "table-in-order")
+    )
+    assert steps["errors"][1] != order["errors"][1]
+    (split,) = Recorded.HORSES.read()
+    in_order = horses.HorsesTable(str(data), num_train=2, num_test=2, scale=0.2, in_order=True)
+    names = [[s.picture.name for b in in_order._scenes(part, 2).blocks for s in b.scenes] for part in ("train", "test")]
+    everything = sorted((*split.train, *split.test))
+    assert [sorted(part) for part in names] == [everything[:2], everything[-2:]]
+
+
 def test_backgrounds_in_folds(data, folder, monkeypatch):
     tiny = {"folds": (0,), "num_train": 3, "num_test": 2, "scale": 0.2, "iterations": 4, "first": 2, "sweeps": (2,)}
     monkeypatch.setitem(cli_backgrounds._QUICK, cli_backgrounds.Part.TABLE, tiny)
     tiny = {"num_pictures": 2, "scale": 0.2, "iterations": 2, "sweeps": (2,), "tolerances": (1e-2,)}
     monkeypatch.setitem(cli_backgrounds._QUICK, cli_backgrounds.Part.CURVES, tiny)
-    assert main(["reproduce", "backgrounds", "--data", str(data), "--quick", "--out", "out", "--quiet"]) == 0
+    command = ["reproduce", "backgrounds", "--data", str(data), "--quick", "--out", "out", "--quiet"]
+    assert main([*command, "--iterations", "3"]) == 0
     records = json.loads((folder / "out/table.json").read_text())["records"]
     assert [(record["sweeps"], record["row"]) for record in records] == [
         *((0, row) for row in ("independent", "pseudolikelihood", "piecewise")),
@@ -135,6 +164,8 @@ def test_backgrounds_in_folds(data, folder, monkeypatch):
     assert {record["method"] for record in curves} == {"truncated", "perturbation", "back-propagation"}
     objectives = [objective for _, objective in curves[0]["curve"]]
     assert objectives == sorted(objectives, reverse=True)
+    assert max(record["iterations"] for record in curves) == 3
+    assert "--iterations 3" in (folder / "out/learning-curves.md").read_text()
 
 
 @pytest.mark.parametrize("name", ["denoising", "horses", "backgrounds"])
@@ -153,8 +184,9 @@ def test_bad_options_are_refused(data, folder, capsys):
     assert main(["reproduce", "backgrounds", "--data", str(data), "--folds", "0,5"]) == 2
     assert "--folds must be numbers from 0 to 4" in capsys.readouterr().err
     if not torch.cuda.is_available():
-        assert main(["reproduce", "horses", *given, "--device", "cuda"]) == 2
-        assert "torch finds no CUDA device" in capsys.readouterr().err
+        for name in ("denoising", "horses", "backgrounds"):
+            assert main(["reproduce", name, *given, "--device", "cuda"]) == 2
+            assert "torch finds no CUDA device" in capsys.readouterr().err
 
 
 # -- frames -----------------------------------------------------------------------------------------------------------

@@ -105,7 +105,7 @@ class TRW(AbstractEntropy):
 
     def counting(self, graph: FactorGraph) -> Counting:
         """Rho for every factor."""
-        scalar = torch.as_tensor(self.rho).to("cpu", torch.float64)
+        scalar = torch.as_tensor(self.rho, dtype=torch.float64, device="cpu")
         if scalar.ndim:
             rho = scalar
             _check_length("rho", rho, graph.num_factors)

@@ -14,8 +14,8 @@ F may be any sweep with the same fixed points, whatever schedule and damping the
 the run's own, of which the last one was recorded; it converges in about as many sweeps as inference did. Where that is
 too slow, and for gradients of other numbers than theta, autograd goes through an undamped sweep of the torch kernels:
 of the one that sends all messages at once, which is a handful of large tensor operations, then of the run's own
-schedule. On a GPU it is the run's own schedule where its sweeps are fused. Messages are normalised, so the directions
-that only scale them are mapped to nothing and do no harm.
+schedule; on a GPU where that is fused, the other way round. Messages are normalised, so the directions that only scale
+them are mapped to nothing and do no harm.
 """
 
 from __future__ import annotations
@@ -208,8 +208,7 @@ def _reference_runs(
     elif isinstance(algorithm, MessagePassing):
         schedules = dict.fromkeys((Parallel(), algorithm.schedule))
         problems = [MessagePassingProblem(graph, Counting(*numbers), schedule, 0.0, False) for schedule in schedules]
-        fast = [problem for problem in problems if fused.available(problem, theta)]
-        for problem in fast or problems:
+        for problem in sorted(problems, key=lambda problem: not fused.available(problem, theta)):
             yield MessagePassingRun(problem, theta, None)
 
 

@@ -1,7 +1,8 @@
-"""Kernels: the sweeps themselves, twice over, and the one place that chooses between them.
+"""Kernels: the sweeps themselves, and the one place that chooses between them.
 
-`torch_reference` is short, runs on any device and is differentiable; `native` is the C++ engine. Both offer the classes
-`MessagePassingRun` and `MeanFieldRun` with the same arguments, and tests compare them.
+`torch_reference` is short, runs on any device (on a GPU through `fused` where that can) and is differentiable; `native`
+is the C++ engine. Both offer the classes `MessagePassingRun` and `MeanFieldRun` with the same arguments, and tests
+compare them.
 """
 
 from __future__ import annotations

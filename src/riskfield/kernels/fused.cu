@@ -35,23 +35,24 @@ __global__ void __launch_bounds__(THREADS, 2)
     sweeps_forward(const int* parts, const int* levels, const int* order, const int* first, const int* links,
                    const int* renewed, const int* starts, const REAL* counting, const REAL* node_rate,
                    const long long* sizes, int num_parts, int sweeps, const REAL* theta, REAL* messages, REAL* beliefs,
-                   REAL* before, REAL* said, REAL* cavities) {
+                   REAL* earlier, REAL* said, REAL* cavities) {
   const int part = blockIdx.x % num_parts, begin = parts[part], end = parts[part + 1], count = end - begin;
   const long long item = blockIdx.x / num_parts, batch = gridDim.x / num_parts;
   theta += item * sizes[1];
   messages += item * sizes[2];
   beliefs += item * sizes[0];
-  before += item * sizes[0];
+  // What the last sweep changes on its two ways: beliefs before it, then those half-way.
+  REAL* const kept[2] = {earlier + item * sizes[0], earlier + (batch + item) * sizes[0]};
   for (int sweep = 0; sweep < sweeps; ++sweep) {
     const long long taped = (sweep * batch + item) * sizes[2];
-    if (sweep == sweeps - 1) {
-      for (int k = threadIdx.x; k < (levels[end] - levels[begin]) * STATES; k += blockDim.x) {
-        const int at = order[levels[begin] + k / STATES] * STATES + k % STATES;
-        before[at] = beliefs[at];
-      }
-      __syncthreads();
-    }
     for (int turn = 0; turn < 2 * count; ++turn) {
+      if (sweep == sweeps - 1 && turn % count == 0) {
+        for (int k = threadIdx.x; k < (levels[end] - levels[begin]) * STATES; k += blockDim.x) {
+          const int at = order[levels[begin] + k / STATES] * STATES + k % STATES;
+          kept[turn / count][at] = beliefs[at];
+        }
+        __syncthreads();
+      }
       const int level = turn < count ? begin + turn : end - 1 - (turn - count);
       const int* from = starts + (turn < count ? level : parts[num_parts] + level);
       for (int k = threadIdx.x; k < (from[1] - from[0]) * STATES; k += blockDim.x) {

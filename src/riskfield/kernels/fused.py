@@ -1,4 +1,4 @@
-"""All sweeps of a truncated run on a GPU in one launch, and the way back through them in another (`fused.cu`).
+"""Many sweeps on a GPU in one launch, and the way back through them in another (`fused.cu`).
 
 A sequential schedule has many levels, of which each is little work: on a grid, the anti-diagonals. Stage by stage the
 torch kernels launch dozens of GPU kernels for every one of them; here a block of threads walks through all levels of
@@ -85,15 +85,16 @@ def run_sweeps(
     """Messages and beliefs, in normalised logarithms of shape (batch, ...), after `sweeps` > 0 more sweeps.
 
     They are differentiable in theta and in what the sweeps began from; derivatives above the first go through
-    `reference`. Also returns the beliefs before the last sweep, which are not.
+    `reference`. Also returns the beliefs before the last sweep and half-way through it, of shape (2, batch, ...), which
+    are not.
     """
     structure = _structure(problem, theta.device)
     counting = problem.counting.factor.to(theta)[structure.factors]
     node_rate = 1 / problem.counting.node_total.to(theta)
     fixed = problem.graph, structure, (counting, node_rate), sweeps, reference
     found = _Sweeps.apply(theta, messages, beliefs, *fixed)
-    messages, beliefs, before = (normalised(logs.unflatten(1, (-1, structure.states))).flatten(1) for logs in found)
-    return messages, beliefs, before.detach()
+    messages, beliefs, earlier = (normalised(logs.unflatten(-1, (-1, structure.states))).flatten(-2) for logs in found)
+    return messages, beliefs, earlier.detach()
 
 
 class _Sweeps(torch.autograd.Function):
@@ -110,17 +111,17 @@ class _Sweeps(torch.autograd.Function):
         reference: Reference,
     ) -> tuple[Tensor, Tensor, Tensor]:
         begin, tables = (theta, messages, beliefs), graph.expand(theta).contiguous()
-        messages, beliefs = messages.clone(), beliefs.clone()
-        before = torch.empty_like(beliefs)
+        messages, beliefs = (logs.clone(memory_format=torch.contiguous_format) for logs in (messages, beliefs))
+        earlier = beliefs.new_empty(2, *beliefs.shape)
         tape = (sweeps, *messages.shape) if any(ctx.needs_input_grad) else (0,)
         said, cavities = theta.new_empty(tape), theta.new_empty(tape)
-        numbers = tables, messages, beliefs, before, said, cavities
+        numbers = tables, messages, beliefs, earlier, said, cavities
         _launch("sweeps_forward", structure, counting, sweeps, numbers)
         ctx.save_for_backward(*begin, said, cavities)
         ctx.graph, ctx.structure, ctx.counting, ctx.sweeps = graph, structure, counting, sweeps
         ctx.reference = reference
-        ctx.mark_non_differentiable(before)
-        return messages, beliefs, before
+        ctx.mark_non_differentiable(earlier)
+        return messages, beliefs, earlier
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -132,7 +133,7 @@ class _Sweeps(torch.autograd.Function):
             found = iter(torch.autograd.grad(ctx.reference(*begin), wanted, grads[:2], create_graph=True))
             return *(next(found) if tensor.requires_grad else None for tensor in begin), *[None] * 5
         tables = ctx.graph.expand(begin[0]).contiguous()
-        of_messages, of_beliefs = grads[0].clone(), grads[1].clone()
+        of_messages, of_beliefs = (grad.clone(memory_format=torch.contiguous_format) for grad in grads[:2])
         told, through = torch.empty_like(of_messages), torch.zeros_like(of_messages)
         of_tables = torch.zeros_like(tables)
         numbers = tables, said, cavities, of_messages, of_beliefs, told, through, of_tables
@@ -144,6 +145,8 @@ def _launch(
     kernel: str, structure: _Structure, counting: tuple[Tensor, Tensor], sweeps: int, numbers: Sequence[Tensor]
 ) -> None:
     tables = numbers[0]
+    if not len(tables):
+        return
     graph = structure.parts, structure.levels, structure.order, structure.first
     links = structure.links, structure.renewed, structure.starts, *counting
     arguments: list[Tensor | int] = [*graph, *links, structure.sizes, structure.num_parts, sweeps, *numbers]

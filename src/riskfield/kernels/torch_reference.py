@@ -72,11 +72,12 @@ class MessagePassingRun:
 
     def _settle_fused(self, sweeps: int, tol: float) -> tuple[Tensor, Tensor]:
         """Sweep, a few times in one launch, the items whose last sweep did not keep the tolerance."""
-        ran = torch.zeros(len(self.theta), dtype=torch.int64)
+        given, self.residual = self.theta.detach(), self.residual.clone()
+        ran = torch.zeros(len(given), dtype=torch.int64)
         while sweeps > 0 and not (done := _is_done(self.residual, tol)).all():
             count = min(_FEW_SWEEPS, sweeps)
             items = (~done).nonzero().flatten().to(self.theta.device) if done.any() else slice(None)
-            theta, messages, beliefs = (rows[items] for rows in (self.theta, self.log_messages, self.log_beliefs))
+            theta, messages, beliefs = (rows[items] for rows in (given, self.log_messages, self.log_beliefs))
             if count > 1:
                 messages, beliefs, _ = self._sweep_fused(theta, messages, beliefs, count - 1)
             old = messages
@@ -95,11 +96,11 @@ class MessagePassingRun:
     def _sweep_fused(
         self, theta: Tensor, messages: Tensor, beliefs: Tensor, sweeps: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Messages and beliefs after more sweeps, and how much the last of them changed beliefs."""
+        """Messages and beliefs after more sweeps, and the largest change of a belief by an update of the last one."""
         reference = partial(_swept, self.problem, sweeps)
-        messages, beliefs, before = fused.run_sweeps(self.problem, theta, messages, beliefs, sweeps, reference)
-        change = (beliefs.detach().exp() - before.exp()).abs().amax(1)
-        return messages, beliefs, change.to("cpu", torch.float64)
+        messages, beliefs, earlier = fused.run_sweeps(self.problem, theta, messages, beliefs, sweeps, reference)
+        course = torch.cat([earlier, beliefs.detach()[None]]).exp()
+        return messages, beliefs, course.diff(dim=0).abs().amax((0, 2)).to("cpu", torch.float64)
 
     def settled(self) -> Tensor:
         """Whether no message moved much in the last sweep, of shape (batch,).

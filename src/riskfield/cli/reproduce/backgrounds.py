@@ -42,6 +42,10 @@ def backgrounds(
     data: Data = None,
     part: Annotated[Part | None, typer.Option(help="Only the table with Figure 6, or only the curves.")] = None,
     folds: Annotated[str, typer.Option(metavar="NUMBERS", help="Only these of the five folds.")] = "0,1,2,3,4",
+    iterations: Annotated[
+        int | None,
+        typer.Option(min=1, help="Of training: of the first stage [1000], or of each curve [300]; less with --quick."),
+    ] = None,
     rows: Rows = None,
     finished: Finished = False,
     device: OnDevice = Device.CPU,
@@ -63,14 +67,16 @@ def backgrounds(
       riskfield reproduce backgrounds --data ~/data --part table --folds 0,1 --device cuda
     """
     shared: dict[str, Any] = {"root": folder(data), "device": device.value}
+    length = {} if iterations is None else {"iterations": iterations}
     studies: list[AbstractStudy] = []
     if part is not Part.CURVES:
-        size = _QUICK[Part.TABLE] if quick else {"folds": _numbers(folds)}
+        size = (_QUICK[Part.TABLE] if quick else {"folds": _numbers(folds)}) | length
         studies.append(BackgroundsTable(rows=chosen(rows, finished, ROWS), **shared, **size))
     if part is not Part.TABLE:
-        size = _QUICK[Part.CURVES] if quick else {}
+        size = (_QUICK[Part.CURVES] if quick else {}) | length
         methods = chosen(rows, finished, learning_curves.LearningCurves().rows)
         studies.append(learning_curves.LearningCurves(rows=methods, **shared, **size))
     options = [*(["--part", part] if part else []), *(["--folds", folds] if folds != "0,1,2,3,4" else [])]
+    options += [] if iterations is None else [f"--iterations {iterations}"]
     options += [*given(rows, finished), *(["--device cuda"] if device is Device.CUDA else [])]
     run("backgrounds", studies, quick, out, quiet, options)
