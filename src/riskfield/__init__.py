@@ -6,9 +6,10 @@ from riskfield import nn
 from riskfield.adjoints.check import GradientReport, check_gradients
 from riskfield.adjoints.envelope import Envelope
 from riskfield.adjoints.fixed_point import FixedPoint
-from riskfield.adjoints.kkt import KKT, Direct, Minres
+from riskfield.adjoints.kkt import KKT
 from riskfield.adjoints.perturb import Perturb
 from riskfield.adjoints.second_order import hessian_vector_product
+from riskfield.adjoints.solvers import Direct, Minres
 from riskfield.adjoints.unroll import Unroll
 from riskfield.data.examples import Examples, join
 from riskfield.data.feature_cache import FeatureCache
@@ -53,7 +54,8 @@ from riskfield.features.image import (
 )
 from riskfield.features.resample import resize
 from riskfield.graph.builders import Union, chain, from_edges, grid
-from riskfield.graph.factor_graph import FactorGraph, FactorGroup, NodeGroup
+from riskfield.graph.factor_graph import FactorGraph
+from riskfield.graph.groups import FactorGroup, NodeGroup
 from riskfield.graph.schedule import Levels, Parallel, Sequential, colour_order, colours, compile_levels
 from riskfield.inference.algorithm import AbstractAlgorithm
 from riskfield.inference.convex import (

@@ -19,8 +19,9 @@ from torch import Tensor
 
 from riskfield.adjoints.envelope import Envelope
 from riskfield.adjoints.fixed_point import FixedPoint
-from riskfield.adjoints.kkt import KKT, Direct, Minres
+from riskfield.adjoints.kkt import KKT
 from riskfield.adjoints.perturb import Perturb
+from riskfield.adjoints.solvers import Direct, Minres
 from riskfield.adjoints.unroll import Unroll
 from riskfield.errors import AdjointError, AdjointWarning, ConvergenceWarning
 from riskfield.graph.factor_graph import FactorGraph

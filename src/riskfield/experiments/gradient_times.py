@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from riskfield.adjoints.fixed_point import FixedPoint
-from riskfield.adjoints.kkt import KKT, Direct, Minres
+from riskfield.adjoints.kkt import KKT
 from riskfield.adjoints.perturb import Perturb
+from riskfield.adjoints.solvers import Direct, Minres
 from riskfield.adjoints.unroll import Unroll
 from riskfield.entropy import TRW, Bethe
 from riskfield.errors import AdjointError, AdjointWarning, ConvergenceWarning

@@ -14,9 +14,7 @@ layouts of theta and mu coincide.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -25,84 +23,13 @@ from torch import Tensor
 
 from riskfield.graph._scopes import (
     IntArray,
-    ScopeBlock,
-    check_tied_shapes,
     checked_states,
     checked_tables,
     frozen,
     index_tensor,
     scope_blocks,
 )
-
-
-@dataclass(frozen=True, eq=False)
-class NodeGroup:
-    """All variables with `num_states` states; they occupy `start:stop` of theta and of mu."""
-
-    num_states: int
-    variables: IntArray  # (node,)
-    start: int
-
-    @property
-    def stop(self) -> int:
-        """Where the group ends in theta and in mu."""
-        return self.start + self.num_states * len(self.variables)
-
-
-@dataclass(frozen=True, eq=False)
-class FactorGroup:
-    """All factors whose tables have `shape`."""
-
-    shape: tuple[int, ...]
-    factors: IntArray  # (factor,)        their numbers, in the order the factors were given
-    variables: IntArray  # (factor, slot)   the variables each factor joins
-    tables: IntArray  # (factor,)        the table of theta each factor uses
-    num_tables: int
-    theta_start: int
-    mu_start: int
-    message_start: int
-
-    @property
-    def arity(self) -> int:
-        """How many variables each factor joins."""
-        return len(self.shape)
-
-    @property
-    def num_factors(self) -> int:
-        """How many factors the group holds."""
-        return len(self.factors)
-
-    @property
-    def table_size(self) -> int:
-        """How many entries a table has."""
-        return math.prod(self.shape)
-
-    @property
-    def theta_stop(self) -> int:
-        """Where the tables end in theta."""
-        return self.theta_start + self.num_tables * self.table_size
-
-    @property
-    def mu_stop(self) -> int:
-        """Where the marginals end in mu."""
-        return self.mu_start + self.num_factors * self.table_size
-
-    @property
-    def tied(self) -> bool:
-        """Whether some factors share a table."""
-        return self.num_tables < self.num_factors
-
-    def message_range(self, slot: int) -> tuple[int, int]:
-        """Where the messages to the variables in `slot` lie in a flat message vector."""
-        start = self.message_start + self.num_factors * sum(self.shape[:slot])
-        return start, start + self.num_factors * self.shape[slot]
-
-    def joint_states(self, states: Tensor) -> Tensor:
-        """Where in its flattened table each factor is at `states` of shape (*batch, variable): (*batch, factor)."""
-        joint = states[..., index_tensor(self.variables[:, 0], states.device)]
-        for slot in range(1, self.arity):
-            joint = joint * self.shape[slot] + states[..., index_tensor(self.variables[:, slot], states.device)]
-        return joint
+from riskfield.graph.groups import FactorGroup, NodeGroup, group_factors, group_nodes
 
 
 class FactorGraph:
@@ -139,8 +66,8 @@ class FactorGraph:
         num_factors = sum(len(block.numbers) for block in blocks)
         table_ids = checked_tables(tables, num_factors)
         self._num_factors = num_factors
-        self._node_groups, self._node_start = self._group_nodes()
-        self._factor_groups = self._group_factors(blocks, table_ids)
+        self._node_groups, self._node_start = group_nodes(self._num_states)
+        self._factor_groups = group_factors(self._num_states, self.node_size, blocks, table_ids)
         self._factor_group_of, self._factor_row = self._index_factors()
 
     # -- structure ----------------------------------------------------------------------------------------------------
@@ -353,60 +280,6 @@ class FactorGraph:
         )
 
     # -- building -----------------------------------------------------------------------------------------------------
-
-    def _group_nodes(self) -> tuple[tuple[NodeGroup, ...], IntArray]:
-        groups, start = [], 0
-        node_start = np.empty(self.num_variables, np.int64)
-        for count in np.unique(self._num_states):
-            variables = np.flatnonzero(self._num_states == count)
-            groups.append(NodeGroup(int(count), frozen(variables), start))
-            node_start[variables] = start + count * np.arange(len(variables))
-            start = groups[-1].stop
-        return tuple(groups), frozen(node_start)
-
-    def _group_factors(self, blocks: list[ScopeBlock], table_ids: IntArray | None) -> tuple[FactorGroup, ...]:
-        members: dict[tuple[int, ...], list[tuple[IntArray, IntArray]]] = {}
-        for block in blocks:
-            shapes = self._num_states[block.variables]
-            if (shapes == shapes[0]).all():
-                members.setdefault(tuple(map(int, shapes[0])), []).append((block.numbers, block.variables))
-                continue
-            distinct, inverse = np.unique(shapes, axis=0, return_inverse=True)
-            for k, shape in enumerate(distinct):
-                rows = np.flatnonzero(inverse.reshape(-1) == k)
-                members.setdefault(tuple(map(int, shape)), []).append((block.numbers[rows], block.variables[rows]))
-        ordered = sorted(members.items(), key=lambda item: int(item[1][0][0][0]))
-        if table_ids is not None:
-            check_tied_shapes(ordered, table_ids)
-        groups = []
-        theta_start = mu_start = self.node_size
-        message_start = 0
-        for shape, pieces in ordered:
-            factors = np.concatenate([numbers for numbers, _ in pieces])
-            variables = np.concatenate([block for _, block in pieces])
-            order = np.argsort(factors, kind="stable")
-            factors, variables = factors[order], variables[order]
-            tables = np.arange(len(factors))
-            if table_ids is not None:
-                # Tables are numbered by first appearance, so that untied factors keep the layout of mu.
-                _, first_use, inverse = np.unique(table_ids[factors], return_index=True, return_inverse=True)
-                tables = np.argsort(np.argsort(first_use))[inverse.reshape(-1)]
-            group = FactorGroup(
-                shape,
-                frozen(factors),
-                frozen(variables),
-                frozen(tables),
-                int(tables.max()) + 1,
-                theta_start,
-                mu_start,
-                message_start,
-            )
-            groups.append(group)
-            theta_start, mu_start = group.theta_stop, group.mu_stop
-            if mu_start >= 2**62:
-                raise ValueError(f"`factors` of shape {shape} have too many joint states to number.")
-            message_start += group.num_factors * sum(shape)
-        return tuple(groups)
 
     def _index_factors(self) -> tuple[IntArray, IntArray]:
         group_of = np.empty(self._num_factors, np.int64)

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from riskfield.graph._scopes import IntArray, index_tensor
-from riskfield.graph.factor_graph import FactorGraph, FactorGroup
+from riskfield.graph.factor_graph import FactorGraph
+from riskfield.graph.groups import FactorGroup
 from riskfield.inference._factorise import Sparsity
 
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from riskfield.graph._scopes import index_tensor
-from riskfield.graph.factor_graph import FactorGraph, FactorGroup
+from riskfield.graph.factor_graph import FactorGraph
+from riskfield.graph.groups import FactorGroup
 from riskfield.kernels.logspace import NEG_INF, logsumexp
 
 

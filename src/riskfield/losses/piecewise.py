@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from riskfield.graph._scopes import index_tensor
-from riskfield.graph.factor_graph import FactorGraph, FactorGroup
+from riskfield.graph.factor_graph import FactorGraph
+from riskfield.graph.groups import FactorGroup
 from riskfield.inference.settings import Inference
 from riskfield.kernels.logspace import NEG_INF
 from riskfield.losses._local import conditional_logits, log_total, surprise, univariate_surprise
