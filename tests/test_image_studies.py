@@ -265,12 +265,12 @@ def test_unsettled_inference_is_counted():
 
 
 def test_all_losses_of_one_run_are_those_of_their_own_runs():
-    scenes = denoising_2010._scenes(None, "Gaussian", (64, 64), "train", 2)
+    scenes = denoising_2010._scenes(None, "Gaussian", (64, 64), "train", 2, "cpu")
     model = denoising_2010.one_table_model()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(0.5 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
-    risks = denoising_2010._risks(model, scenes, denoising.prediction(1e-6))
+    risks = denoising_2010._risks(model, scenes, denoising.prediction(1e-6), 1)
     for criterion in denoising_2010.CRITERIA[:3]:
         own = Objective(model, scenes.examples, criterion.loss, denoising.prediction(1e-6)).risk()
         assert risks[criterion.name] == pytest.approx(own, rel=1e-9)
