@@ -103,10 +103,6 @@ class HorsesTable(AbstractStudy):
 
     def __post_init__(self) -> None:
         check_rows(self.rows, ROWS)
-        if self.num_train > 200 or self.num_test > 127:
-            raise ValueError(
-                f"`num_train` must be at most 200 and `num_test` at most 127. Got {self.num_train} and {self.num_test}."
-            )
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -199,11 +195,10 @@ def _entries(paper: tuple[float | None, float | None], records: list[Record]) ->
 @lru_cache(maxsize=3)
 def _scenes(root: str | None, scale: float, device: str, part: str, count: int, in_order: bool) -> Scenes:
     (split,) = Recorded.HORSES.read()
-    names = getattr(split, part)[:count]
-    if in_order:
-        everything = sorted((*split.train, *split.test))
-        names = everything[:count] if part == "train" else everything[len(everything) - count :]
-    pictures = weizmann_horses(root).select(names)
+    names = getattr(split, part)
+    if in_order:  # as many from the beginning, or from the end
+        names = sorted((*split.train, *split.test), reverse=part == "test")[: len(names)]
+    pictures = weizmann_horses(root).select(names[:count])
     # Hardly two pictures are of one size: on a device that works on many at once they get frames.
     frame = 1 if device == "cpu" else 64
     described = describe(pictures, ImageFeatures(scale=scale))
