@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from riskfield.adjoints.unroll import Unroll
 from riskfield.cli import main
 from riskfield.cli.reproduce import backgrounds as cli_backgrounds
 from riskfield.cli.reproduce import denoising as cli_denoising
@@ -17,12 +18,14 @@ from riskfield.data.pictures import Picture
 from riskfield.data.splits import Recorded
 from riskfield.experiments import backgrounds, denoising, denoising_2010, horses
 from riskfield.experiments.cells import Cells
-from riskfield.experiments.criteria import Criterion, closure, fit_all, train
+from riskfield.experiments.criteria import Criterion, closure, fit_all, train, with_parameters
 from riskfield.experiments.scenes import Scenes, describe, evaluate, predict
 from riskfield.experiments.side_by_side import could_be_pictures, shade, shade_labels
-from riskfield.experiments.truncated import Mode, Trainer
+from riskfield.experiments.truncated import Mode, RowByRow, Trainer
 from riskfield.features.image import ImageFeatures
-from riskfield.inference.infer import Stop
+from riskfield.graph.builders import grid
+from riskfield.inference.infer import Stop, infer
+from riskfield.inference.mean_field import MeanField
 from riskfield.inference.message_passing import MessagePassing
 from riskfield.inference.settings import Inference
 from riskfield.learning.lbfgs import LBFGS
@@ -30,6 +33,7 @@ from riskfield.learning.objective import Objective
 from riskfield.losses.likelihood import SurrogateEM
 from riskfield.losses.marginal import UnivariateLogistic
 from riskfield.losses.piecewise import Independent
+from riskfield.losses.pseudolikelihood import Pseudolikelihood
 
 pytest.importorskip("matplotlib")
 Image = pytest.importorskip("PIL.Image")
@@ -112,7 +116,7 @@ def test_horses_in_parts(data, folder, monkeypatch):
     assert {record["row"] for record in first} == {"independent", "surrogate likelihood", "smooth class. 5"}
     assert main(command) == 0
     everything = json.loads((folder / "out/table.json").read_text())
-    assert len(everything["records"]) == 2 * (6 + 3) + 3
+    assert len(everything["records"]) == 2 * (6 + 3 + 1) + 5
     assert main([*command, "--finished"]) == 0
     assert json.loads((folder / "out/table.json").read_text())["records"] == everything["records"]
     assert "--finished" in (folder / "out/table.md").read_text()
@@ -229,6 +233,34 @@ def test_frames_change_nothing(name):
     assert tested["errors"] == pytest.approx(framed_tested["errors"])
 
 
+def test_row_by_row_is_the_order_of_reading():
+    generator = torch.Generator().manual_seed(0)
+    stop = Stop(2, tol=None)
+    for shape in ((3, 4), (5, 2)):
+        graph = grid(*shape, num_states=2)
+        theta = torch.randn(graph.theta_size, dtype=torch.float64, generator=generator).requires_grad_()
+        found, expected, coloured = (
+            infer(graph, theta, algorithm, stop=stop, adjoint=Unroll())
+            for algorithm in (RowByRow(), MeanField(range(graph.num_variables)), MeanField())
+        )
+        assert torch.equal(found.mu, expected.mu)
+        assert not torch.allclose(found.mu, coloured.mu, atol=1e-3)
+        gradients = [torch.autograd.grad(solution.mu[1], theta)[0] for solution in (found, expected)]
+        assert torch.equal(*gradients)
+
+
+def test_a_criterion_is_tested_by_its_own_inference():
+    described, num_states = three_sizes()
+    scenes = Scenes.of(described, num_states)
+    trainer = Trainer(ImageFeatures(), num_states, 20)
+    coupled = Criterion("x", Pseudolikelihood(), None, 1e-4, tested=Mode.TRW.after(7))
+    result = trainer(coupled, None, scenes, scenes, Mode.TRW.after(1))
+    model = with_parameters(trainer.model(), result["parameters"])
+    by_seven, by_one = (evaluate(model, [scenes], Mode.TRW.after(sweeps), 8)["errors"] for sweeps in (7, 1))
+    assert result["errors"] == by_seven * 2
+    assert by_seven != by_one
+
+
 def test_errors_are_of_labelled_pixels_at_the_resolution_of_the_pictures():
     described, _ = three_sizes()
     scenes = Scenes.of(described, 3)
@@ -334,7 +366,7 @@ def test_differences_of_two_samples_are_told_from_others():
     assert not could_be_pictures(0.10, 0.13, 0.01)
 
 
-def test_what_is_off_by_more_than_the_pictures_is_trained_again(data, tmp_path, monkeypatch):
+def test_what_is_off_is_trained_again(data, tmp_path, monkeypatch):
     study = denoising.PowerNoiseTable(str(data), (5.0,), 2, 2, (12, 18), rows=("independent",))
     far = {"independent": ((0.5, 0.5),) * 3}
     monkeypatch.setattr(denoising, "PAPER", {**denoising.PAPER, **far})
@@ -347,6 +379,9 @@ def test_what_is_off_by_more_than_the_pictures_is_trained_again(data, tmp_path, 
     with Cells(tmp_path, finished.num_cells) as cells:
         assert finished.measure(cells) == [record]
     monkeypatch.setattr(denoising, "could_be_pictures", lambda *numbers: True)
+    with Cells(tmp_path, finished.num_cells) as cells:
+        assert set(finished.measure(cells)[0]["again"]) == {"other pictures"}
+    monkeypatch.setattr(denoising, "is_far", lambda *numbers: False)
     with Cells(tmp_path, finished.num_cells) as cells:
         assert finished.measure(cells)[0]["again"] == {}
 

@@ -38,12 +38,14 @@ class Criterion:
         loss: what is minimised.
         start: the line whose parameters training starts from; None for zeros.
         ridge: of the training.
+        tested: the inference to test it with; by default that of the training.
     """
 
     name: str
     loss: AbstractLoss
     start: str | None = INDEPENDENT
     ridge: float = 0.0
+    tested: Inference | None = None
 
     @property
     def inferred(self) -> bool:

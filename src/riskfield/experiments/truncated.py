@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 import torch
+from torch import Tensor
 
 from riskfield.adjoints.unroll import Unroll
 from riskfield.entropy import TRW
@@ -21,22 +22,25 @@ from riskfield.experiments.device import chunk_size
 from riskfield.experiments.scenes import Scenes, evaluate
 from riskfield.experiments.study import Record
 from riskfield.features.image import ImageFeatures
+from riskfield.graph.factor_graph import FactorGraph
+from riskfield.inference.algorithm import RecordingRun, Run
 from riskfield.inference.infer import Stop
 from riskfield.inference.mean_field import MeanField
 from riskfield.inference.message_passing import MessagePassing
 from riskfield.inference.settings import Inference
+from riskfield.kernels import EVERY_SWEEP
 from riskfield.learning.lbfgs import LBFGS
 from riskfield.losses.piecewise import Independent, Piecewise
 from riskfield.losses.pseudolikelihood import Pseudolikelihood
 from riskfield.models.conditional import LinearModel
 
+CONVERGED = Inference(MessagePassing(TRW(0.5)), Stop(1000, 1e-5))
 # Trained without inference; the first is where all others start.
 WITHOUT = (
-    Criterion(INDEPENDENT, Independent(), start=None, ridge=1e-4),
-    Criterion("pseudolikelihood", Pseudolikelihood(), ridge=1e-4),
-    Criterion("piecewise", Piecewise(), ridge=1e-4),
+    Criterion(INDEPENDENT, Independent(), None, 1e-4, CONVERGED),
+    Criterion("pseudolikelihood", Pseudolikelihood(), ridge=1e-4, tested=CONVERGED),
+    Criterion("piecewise", Piecewise(), ridge=1e-4, tested=CONVERGED),
 )
-CONVERGED = Inference(MessagePassing(TRW(0.5)), Stop(1000, 1e-5))
 PRECISION = torch.float32  # half the time of double precision, and for the horses the same objectives to four decimals
 DIVERGED = "Where training diverged, and was stopped, the entry is marked †.\n"
 SWEEP = (
@@ -45,16 +49,32 @@ SWEEP = (
 )
 
 
+@dataclass(frozen=True)
+class RowByRow(MeanField):
+    """Mean field that visits the pixels in the order of reading, whatever the size of the grid."""
+
+    def start(self, graph: FactorGraph, theta: Tensor, messages: Tensor | None, kernels: str | None) -> Run:
+        """As it does in that order."""
+        return MeanField(range(graph.num_variables)).start(graph, theta, messages, kernels)
+
+    def start_recording(
+        self, graph: FactorGraph, theta: Tensor, messages: Tensor | None, every: int = EVERY_SWEEP
+    ) -> RecordingRun | None:
+        """As it does in that order."""
+        return MeanField(range(graph.num_variables)).start_recording(graph, theta, messages, every)
+
+
 class Mode(Enum):
     """Kinds of inference, by the names they have in the tables."""
 
     TRW = "TRW"
     MEAN_FIELD = "MNF"
+    ROW_BY_ROW = "MNF row by row"
 
     def after(self, sweeps: int) -> Inference:
         """Inference of this kind that stops after so many sweeps."""
-        algorithm = MessagePassing(TRW(0.5)) if self is Mode.TRW else MeanField()
-        return Inference(algorithm, Stop(sweeps, tol=None), Unroll())
+        algorithms = {Mode.TRW: MessagePassing(TRW(0.5)), Mode.MEAN_FIELD: MeanField(), Mode.ROW_BY_ROW: RowByRow()}
+        return Inference(algorithms[self], Stop(sweeps, tol=None), Unroll())
 
 
 @dataclass(frozen=True)
@@ -104,8 +124,7 @@ class Trainer:
         """Fit a criterion, and measure its errors with the inference it will be used with."""
         model, size = self.model(), {"chunk_size": self.chunk_size}
         result = train(model, training, criterion, inference, self.optimiser, start, first=self.first, **size)
-        used = inference if criterion.inferred else CONVERGED
-        return result | evaluate(model, (training, tests), used, self.chunk_size)
+        return result | evaluate(model, (training, tests), criterion.tested or inference, self.chunk_size)
 
 
 def chosen(rows: Sequence[str], criteria: Sequence[Criterion]) -> list[str]:
