@@ -12,13 +12,13 @@ import riskfield as rf
 from riskfield.cli import main
 from riskfield.experiments.cells import Cells
 from riskfield.experiments.comparison import Comparison, paired_permutation_test
+from riskfield.experiments.criteria import ApproximateLikelihood
 from riskfield.experiments.erm import BEST, MODELS, Overall, Pairs, Suite
 from riskfield.experiments.erm_landscape import Landscape
 from riskfield.experiments.erm_runs import (
     LIKELIHOOD,
     RISKS,
     SETTINGS,
-    ApproximateLikelihood,
     losses_of,
     recipe_of,
     stages,

@@ -116,7 +116,7 @@ def test_horses_in_parts(data, folder, monkeypatch):
     assert {record["row"] for record in first} == {"independent", "surrogate likelihood", "smooth class. 5"}
     assert main(command) == 0
     everything = json.loads((folder / "out/table.json").read_text())
-    assert len(everything["records"]) == 2 * (6 + 3 + 1) + 5
+    assert len(everything["records"]) == 2 * (6 + 3 + 2) + 5
     assert main([*command, "--finished"]) == 0
     assert json.loads((folder / "out/table.json").read_text())["records"] == everything["records"]
     assert "--finished" in (folder / "out/table.md").read_text()

@@ -10,23 +10,38 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 from torch.nn import Module
 
 from riskfield.errors import AdjointError, DivergenceWarning
 from riskfield.experiments.cells import Cells, Result, Setting
 from riskfield.experiments.scenes import Scenes
 from riskfield.experiments.study import Record, table
+from riskfield.graph.factor_graph import FactorGraph
 from riskfield.inference.settings import Inference
 from riskfield.learning.lbfgs import LBFGS
 from riskfield.learning.objective import Diverged, assign, flat, trainable
 from riskfield.learning.result import Fit, Reason
 from riskfield.learning.stages import Stage, fit_stages, incremental
-from riskfield.losses.loss import AbstractLoss
+from riskfield.losses.likelihood import SurrogateEM
+from riskfield.losses.loss import AbstractLoss, Target
 from riskfield.losses.piecewise import Independent, Piecewise
 from riskfield.losses.pseudolikelihood import Pseudolikelihood
 
 INDEPENDENT = "independent"
 M = TypeVar("M", bound=Module)
+
+
+@dataclass(frozen=True)
+class ApproximateLikelihood(AbstractLoss):
+    """`SurrogateEM` that training may take below 0, where no likelihood is.
+
+    `fit` would end there, and so spare the likelihood the harm that a study is to measure.
+    """
+
+    def evaluate(self, graph: FactorGraph, theta: Tensor, target: Target, inference: Inference | None) -> Tensor:
+        """The value of `SurrogateEM`."""
+        return SurrogateEM().evaluate(graph, theta, target, inference)
 
 
 @dataclass(frozen=True)

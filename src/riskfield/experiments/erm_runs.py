@@ -19,11 +19,10 @@ import hashlib
 import time
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from riskfield.adjoints.envelope import Envelope
 from riskfield.adjoints.unroll import Unroll
@@ -31,8 +30,8 @@ from riskfield.data.examples import Examples
 from riskfield.decoders import EqualCount, ExpectedValue, MaxMarginal, SoftArgmax, SoftEqualCount
 from riskfield.errors import ConvergenceWarning, DivergenceWarning
 from riskfield.experiments.cells import Result, finite
+from riskfield.experiments.criteria import ApproximateLikelihood
 from riskfield.experiments.random_models import GivenInputs, RandomModel, random_model
-from riskfield.graph.factor_graph import FactorGraph
 from riskfield.graph.schedule import Parallel
 from riskfield.inference.infer import Stop
 from riskfield.inference.message_passing import MessagePassing
@@ -44,24 +43,10 @@ from riskfield.learning.validation import Validation
 from riskfield.losses.decoded import L1, MSE, FMeasure
 from riskfield.losses.hybrid import Hybrid
 from riskfield.losses.likelihood import SurrogateEM
-from riskfield.losses.loss import AbstractLoss, Target
+from riskfield.losses.loss import AbstractLoss
 from riskfield.metrics import error_rate, f_measure, regression_error
 
 LIKELIHOOD = "APPR-LOGL"
-
-
-@dataclass(frozen=True)
-class ApproximateLikelihood(AbstractLoss):
-    """`SurrogateEM` that training may take below 0, where no likelihood is.
-
-    `fit` would end there, and so spare the likelihood the harm that the study is to measure.
-    """
-
-    def evaluate(self, graph: FactorGraph, theta: Tensor, target: Target, inference: Inference | None) -> Tensor:
-        """The value of `SurrogateEM`."""
-        return SurrogateEM().evaluate(graph, theta, target, inference)
-
-
 RISKS: dict[str, AbstractLoss] = {
     "frac-MSE": MSE(),
     "int-F": FMeasure(SoftEqualCount(0.1)),
