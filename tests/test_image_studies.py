@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from naive import NaiveMeanField
+from riskfield.adjoints.fixed_point import FixedPoint
 from riskfield.adjoints.unroll import Unroll
 from riskfield.cli import main
 from riskfield.cli.reproduce import backgrounds as cli_backgrounds
@@ -16,12 +18,13 @@ from riskfield.cli.reproduce import horses as cli_horses
 from riskfield.data.bundled import bundled_pictures, mosaics
 from riskfield.data.pictures import Picture
 from riskfield.data.splits import Recorded
-from riskfield.experiments import backgrounds, denoising, denoising_2010, horses
+from riskfield.errors import AdjointError
+from riskfield.experiments import backgrounds, criteria, denoising, denoising_2010, horses
 from riskfield.experiments.cells import Cells
-from riskfield.experiments.criteria import Criterion, closure, fit_all, train, with_parameters
+from riskfield.experiments.criteria import ApproximateLikelihood, Criterion, closure, fit_all, train, with_parameters
 from riskfield.experiments.scenes import Scenes, describe, evaluate, predict
-from riskfield.experiments.side_by_side import could_be_pictures, shade, shade_labels
-from riskfield.experiments.truncated import Mode, RowByRow, Trainer
+from riskfield.experiments.side_by_side import could_be_pictures, gallery, shade, shade_labels
+from riskfield.experiments.truncated import CONVERGED, Mode, RowByRow, Trainer
 from riskfield.features.image import ImageFeatures
 from riskfield.graph.builders import grid
 from riskfield.inference.infer import Stop, infer
@@ -114,7 +117,10 @@ def test_horses_in_parts(data, folder, monkeypatch):
     assert main([*command, "--rows", "smooth class. 5"]) == 0
     first = json.loads((folder / "out/table.json").read_text())["records"]
     assert {record["row"] for record in first} == {"independent", "surrogate likelihood", "smooth class. 5"}
+    shown = []
+    monkeypatch.setattr(horses, "gallery", lambda heads, rows: shown.append(rows) or gallery(heads, rows))
     assert main(command) == 0
+    assert all(any(cell is not None for cell in cells) for _, cells in shown[0])
     everything = json.loads((folder / "out/table.json").read_text())
     assert len(everything["records"]) == 2 * (6 + 3 + 2) + 5
     assert main([*command, "--finished"]) == 0
@@ -233,32 +239,35 @@ def test_frames_change_nothing(name):
     assert tested["errors"] == pytest.approx(framed_tested["errors"])
 
 
-def test_row_by_row_is_the_order_of_reading():
+@pytest.mark.parametrize("adjoint", [Unroll(), FixedPoint()])
+def test_row_by_row_is_the_order_of_reading(adjoint):
     generator = torch.Generator().manual_seed(0)
-    stop = Stop(2, tol=None)
+    stop = Stop(2, tol=None) if adjoint == Unroll() else Stop(200, 1e-10)
     for shape in ((3, 4), (5, 2)):
         graph = grid(*shape, num_states=2)
-        theta = torch.randn(graph.theta_size, dtype=torch.float64, generator=generator).requires_grad_()
-        found, expected, coloured = (
-            infer(graph, theta, algorithm, stop=stop, adjoint=Unroll())
-            for algorithm in (RowByRow(), MeanField(range(graph.num_variables)), MeanField())
+        theta = torch.randn(graph.theta_size, dtype=torch.float64, generator=generator)
+        naive = NaiveMeanField(graph, theta)
+        found, same = (
+            infer(graph, theta.requires_grad_(), algorithm, stop=stop, adjoint=adjoint)
+            for algorithm in (RowByRow(), MeanField(range(graph.num_variables)))
         )
-        assert torch.equal(found.mu, expected.mu)
-        assert not torch.allclose(found.mu, coloured.mu, atol=1e-3)
-        gradients = [torch.autograd.grad(solution.mu[1], theta)[0] for solution in (found, expected)]
-        assert torch.equal(*gradients)
+        for _ in range(int(found.sweeps)):
+            naive.sweep(range(graph.num_variables))
+        torch.testing.assert_close(found.node_marginals[0].detach(), torch.tensor(np.stack(naive.q)))
+        assert torch.equal(*(torch.autograd.grad(solution.mu[1], theta)[0] for solution in (found, same)))
 
 
-def test_a_criterion_is_tested_by_its_own_inference():
+@pytest.mark.parametrize("own", [None, Mode.TRW.after(7)])
+def test_what_is_trained_without_inference_is_tested_by_its_own_or_to_convergence(own):
     described, num_states = three_sizes()
     scenes = Scenes.of(described, num_states)
     trainer = Trainer(ImageFeatures(), num_states, 20)
-    coupled = Criterion("x", Pseudolikelihood(), None, 1e-4, tested=Mode.TRW.after(7))
-    result = trainer(coupled, None, scenes, scenes, Mode.TRW.after(1))
+    criterion = Criterion("x", Pseudolikelihood(), None, 1e-4, own)
+    result = trainer(criterion, None, scenes, scenes, Mode.TRW.after(1))
     model = with_parameters(trainer.model(), result["parameters"])
-    by_seven, by_one = (evaluate(model, [scenes], Mode.TRW.after(sweeps), 8)["errors"] for sweeps in (7, 1))
-    assert result["errors"] == by_seven * 2
-    assert by_seven != by_one
+    wanted, by_one = (evaluate(model, [scenes], how, 8)["errors"] for how in (own or CONVERGED, Mode.TRW.after(1)))
+    assert result["errors"] == wanted * 2
+    assert wanted != by_one
 
 
 def test_errors_are_of_labelled_pixels_at_the_resolution_of_the_pictures():
@@ -340,11 +349,13 @@ def test_a_likelihood_of_too_few_sweeps_is_reported_as_diverged():
     scenes = Scenes.of(describe(list(mosaics(2, (24, 32))), ImageFeatures(scale=0.5)), 3)
     optimiser = LBFGS(iterations=30)
     results = {}
-    for loss in (SurrogateEM(), UnivariateLogistic()):
+    for loss in (SurrogateEM(), ApproximateLikelihood(), UnivariateLogistic()):
         model = Trainer(ImageFeatures(), 3, 30).model()
         criterion = Criterion("x", loss, ridge=1e-6)
         results[loss] = train(model, scenes, criterion, Mode.MEAN_FIELD.after(1), optimiser, None, chunk_size=8)
     assert results[SurrogateEM()]["diverged"]
+    assert results[ApproximateLikelihood()]["diverged"] is None
+    assert results[ApproximateLikelihood()]["objective"] < 0 < results[SurrogateEM()]["objective"]
     assert results[UnivariateLogistic()]["diverged"] is None
 
 
@@ -354,8 +365,26 @@ def test_a_criterion_that_cannot_begin_is_reported():
     start = [1e308] * sum(parameter.numel() for parameter in model.parameters())
     settings = Criterion("x", UnivariateLogistic()), Mode.TRW.after(1), LBFGS(iterations=2), start
     result = train(model, scenes, *settings, chunk_size=8)
-    assert result["diverged"].startswith("at the first parameters: `model` must start where the objective is finite")
+    said = "at the first parameters of stage 1 of 1: `model` must start where the objective is finite"
+    assert result["diverged"].startswith(said)
     assert result["objective"] is None
+
+
+def test_stages_before_one_that_cannot_begin_are_reported(monkeypatch):
+    done, fit_stages = [], criteria.fit_stages
+
+    def fails_at_the_second(model, examples, stages, **settings):
+        done.append(stages)
+        if len(done) == 2:
+            raise AdjointError("no gradient")
+        return fit_stages(model, examples, stages, **settings)
+
+    monkeypatch.setattr(criteria, "fit_stages", fails_at_the_second)
+    scenes = Scenes.of(describe(list(mosaics(4, (24, 32))), ImageFeatures(scale=0.5)), 3)
+    model, settings = Trainer(ImageFeatures(), 3, 30).model(), (Mode.TRW.after(1), LBFGS(iterations=2), None)
+    result = train(model, scenes, Criterion("x", UnivariateLogistic()), *settings, chunk_size=8, first=2)
+    assert result["diverged"] == "at the first parameters of stage 2 of 2: no gradient"
+    assert (result["iterations"], result["objective"]) == (2, None)
 
 
 # -- numbers and pictures ---------------------------------------------------------------------------------------------

@@ -204,7 +204,7 @@ def _reference_runs(
     """The runs whose sweeps to try, the fastest first."""
     algorithm, graph = request.algorithm, request.graph
     if isinstance(algorithm, MeanField):
-        yield MeanFieldRun(graph, algorithm.order, theta, None)
+        yield MeanFieldRun(graph, algorithm.visits(graph), theta, None)
     elif isinstance(algorithm, MessagePassing):
         schedules = dict.fromkeys((Parallel(), algorithm.schedule))
         problems = [MessagePassingProblem(graph, Counting(*numbers), schedule, 0.0, False) for schedule in schedules]

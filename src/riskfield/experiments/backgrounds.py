@@ -17,11 +17,13 @@ from riskfield.data.backgrounds import CLASSES, stanford_background
 from riskfield.data.splits import Recorded
 from riskfield.experiments.cells import Cells, Result
 from riskfield.experiments.criteria import (
+    DIVERGED,
     INDEPENDENT,
     Criterion,
     check_rows,
     closure,
     fit_all,
+    mark,
     training_table,
     with_parameters,
 )
@@ -31,14 +33,12 @@ from riskfield.experiments.side_by_side import HOW_TO_READ, Shown, beside, galle
 from riskfield.experiments.study import AbstractStudy, Record, select, table
 from riskfield.experiments.truncated import (
     CONVERGED,
-    DIVERGED,
     PRECISION,
     SWEEP,
     WITHOUT,
     Mode,
     Trainer,
     chosen,
-    mark,
 )
 from riskfield.features.image import ColourDifference, Constant, ImageFeatures
 from riskfield.losses.likelihood import SurrogateEM

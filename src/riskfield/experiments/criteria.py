@@ -22,13 +22,14 @@ from riskfield.inference.settings import Inference
 from riskfield.learning.lbfgs import LBFGS
 from riskfield.learning.objective import Diverged, assign, flat, trainable
 from riskfield.learning.result import Fit, Reason
-from riskfield.learning.stages import Stage, fit_stages, incremental
+from riskfield.learning.stages import LAST, Stage, fit_stages, incremental
 from riskfield.losses.likelihood import SurrogateEM
 from riskfield.losses.loss import AbstractLoss, Target
 from riskfield.losses.piecewise import Independent, Piecewise
 from riskfield.losses.pseudolikelihood import Pseudolikelihood
 
 INDEPENDENT = "independent"
+DIVERGED = "Where training diverged, and was stopped, the entry is marked †.\n"
 M = TypeVar("M", bound=Module)
 
 
@@ -53,7 +54,7 @@ class Criterion:
         loss: what is minimised.
         start: the line whose parameters training starts from; None for zeros.
         ridge: of the training.
-        tested: the inference to test it with; by default that of the training.
+        tested: the inference that `truncated.Trainer` tests it with, if it is to be another than usual.
     """
 
     name: str
@@ -175,13 +176,19 @@ def train(
 
 
 def _fit(model: Module, scenes: Scenes, stages: Sequence[Stage], chunk_size: int) -> list[Fit]:
-    """Fit stage by stage. Where there is no gradient to begin with, nothing is changed; the table has to say so."""
-    try:
-        return fit_stages(model, scenes.examples, stages, chunk_size=chunk_size, progress=False)
-    except (AdjointError, ValueError) as error:
-        if not isinstance(error, AdjointError) and not isinstance(error.__cause__, Diverged):
-            raise
-        return [Fit(Reason.DIVERGED, f"at the first parameters: {error}", (), None)]
+    """Fit stage by stage. Where a stage has no gradient to begin with, it is the last; the table has to say so."""
+    fits: list[Fit] = []
+    for number, stage in enumerate(stages, start=1):
+        try:
+            fits += fit_stages(model, scenes.examples, [stage], chunk_size=chunk_size, progress=False)
+        except (AdjointError, ValueError) as error:
+            if not isinstance(error, AdjointError) and not isinstance(error.__cause__, Diverged):
+                raise
+            where = f"at the first parameters of stage {number} of {len(stages)}"
+            fits.append(Fit(Reason.DIVERGED, f"{where}: {error}", (), None))
+        if fits[-1].reason in LAST:
+            break
+    return fits
 
 
 def _curve(fits: Sequence[Fit], most: int = 100) -> list[list[float]]:
@@ -199,6 +206,11 @@ def with_parameters(model: M, values: Sequence[float]) -> M:
     parameters = trainable(model)
     assign(parameters, torch.tensor(values, dtype=torch.float64).to(parameters[0]))
     return model
+
+
+def mark(entry: str, records: list[Record]) -> str:
+    """An entry of a table, marked if training diverged."""
+    return f"{entry} †" if any(record["diverged"] for record in records) else entry
 
 
 def training_table(records: list[Record], keys: list[str]) -> str:

@@ -22,10 +22,12 @@ from riskfield.data.splits import Recorded
 from riskfield.entropy import TRW
 from riskfield.experiments.cells import Cells, Result
 from riskfield.experiments.criteria import (
+    DIVERGED,
     INDEPENDENT,
     Criterion,
     closure,
     fit_all,
+    mark,
     train,
     training_table,
     with_parameters,
@@ -131,7 +133,7 @@ class PowerNoiseTable(AbstractStudy):
 
     @property
     def num_cells(self) -> int:
-        """One per noise level and line."""
+        """One per noise level and line, without what is trained again."""
         return len(self.levels) * len(closure(CRITERIA, self.rows))
 
     def measure(self, cells: Cells) -> list[Record]:
@@ -152,7 +154,7 @@ class PowerNoiseTable(AbstractStudy):
         out = [
             f"{self.num_train} pictures to train on and {self.num_test} to test with, {self.shape[0]} x "
             f"{self.shape[1]}, chosen at equal steps of all, since it is not known which ones the paper took. "
-            f"Tree-reweighted inference to a tolerance of {self.tol:g}. {HOW_TO_READ}\n"
+            f"Tree-reweighted inference to a tolerance of {self.tol:g}. {HOW_TO_READ}{DIVERGED}\n"
         ]
         header = ["loss", *(f"n = {level:g}, {part}" for level in self.levels for part in ("train", "test"))]
         lines = []
@@ -162,7 +164,8 @@ class PowerNoiseTable(AbstractStudy):
                 paper = numbers[PAPER_LEVELS.index(level)]
                 found = select(records, level=level, row=name)
                 ours = found[0] if found else {"errors": (None, None), "standard_errors": (None, None)}
-                line += [beside(*entry) for entry in zip(paper, ours["errors"], ours["standard_errors"], strict=True)]
+                entries = zip(paper, ours["errors"], ours["standard_errors"], strict=True)
+                line += [mark(beside(*entry), found) for entry in entries]
             lines.append(line)
         out.append(table(header, lines))
         out.append("\n## What is off, trained again\n\n" + self._explanations(records))
@@ -180,7 +183,7 @@ class PowerNoiseTable(AbstractStudy):
         if not self.again:
             return "Not looked into at this size.\n"
         if not rows:
-            return "Nothing is marked, or was trained again.\n"
+            return "Nothing is marked, or nothing that is was trained again.\n"
         return (
             f"What is marked was trained again on other pictures, {self.num_train} of those to test with, and tested "
             "with all others. Where it is off by more than two standard errors of the difference of two samples of as "
@@ -225,11 +228,10 @@ class PowerNoiseTable(AbstractStudy):
         if not self.again or not far:
             return {}
         (criterion,) = (criterion for criterion in CRITERIA if criterion.name == name)
-        ways: dict[str, Any] = {}
-        for how in (_SWAPPED,) if all(could_be_pictures(*each) for each in far) else _OTHER_DATA:
+        by_pictures = all(could_be_pictures(*each) for each in far)
+        ways: dict[str, Any] = {} if by_pictures else {"from zeros": lambda **_: self._fit(level, criterion, None)}
+        for how in (_SWAPPED,) if by_pictures else _OTHER_DATA:
             ways[how] = lambda how, **_: self._fit(level, criterion, result["parameters"], how)
-        if len(ways) > 1:
-            ways["from zeros"] = lambda **_: self._fit(level, criterion, None)
         own: dict[str, Any] = {"level": level, "row": name}
         found: dict[str, list[float]] = {}
         for how, fit in ways.items():

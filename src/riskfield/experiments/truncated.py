@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from enum import Enum
 
 import torch
-from torch import Tensor
 
 from riskfield.adjoints.unroll import Unroll
 from riskfield.entropy import TRW
@@ -20,15 +19,12 @@ from riskfield.experiments.cells import Result
 from riskfield.experiments.criteria import INDEPENDENT, Criterion, train
 from riskfield.experiments.device import chunk_size
 from riskfield.experiments.scenes import Scenes, evaluate
-from riskfield.experiments.study import Record
 from riskfield.features.image import ImageFeatures
 from riskfield.graph.factor_graph import FactorGraph
-from riskfield.inference.algorithm import RecordingRun, Run
 from riskfield.inference.infer import Stop
 from riskfield.inference.mean_field import MeanField
 from riskfield.inference.message_passing import MessagePassing
 from riskfield.inference.settings import Inference
-from riskfield.kernels import EVERY_SWEEP
 from riskfield.learning.lbfgs import LBFGS
 from riskfield.losses.piecewise import Independent, Piecewise
 from riskfield.losses.pseudolikelihood import Pseudolikelihood
@@ -37,15 +33,14 @@ from riskfield.models.conditional import LinearModel
 CONVERGED = Inference(MessagePassing(TRW(0.5)), Stop(1000, 1e-5))
 # Trained without inference; the first is where all others start.
 WITHOUT = (
-    Criterion(INDEPENDENT, Independent(), None, 1e-4, CONVERGED),
-    Criterion("pseudolikelihood", Pseudolikelihood(), ridge=1e-4, tested=CONVERGED),
-    Criterion("piecewise", Piecewise(), ridge=1e-4, tested=CONVERGED),
+    Criterion(INDEPENDENT, Independent(), start=None, ridge=1e-4),
+    Criterion("pseudolikelihood", Pseudolikelihood(), ridge=1e-4),
+    Criterion("piecewise", Piecewise(), ridge=1e-4),
 )
 PRECISION = torch.float32  # half the time of double precision, and for the horses the same objectives to four decimals
-DIVERGED = "Where training diverged, and was stopped, the entry is marked †.\n"
 SWEEP = (
-    "A sweep goes through the picture forwards and backwards, and renews every message once. If the paper's iterations "
-    "go one way only, they are worth half as much.\n"
+    "A sweep of TRW goes through the picture forwards and backwards, and renews every message once. If the paper's "
+    "iterations go one way only, they are worth half as much.\n"
 )
 
 
@@ -53,15 +48,9 @@ SWEEP = (
 class RowByRow(MeanField):
     """Mean field that visits the pixels in the order of reading, whatever the size of the grid."""
 
-    def start(self, graph: FactorGraph, theta: Tensor, messages: Tensor | None, kernels: str | None) -> Run:
-        """As it does in that order."""
-        return MeanField(range(graph.num_variables)).start(graph, theta, messages, kernels)
-
-    def start_recording(
-        self, graph: FactorGraph, theta: Tensor, messages: Tensor | None, every: int = EVERY_SWEEP
-    ) -> RecordingRun | None:
-        """As it does in that order."""
-        return MeanField(range(graph.num_variables)).start_recording(graph, theta, messages, every)
+    def visits(self, graph: FactorGraph) -> Sequence[int]:
+        """The numbering of the pixels."""
+        return range(graph.num_variables)
 
 
 class Mode(Enum):
@@ -121,18 +110,14 @@ class Trainer:
         tests: Scenes,
         inference: Inference,
     ) -> Result:
-        """Fit a criterion, and measure its errors with the inference it will be used with."""
+        """Fit a criterion, and measure its errors with its own inference, or that of the training if it has one."""
         model, size = self.model(), {"chunk_size": self.chunk_size}
         result = train(model, training, criterion, inference, self.optimiser, start, first=self.first, **size)
-        return result | evaluate(model, (training, tests), criterion.tested or inference, self.chunk_size)
+        used = criterion.tested or (inference if criterion.inferred else CONVERGED)
+        return result | evaluate(model, (training, tests), used, self.chunk_size)
 
 
 def chosen(rows: Sequence[str], criteria: Sequence[Criterion]) -> list[str]:
     """The names of the criteria among the rows to train; if there are any, with that where the others start."""
     names = [criterion.name for criterion in criteria]
     return [name for name in names if name in rows or (rows and name == INDEPENDENT)]
-
-
-def mark(entry: str, records: list[Record]) -> str:
-    """An entry of a table, marked if training diverged."""
-    return f"{entry} †" if any(record["diverged"] for record in records) else entry

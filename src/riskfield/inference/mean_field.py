@@ -50,9 +50,14 @@ class MeanField(AbstractAlgorithm):
         if self.order is not None:
             object.__setattr__(self, "order", tuple(int(v) for v in self.order))
 
+    def visits(self, graph: FactorGraph) -> Sequence[int] | None:
+        """The order of `graph`'s variables; None for colour by colour."""
+        return self.order
+
     def start(self, graph: FactorGraph, theta: Tensor, messages: Tensor | None, kernels: str | None) -> Run:
         """Begin from uniform marginals over the possible states, or from `messages` (log node marginals)."""
-        run: Run = kernel_choice.select(theta, kernels, messages).MeanFieldRun(graph, self.order, theta, messages)
+        chosen = kernel_choice.select(theta, kernels, messages)
+        run: Run = chosen.MeanFieldRun(graph, self.visits(graph), theta, messages)
         return run
 
     def start_recording(
@@ -62,7 +67,7 @@ class MeanField(AbstractAlgorithm):
         chosen = kernel_choice.select(theta, None, messages)
         run: RecordingRun | None = None
         if chosen.NATIVE:
-            run = chosen.MeanFieldRun(graph, self.order, theta, messages, record=every)
+            run = chosen.MeanFieldRun(graph, self.visits(graph), theta, messages, record=every)
         return run
 
     def start_steps(
@@ -72,7 +77,7 @@ class MeanField(AbstractAlgorithm):
         chosen = kernel_choice.select(theta, None, messages)
         run: SteppedRun | None = None
         if chosen.NATIVE:
-            run = chosen.MeanFieldRun(graph, self.order, theta, messages, along=(direction, steps))
+            run = chosen.MeanFieldRun(graph, self.visits(graph), theta, messages, along=(direction, steps))
         return run
 
     def log_partition(self, graph: FactorGraph, theta: Tensor, mu: Tensor) -> Tensor:

@@ -21,6 +21,8 @@ from riskfield.learning.ranks import Ranks
 from riskfield.learning.result import Fit, Reason
 from riskfield.losses.loss import LossLike
 
+LAST = (Reason.INTERRUPTED, Reason.DIVERGED, Reason.CALLBACK)  # no stage follows one that ended so
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -114,7 +116,7 @@ def fit_stages(
             **settings,
         )
         results.append(result)
-        if result.reason in (Reason.INTERRUPTED, Reason.DIVERGED, Reason.CALLBACK):
+        if result.reason in LAST:
             break
     return results
 
