@@ -81,7 +81,8 @@ def gallery(columns: Sequence[str], rows: Sequence[tuple[str, Sequence[Shown | N
             if shown is None:
                 axis.set_frame_on(False)
             else:
-                axis.imshow(shown, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+                within = np.clip(shown, 0, 1) if shown.dtype.kind == "f" else shown  # rounding may go beyond
+                axis.imshow(within, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
         line[0].set_ylabel(name, rotation="horizontal", horizontalalignment="right", verticalalignment="center")
     for axis, title in zip(axes[0], columns, strict=True):
         axis.set_title(title)
