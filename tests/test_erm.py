@@ -16,6 +16,7 @@ from riskfield.experiments.criteria import ApproximateLikelihood
 from riskfield.experiments.erm import BEST, MODELS, Overall, Pairs, Suite
 from riskfield.experiments.erm_landscape import Landscape
 from riskfield.experiments.erm_runs import (
+    BACK,
     LIKELIHOOD,
     RISKS,
     SETTINGS,
@@ -90,7 +91,7 @@ def objective(drawn, setting, adjoint_stop):
     return Objective(model, drawn.examples(model, 0, 3), stage.loss, inference)
 
 
-@pytest.mark.parametrize("setting", [*RISKS, LIKELIHOOD])
+@pytest.mark.parametrize("setting", [*RISKS, LIKELIHOOD, BACK])
 def test_gradients_and_hessian_products_against_differences(drawn, setting):
     """After a fixed number of iterations; the likelihood, whose gradient is that at convergence, there."""
     stop = rf.Stop(1000, tol=1e-13) if setting == LIKELIHOOD else rf.Stop(10, tol=None)
@@ -132,6 +133,9 @@ def test_stages():
     assert likelihood.loss == ApproximateLikelihood()
     assert likelihood.inference.stop.sweeps == 30
     assert likelihood.optimiser.epochs == 25
+    assert likelihood.inference.adjoint == rf.Envelope(curvature=rf.Unroll())
+    (back,) = stages(BACK, 30, 25, 4)
+    assert (back.loss, back.inference.adjoint) == (ApproximateLikelihood(), rf.Unroll())
     assert plan("frac-MSE") == [rf.MSE()]
     first, second = stages("int-L1-in", 30, 25, 4)
     assert (first.loss, first.optimiser.epochs) == (ApproximateLikelihood(), 3)
@@ -258,6 +262,10 @@ def test_reproduce_erm(quick, tmp_path, capsys):
     assert {r["setting"] for r in pairs if r["cell"] == "run"} == set(BEST.values())
     sweep = json.loads((tmp_path / "table5.json").read_text())["records"]
     assert {r["sweeps"] for r in sweep} == {100, 30, 20, 10}
+    assert {r["setting"] for r in sweep if r["cell"] == "run"} == {*BEST.values(), BACK}
+    rows = [line for line in (tmp_path / "table5.md").read_text().splitlines() if f"| {BACK}, here |" in line]
+    assert len(rows) == len(SETTINGS)
+    assert not any("not finished" in row for row in rows)
     # What tables 3, 5 and 6 have in common was computed once.
     shared = "run,*mismatch=0.0,num_edges=12,*restart=1,*setting=APPR-LOGL,spread=1.0,sweeps=100.json"
     assert len(list((tmp_path / "cells").glob(shared))) == 1

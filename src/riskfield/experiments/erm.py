@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from riskfield.experiments.cells import Cell, Cells
 from riskfield.experiments.comparison import Comparison
 from riskfield.experiments.erm_paper import TABLE_3, TABLE_4, TABLE_5, TABLE_6
-from riskfield.experiments.erm_runs import LIKELIHOOD, RISKS, SETTINGS, recipe_of, trained, truth
+from riskfield.experiments.erm_runs import BACK, LIKELIHOOD, RISKS, SETTINGS, recipe_of, trained, truth
 from riskfield.experiments.study import AbstractStudy, Record, panels, select, table
 
 if TYPE_CHECKING:
@@ -247,6 +247,7 @@ class AbstractSweep(AbstractErm):
     """The best way of training for each loss against the likelihood, under conditions that get worse."""
 
     paper: ClassVar[dict[str, dict[str, tuple[float, ...]]]]  # test setting, train setting: a number per condition
+    beside: ClassVar[tuple[str, ...]] = ()  # settings that are not in the paper
 
     @property
     @abstractmethod
@@ -255,7 +256,8 @@ class AbstractSweep(AbstractErm):
 
     def ways(self) -> Sequence[Way]:
         """Condition by condition."""
-        return [Way(setting, **changes) for changes in self.conditions.values() for setting in BEST.values()]
+        settings = (*BEST.values(), *self.beside)
+        return [Way(setting, **changes) for changes in self.conditions.values() for setting in settings]
 
     def tables(self, records: list[Record]) -> str:
         """The paper's rows above ours."""
@@ -266,6 +268,9 @@ class AbstractSweep(AbstractErm):
                 rows.append([test, f"{setting}, paper", *known])
                 found = [self._comparison(records, Way(BEST[setting], **c), test) for c in self.conditions.values()]
                 rows.append(["", f"{BEST[setting]}, here", *(entry(one, setting != LIKELIHOOD) for one in found)])
+            for setting in self.beside:
+                found = [self._comparison(records, Way(setting, **c), test) for c in self.conditions.values()]
+                rows.append(["", f"{setting}, here", *(entry(one, False) for one in found)])
         return self._about(records) + table(["test setting", "train setting", *self.conditions], rows)
 
     def plot(self, records: list[Record]) -> Figure:
@@ -301,11 +306,16 @@ class Mismatch(AbstractSweep):
 
 @dataclass(frozen=True)
 class Truncation(AbstractSweep):
-    """BP that ends after so many iterations, in training and in tests (Table 5)."""
+    """BP that ends after so many iterations, in training and in tests (Table 5).
+
+    Beliefs are the gradient of the likelihood's approximate value at convergence only. So there is a line that is not
+    in the paper, of a likelihood whose gradient goes back through the iterations, as that of a loss does.
+    """
 
     name = "table5"
     title = "Loss with BP that ends early (Table 5)"
     paper = TABLE_5
+    beside = (BACK,)
 
     iterations: tuple[int, ...] = (100, 30, 20, 10)
 

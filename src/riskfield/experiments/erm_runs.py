@@ -6,6 +6,7 @@ r"""One run of the study of Stoyanov, Ropson & Eisner (2011): train a random mod
 | int-F | 1 - F, per example | `EqualCount` | `SoftEqualCount` |
 | int-L1 | share of errors | `MaxMarginal` | `SoftArgmax` |
 | APPR-LOGL | minus the log-likelihood of the outputs given the inputs, by Bethe | | beliefs, as its gradient |
+| APPR-LOGL-back | the same, not in the paper | | the iterations, as a loss is |
 
 `-in` begins with three passes of APPR-LOGL; `-hyb` mixes the loss with that of frac-MSE, in shares 0, 1/2 and 1. After
 each pass the objective of the whole training set is looked at, and the best pass of a stage is kept. Where the paper's
@@ -47,6 +48,7 @@ from riskfield.losses.loss import AbstractLoss
 from riskfield.metrics import error_rate, f_measure, regression_error
 
 LIKELIHOOD = "APPR-LOGL"
+BACK = "APPR-LOGL-back"
 RISKS: dict[str, AbstractLoss] = {
     "frac-MSE": MSE(),
     "int-F": FMeasure(SoftEqualCount(0.1)),
@@ -59,6 +61,7 @@ GAINS: dict[str, SMD] = {
     "int-F": SMD(gain=0.05, meta_gain=5.0, decay=0.9, batch_size=50),
     "int-L1": SMD(gain=0.05, meta_gain=5.0, decay=0.9, batch_size=50),
     LIKELIHOOD: SMD(gain=0.15, meta_gain=0.5, decay=0.9, batch_size=5),
+    BACK: SMD(gain=0.05, meta_gain=0.5, decay=0.9, batch_size=5),
 }
 _FIRST = 3  # passes of the likelihood with which `-in` begins
 _SHARES = {0.0: 15, 0.5: 5, 1.0: 5}  # of `-hyb`: how many passes each has
@@ -152,11 +155,11 @@ def stages(
         gain, meta_gain = num_outputs * chosen.gain, num_outputs * chosen.meta_gain
         return replace(chosen, gain=gain, meta_gain=meta_gain, epochs=min(passes, epochs))
 
-    likelihood = inference(sweeps, adjoint=Envelope(curvature=Unroll()))
-    if setting == LIKELIHOOD:
-        return [Stage(ApproximateLikelihood(), likelihood, smd(LIKELIHOOD))]
+    likelihood, through = (inference(sweeps, adjoint=how) for how in (Envelope(curvature=Unroll()), Unroll()))
+    if setting in (LIKELIHOOD, BACK):
+        return [Stage(ApproximateLikelihood(), likelihood if setting == LIKELIHOOD else through, smd(setting))]
     name = setting.removesuffix("-in").removesuffix("-hyb")
-    loss, through = risks[name], inference(sweeps, adjoint=Unroll())
+    loss = risks[name]
     plan = [Stage(loss, through, smd(name))]
     if "-hyb" in setting:
         plan = [

@@ -33,8 +33,8 @@ def horses(
     """Tell horses from the ground: truncated fitting by several losses, kinds of inference and numbers of sweeps.
 
     Table 2 and Figure 5 of Domke (2013): 200 pictures of the Weizmann horse database to train on and 127 to test with,
-    tree-reweighted inference and mean field, truncated after 10, 20 and 40 sweeps. Four more lines, which are not in the
-    paper, show what makes numbers differ from it.
+    tree-reweighted inference and mean field, truncated after 10, 20 and 40 sweeps. Four more lines, which are not in
+    the paper, show what makes numbers differ from it.
 
     At full size it takes days on one core.
 
