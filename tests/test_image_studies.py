@@ -156,6 +156,25 @@ def test_horses_in_order(data, folder, monkeypatch):
     assert [sorted(part) for part in names] == [everything[:2], everything[-2:]]
 
 
+def test_horses_with_other_thresholds(data, folder, monkeypatch):
+    tiny = {"num_train": 2, "num_test": 2, "iterations": 3, "scale": 0.2, "sweeps": (1,)}
+    monkeypatch.setattr(cli_horses, "_QUICK", tiny)
+    rows = ["--rows", "pseudolikelihood", "--quiet"]
+    command = ["reproduce", "horses", "--data", str(data), "--quick", "--out", "out", *rows]
+    parameters = []
+    for options, name in (([], "table"), (["--step", "0.2"], "table-step-0.2")):
+        assert main([*command, *options]) == 0
+        independent, found = json.loads((folder / f"out/{name}.json").read_text())["records"]
+        assert independent["row"] == "independent"
+        parameters.append((independent["parameters"], found["parameters"]))
+    # Edges matter to the pseudolikelihood alone.
+    assert parameters[0][0] == parameters[1][0]
+    assert parameters[0][1] != parameters[1][1]
+    text = (folder / "out/table-step-0.2.md").read_text()
+    assert "multiples of 0.2" in text
+    assert "--step 0.2" in text
+
+
 def test_backgrounds_in_folds(data, folder, monkeypatch):
     tiny = {"folds": (0,), "num_train": 3, "num_test": 2, "scale": 0.2, "iterations": 4, "first": 2, "sweeps": (2,)}
     monkeypatch.setitem(cli_backgrounds._QUICK, cli_backgrounds.Part.TABLE, tiny)
@@ -166,7 +185,7 @@ def test_backgrounds_in_folds(data, folder, monkeypatch):
     records = json.loads((folder / "out/table.json").read_text())["records"]
     assert [(record["sweeps"], record["row"]) for record in records] == [
         *((0, row) for row in ("independent", "pseudolikelihood", "piecewise")),
-        *((2, row) for row in ("surrogate EM", "univariate logistic", "clique logistic")),
+        *((2, row) for row in ("surrogate EM", "univariate logistic", "clique logistic", "surrogate EM unstopped")),
     ]
     assert "[1]" in (folder / "out/table.md").read_text()
     assert all("parameters" in record for record in records)  # of the fold and the sweeps that are shown
@@ -193,6 +212,8 @@ def test_bad_options_are_refused(data, folder, capsys):
     assert "`rows` must be some of 'surrogate likelihood'" in capsys.readouterr().err
     assert main(["reproduce", "backgrounds", "--data", str(data), "--folds", "0,5"]) == 2
     assert "--folds must be numbers from 0 to 4" in capsys.readouterr().err
+    assert main(["reproduce", "horses", *given, "--step", "0"]) == 2
+    assert "`step` must be a positive number. Got 0.0." in capsys.readouterr().err
     if not torch.cuda.is_available():
         for name in ("denoising", "horses", "backgrounds"):
             assert main(["reproduce", name, *given, "--device", "cuda"]) == 2

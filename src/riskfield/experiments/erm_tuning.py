@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from riskfield.decoders import SoftArgmax, SoftEqualCount
 from riskfield.experiments.cells import Cell, Cells, Result
-from riskfield.experiments.erm_runs import GAINS, LIKELIHOOD, RISKS, SETTINGS, outcome, stages, truth
+from riskfield.experiments.erm_runs import BACK, GAINS, LIKELIHOOD, RISKS, outcome, stages, truth
 from riskfield.experiments.random_models import random_model
 from riskfield.experiments.study import AbstractStudy, Record, panels, select, table
 from riskfield.losses.decoded import L1, FMeasure
@@ -53,7 +53,11 @@ _GRID = (
     Choice(LIKELIHOOD, 0.5, 0.5, 5),
     Choice(LIKELIHOOD, 0.15, 5.0, 20),
     Choice(LIKELIHOOD, 0.5, 0.5, 20),
+    Choice(BACK, 0.05, 0.5, 5),
+    Choice(BACK, 0.15, 0.5, 5),
+    Choice(BACK, 0.015, 0.5, 5),
 )
+_LIKELIHOODS = (LIKELIHOOD, BACK)  # by whichever gradient, they are judged by the approximate likelihood they find
 
 
 @dataclass(frozen=True)
@@ -111,15 +115,16 @@ class Tuning(AbstractStudy):
         ]
         return (
             f"Supplementary models ({names}): losses less those of the true model, after {self.epochs} "
-            f"passes at most. The likelihood is trained for by itself, frac-MSE as frac-MSE-in, the others as -hyb-in. "
+            f"passes at most. Likelihoods are trained for by themselves, frac-MSE as frac-MSE-in, the others as -hyb-in. "
             "Gain and meta-gain are multiplied by the number of outputs. What the study uses is in bold. All runs took "
             f"{minutes:.0f} minutes of one core.\n\n"
         ) + table(["setting", "temperature", "gain", "meta-gain", "batch", "training", "test", "mean"], rows)
 
     def plot(self, records: list[Record]) -> Figure:
         """A panel per setting, a bar per choice; what the study uses in blue."""
-        figure, axes = panels(1, len(SETTINGS))
-        for axis, setting in zip(axes, SETTINGS, strict=True):
+        settings = list(dict.fromkeys(choice.setting for choice in self.choices))
+        figure, axes = panels(1, len(settings))
+        for axis, setting in zip(axes, settings, strict=True):
             own = [choice for choice in self.choices if choice.setting == setting]
             names = [f"{c.gain:g}, {c.meta_gain:g}, {c.batch_size}\n{c.temperature or ''}" for c in own]
             axis.bar(names, [self._score(records, c) for c in own], color=["C0" if c.used else "C7" for c in own])
@@ -132,12 +137,13 @@ class Tuning(AbstractStudy):
         return float(mean(self._deltas(records, choice, of)))
 
     def _deltas(self, records: list[Record], choice: Choice, of: str = "losses") -> list[float]:
+        measure = LIKELIHOOD if choice.setting in _LIKELIHOODS else choice.setting
         out = []
         for num_variables, num_edges in self.models:
             own = select(records, num_variables=num_variables, num_edges=num_edges)
             (true,) = select(own, cell="truth")
             (run,) = select([r for r in own if r["cell"] == "tuning"], **_settings(choice))
-            out.append(run[of][choice.setting] - true[of][choice.setting])
+            out.append(run[of][measure] - true[of][measure])
         return out
 
 
@@ -147,7 +153,7 @@ def _settings(choice: Choice) -> dict[str, Any]:
     likelihood = GAINS[LIKELIHOOD]
     first = {"first_gain": likelihood.gain, "first_meta_gain": likelihood.meta_gain}
     first["first_batch_size"] = likelihood.batch_size
-    return own if choice.setting == LIKELIHOOD else own | first
+    return own if choice.setting in _LIKELIHOODS else own | first
 
 
 def tuned(
@@ -167,7 +173,7 @@ def tuned(
 ) -> Result:
     """A run with these choices in place of those of the study; `first_` ones are of the likelihood before it."""
     gains = dict(GAINS)
-    if setting != LIKELIHOOD:
+    if setting not in _LIKELIHOODS:
         gains[LIKELIHOOD] = replace(
             GAINS[LIKELIHOOD], gain=first_gain, meta_gain=first_meta_gain, batch_size=first_batch_size
         )
@@ -177,7 +183,8 @@ def tuned(
         risks[setting] = FMeasure(SoftEqualCount(temperature))
     elif setting == "int-L1":
         risks[setting] = L1(SoftArgmax(temperature))
-    way = {LIKELIHOOD: LIKELIHOOD, "frac-MSE": "frac-MSE-in"}.get(setting, f"{setting}-hyb-in")
+    by_itself = {name: name for name in _LIKELIHOODS} | {"frac-MSE": "frac-MSE-in"}
+    way = by_itself.get(setting, f"{setting}-hyb-in")
     drawn = random_model(num_variables, num_edges, seed, 2 * examples)
     plan = stages(way, _SWEEPS, epochs, len(drawn.outputs), risks=risks, gains=gains)
     return outcome(drawn, plan, _SWEEPS)

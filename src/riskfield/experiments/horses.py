@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
@@ -38,7 +39,7 @@ from riskfield.experiments.truncated import (
     Trainer,
     chosen,
 )
-from riskfield.features.image import ImageFeatures
+from riskfield.features.image import THRESHOLDS, ColourDifference, Constant, ImageFeatures, SobelResponse
 from riskfield.inference.infer import Stop
 from riskfield.inference.message_passing import MessagePassing
 from riskfield.inference.settings import Inference
@@ -115,6 +116,8 @@ class HorsesTable(AbstractStudy):
         rows: the lines to train; the others are shown if they are on file.
         in_order: train on the first pictures by name and test with the last, in place of the recorded split, which
             takes both at equal steps: pictures that follow each other are alike.
+        step: of the thresholds of edge features, which then are its multiples, in place of those of the library. The
+            paper does not tell its own.
         device: where.
     """
 
@@ -128,15 +131,19 @@ class HorsesTable(AbstractStudy):
     iterations: int = 500
     rows: tuple[str, ...] = ROWS
     in_order: bool = False
+    step: float | None = None
     device: str = "cpu"
 
     def __post_init__(self) -> None:
         check_rows(self.rows, ROWS)
+        if self.step is not None and not 0 < self.step < math.inf:
+            raise ValueError(f"`step` must be a positive number. Got {self.step}.")
 
     @property
     def name(self) -> str:  # type: ignore[override]
         """Of its files."""
-        return "table-in-order" if self.in_order else "table"
+        step = "" if self.step is None else f"-step-{self.step:g}"
+        return f"table{'-in-order' if self.in_order else ''}{step}"
 
     @property
     def num_cells(self) -> int:
@@ -150,6 +157,7 @@ class HorsesTable(AbstractStudy):
         weizmann_horses(self.root)  # what is missing is said before anything is done
         size: dict[str, Any] = {"train": self.num_train, "test": self.num_test, "scale": self.scale}
         size |= {"iterations": self.iterations} | ({"split": "in order"} if self.in_order else {})
+        size |= {} if self.step is None else {"step": self.step}
         without = chosen(self.rows, _WITHOUT)
         first = fit_all(cells, "horses", _WITHOUT, without, partial(self._fit, Mode.TRW, 1), **size)
         records: list[Record] = [{"mode": "", "sweeps": 0, "row": name} | result for name, result in first.items()]
@@ -168,6 +176,7 @@ class HorsesTable(AbstractStudy):
             f"{self.num_train} pictures to train on and {self.num_test} to test with, "
             f"{'the first and the last by name' if self.in_order else 'at equal steps of all'}; inference at "
             f"{self.scale:g} of their resolution, errors at all of it; at most {self.iterations} iterations. "
+            f"{'' if self.step is None else f'Thresholds of edge features are multiples of {self.step:g}. '}"
             f"{HOW_TO_READ}{DIVERGED}{SWEEP}{_EXTRA}\n"
         ]
         header = ["loss", "mode", *(f"{sweeps} sweeps, {part}" for sweeps in self.sweeps for part in ("train", "test"))]
@@ -204,14 +213,21 @@ class HorsesTable(AbstractStudy):
         return gallery([mode.value for mode in _SHOWN], rows)
 
     def _trainer(self) -> Trainer:
-        return Trainer(ImageFeatures(), 2, self.iterations, self.device, dtype=PRECISION)
+        return Trainer(_features(self.scale, self.step), 2, self.iterations, self.device, dtype=PRECISION)
 
     def _fit(self, mode: Mode, sweeps: int, criterion: Criterion, start: list[float] | None) -> Result:
         scenes = self._scenes("train", self.num_train), self._scenes("test", self.num_test)
         return self._trainer()(criterion, start, *scenes, mode.after(sweeps))
 
     def _scenes(self, part: str, count: int) -> Scenes:
-        return _scenes(self.root, self.scale, self.device, part, count, self.in_order)
+        return _scenes(self.root, self.scale, self.device, part, count, self.in_order, self.step)
+
+
+def _features(scale: float, step: float | None) -> ImageFeatures:
+    if step is None:
+        return ImageFeatures(scale=scale)
+    even = tuple(round(step * number, 9) for number in range(1, len(THRESHOLDS) + 1))
+    return ImageFeatures(edges=(Constant(), ColourDifference(even), SobelResponse(even)), scale=scale)
 
 
 def _entries(paper: tuple[float | None, float | None], records: list[Record]) -> list[str]:
@@ -222,7 +238,9 @@ def _entries(paper: tuple[float | None, float | None], records: list[Record]) ->
 
 
 @lru_cache(maxsize=3)
-def _scenes(root: str | None, scale: float, device: str, part: str, count: int, in_order: bool) -> Scenes:
+def _scenes(
+    root: str | None, scale: float, device: str, part: str, count: int, in_order: bool, step: float | None
+) -> Scenes:
     (split,) = Recorded.HORSES.read()
     names = getattr(split, part)
     if in_order:  # as many from the beginning, or from the end
@@ -230,5 +248,5 @@ def _scenes(root: str | None, scale: float, device: str, part: str, count: int, 
     pictures = weizmann_horses(root).select(names[:count])
     # Hardly two pictures are of one size: on a device that works on many at once they get frames.
     frame = 1 if device == "cpu" else 64
-    described = describe(pictures, ImageFeatures(scale=scale))
+    described = describe(pictures, _features(scale, step))
     return Scenes.of(described, 2, frame=frame, device=device, dtype=PRECISION)

@@ -23,6 +23,10 @@ def horses(
     in_order: Annotated[
         bool, typer.Option("--in-order", help="Train on the first pictures by name, and test with the last.")
     ] = False,
+    step: Annotated[
+        float | None,
+        typer.Option(help="Take multiples of this for thresholds of edge features, which the paper does not tell."),
+    ] = None,
     rows: Rows = None,
     finished: Finished = False,
     device: OnDevice = Device.CPU,
@@ -47,10 +51,12 @@ def horses(
     size = _QUICK if quick else {}
     if scale is not None:
         size = size | {"scale": scale}
-    study = HorsesTable(folder(data), rows=chosen(rows, finished, ROWS), in_order=in_order, device=device.value, **size)
+    size = size | {"in_order": in_order, "step": step, "device": device.value}
+    study = HorsesTable(folder(data), rows=chosen(rows, finished, ROWS), **size)
     options = [
         *([f"--scale {scale:g}"] if scale else []),
         *(["--in-order"] if in_order else []),
+        *([] if step is None else [f"--step {step:g}"]),
         *given(rows, finished),
     ]
     run("horses", [study], quick, out, quiet, [*options, *(["--device cuda"] if device is Device.CUDA else [])])
