@@ -309,12 +309,16 @@ def test_spread_is_of_tables(capsys):
 def test_tuning_on_supplementary_models(quick, tmp_path):
     likelihood = Choice(LIKELIHOOD, 0.1, 1.0, batch_size=10)
     choices = (likelihood, *(Choice(setting, 0.1, 1.0, 10, temperature=0.2) for setting in ("int-F", "int-L1")))
+    choices += tuple(Choice(BACK, 0.1, 1.0, 10, sweeps=sweeps) for sweeps in (100, 2))
     study = Tuning(((9, 12), (10, 14)), choices, examples=20, epochs=1)
     reproduce(study, tmp_path, "")
     records = json.loads((tmp_path / "tuning.json").read_text())["records"]
     losses = [r["losses"]["int-F"] for r in records if r.get("setting") == "int-F"]
     truths = [r["losses"]["int-F"] for r in records if r["cell"] == "truth"]
     assert f"| {np.mean(losses) - np.mean(truths):.5f} |" in (tmp_path / "tuning.md").read_text()
+    back = [[r["losses"] for r in records if r.get("setting") == BACK and r["sweeps"] == sweeps] for sweeps in (100, 2)]
+    assert len(back[0]) == len(back[1]) == 2
+    assert back[0] != back[1]
     assert not set(SUPPLEMENTARY) & set(MODELS)
     assert {choice.setting for choice in Tuning().choices if choice.used} == {*SETTINGS, BACK}
 

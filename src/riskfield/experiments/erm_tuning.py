@@ -24,20 +24,24 @@ _SWEEPS = 100
 
 @dataclass(frozen=True)
 class Choice:
-    """What is chosen for a setting: gains per output, batches, and a temperature where its decoder has one."""
+    """What is chosen for a setting: gains per output, batches, and a temperature where its decoder has one.
+
+    `sweeps` is no choice, but after how many iterations of BP it is judged.
+    """
 
     setting: str
     gain: float
     meta_gain: float
     batch_size: int
     temperature: float = 0.0
+    sweeps: int = _SWEEPS
 
     @property
     def used(self) -> bool:
         """Whether the study uses it."""
         gains, decoder = GAINS[self.setting], getattr(RISKS.get(self.setting), "decoder", None)
         own = Choice(self.setting, gains.gain, gains.meta_gain, gains.batch_size, getattr(decoder, "temperature", 0.0))
-        return self == own
+        return replace(self, sweeps=own.sweeps) == own
 
 
 _GRID = (
@@ -53,9 +57,7 @@ _GRID = (
     Choice(LIKELIHOOD, 0.5, 0.5, 5),
     Choice(LIKELIHOOD, 0.15, 5.0, 20),
     Choice(LIKELIHOOD, 0.5, 0.5, 20),
-    Choice(BACK, 0.05, 0.5, 5),
-    Choice(BACK, 0.15, 0.5, 5),
-    Choice(BACK, 0.015, 0.5, 5),
+    *(Choice(BACK, gain, 0.5, 5, sweeps=sweeps) for sweeps in (_SWEEPS, 10) for gain in (0.05, 0.15, 0.015)),
 )
 _LIKELIHOODS = (LIKELIHOOD, BACK)  # by whichever gradient, they are judged by the approximate likelihood they find
 
@@ -92,7 +94,7 @@ class Tuning(AbstractStudy):
     def measure(self, cells: Cells) -> list[Record]:
         """All of them."""
         return [
-            {"cell": cell.name} | cell.settings | cells.get(cell.name, cell.compute, **cell.settings)
+            {"cell": cell.name, "sweeps": _SWEEPS} | cell.settings | cells.get(cell.name, cell.compute, **cell.settings)
             for cell in self.cells()
         ]
 
@@ -103,6 +105,7 @@ class Tuning(AbstractStudy):
         rows = [
             [
                 choice.setting,
+                f"{choice.sweeps}",
                 f"{choice.temperature:g}" if choice.temperature else "",
                 f"{choice.gain:g}",
                 f"{choice.meta_gain:g}",
@@ -115,20 +118,23 @@ class Tuning(AbstractStudy):
         ]
         return (
             f"Supplementary models ({names}): losses less those of the true model, after {self.epochs} "
-            f"passes at most. Likelihoods are trained for by themselves, frac-MSE as frac-MSE-in, the others as -hyb-in. "
-            "Gain and meta-gain are multiplied by the number of outputs. What the study uses is in bold. All runs took "
+            "passes at most. Likelihoods are trained for by themselves, frac-MSE as frac-MSE-in, the others as "
+            "-hyb-in. BP ends after the iterations given, if it has not converged. Gain and meta-gain are multiplied "
+            "by the number of outputs. What the study uses is in bold. All runs took "
             f"{minutes:.0f} minutes of one core.\n\n"
-        ) + table(["setting", "temperature", "gain", "meta-gain", "batch", "training", "test", "mean"], rows)
+        ) + table(
+            ["setting", "iterations", "temperature", "gain", "meta-gain", "batch", "training", "test", "mean"], rows
+        )
 
     def plot(self, records: list[Record]) -> Figure:
-        """A panel per setting, a bar per choice; what the study uses in blue."""
-        settings = list(dict.fromkeys(choice.setting for choice in self.choices))
+        """A panel per setting and number of iterations, a bar per choice; what the study uses in blue."""
+        settings = list(dict.fromkeys((choice.setting, choice.sweeps) for choice in self.choices))
         figure, axes = panels(1, len(settings))
-        for axis, setting in zip(axes, settings, strict=True):
-            own = [choice for choice in self.choices if choice.setting == setting]
+        for axis, (setting, sweeps) in zip(axes, settings, strict=True):
+            own = [choice for choice in self.choices if (choice.setting, choice.sweeps) == (setting, sweeps)]
             names = [f"{c.gain:g}, {c.meta_gain:g}, {c.batch_size}\n{c.temperature or ''}" for c in own]
             axis.bar(names, [self._score(records, c) for c in own], color=["C0" if c.used else "C7" for c in own])
-            axis.set_title(setting)
+            axis.set_title(setting if sweeps == _SWEEPS else f"{setting}, {sweeps} iterations")
             axis.set_xlabel("gain, meta-gain, batch; temperature")
         axes[0].set_ylabel("loss less that of the true model")
         return figure
@@ -142,7 +148,8 @@ class Tuning(AbstractStudy):
         for num_variables, num_edges in self.models:
             own = select(records, num_variables=num_variables, num_edges=num_edges)
             (true,) = select(own, cell="truth")
-            (run,) = select([r for r in own if r["cell"] == "tuning"], **_settings(choice))
+            runs = [record for record in own if record["cell"] == "tuning"]
+            (run,) = select(runs, **{"sweeps": choice.sweeps} | _settings(choice))
             out.append(run[of][measure] - true[of][measure])
         return out
 
@@ -153,6 +160,7 @@ def _settings(choice: Choice) -> dict[str, Any]:
     likelihood = GAINS[LIKELIHOOD]
     first = {"first_gain": likelihood.gain, "first_meta_gain": likelihood.meta_gain}
     first["first_batch_size"] = likelihood.batch_size
+    own |= {} if choice.sweeps == _SWEEPS else {"sweeps": choice.sweeps}
     return own if choice.setting in _LIKELIHOODS else own | first
 
 
@@ -170,6 +178,7 @@ def tuned(
     first_gain: float = 0.0,
     first_meta_gain: float = 0.0,
     first_batch_size: int = 0,
+    sweeps: int = _SWEEPS,
 ) -> Result:
     """A run with these choices in place of those of the study; `first_` ones are of the likelihood before it."""
     gains = dict(GAINS)
@@ -186,5 +195,5 @@ def tuned(
     by_itself = {name: name for name in _LIKELIHOODS} | {"frac-MSE": "frac-MSE-in"}
     way = by_itself.get(setting, f"{setting}-hyb-in")
     drawn = random_model(num_variables, num_edges, seed, 2 * examples)
-    plan = stages(way, _SWEEPS, epochs, len(drawn.outputs), risks=risks, gains=gains)
-    return outcome(drawn, plan, _SWEEPS)
+    plan = stages(way, sweeps, epochs, len(drawn.outputs), risks=risks, gains=gains)
+    return outcome(drawn, plan, sweeps)
