@@ -316,9 +316,11 @@ def test_tuning_on_supplementary_models(quick, tmp_path):
     losses = [r["losses"]["int-F"] for r in records if r.get("setting") == "int-F"]
     truths = [r["losses"]["int-F"] for r in records if r["cell"] == "truth"]
     assert f"| {np.mean(losses) - np.mean(truths):.5f} |" in (tmp_path / "tuning.md").read_text()
-    back = [[r["losses"] for r in records if r.get("setting") == BACK and r["sweeps"] == sweeps] for sweeps in (100, 2)]
+    back = [[r for r in records if r.get("setting") == BACK and r["sweeps"] == sweeps] for sweeps in (100, 2)]
     assert len(back[0]) == len(back[1]) == 2
-    assert back[0] != back[1]
+    for one, other in zip(*back, strict=True):  # in training and in tests
+        assert one["objective"] != other["objective"]
+        assert one["losses"] != other["losses"]
     assert not set(SUPPLEMENTARY) & set(MODELS)
     assert {choice.setting for choice in Tuning().choices if choice.used} == {*SETTINGS, BACK}
 

@@ -170,7 +170,12 @@ def test_horses_with_other_thresholds(data, folder, monkeypatch):
     # Edges matter to the pseudolikelihood alone.
     assert parameters[0][0] == parameters[1][0]
     assert parameters[0][1] != parameters[1][1]
+    colours, responses = (feature.thresholds for feature in horses._features(0.5, 0.2).edges[1:])
+    assert colours == responses == (0.2, 0.4, 0.6, 0.8, 1.0, 1.2, 1.4, 1.6, 1.8, 2.0)
     text = (folder / "out/table-step-0.2.md").read_text()
+    assert "| pseudolikelihood |" in text
+    assert "| piecewise |" not in text  # lines of which there is nothing
+    assert "| TRW |" not in text
     assert "multiples of 0.2" in text
     assert "--step 0.2" in text
 
@@ -181,7 +186,13 @@ def test_backgrounds_in_folds(data, folder, monkeypatch):
     tiny = {"num_pictures": 2, "scale": 0.2, "iterations": 2, "sweeps": (2,), "tolerances": (1e-2,)}
     monkeypatch.setitem(cli_backgrounds._QUICK, cli_backgrounds.Part.CURVES, tiny)
     command = ["reproduce", "backgrounds", "--data", str(data), "--quick", "--out", "out", "--quiet"]
+    shown = []
+    monkeypatch.setattr(backgrounds, "gallery", lambda heads, rows: shown.append(rows) or gallery(heads, rows))
     assert main([*command, "--iterations", "3"]) == 0
+    assert [name for name, _ in shown[0]] == [
+        *("input", "true labels", "surrogate EM", "univariate logistic", "clique logistic"),
+        *("independent", "pseudolikelihood", "piecewise"),
+    ]
     records = json.loads((folder / "out/table.json").read_text())["records"]
     assert [(record["sweeps"], record["row"]) for record in records] == [
         *((0, row) for row in ("independent", "pseudolikelihood", "piecewise")),
@@ -213,7 +224,7 @@ def test_bad_options_are_refused(data, folder, capsys):
     assert main(["reproduce", "backgrounds", "--data", str(data), "--folds", "0,5"]) == 2
     assert "--folds must be numbers from 0 to 4" in capsys.readouterr().err
     assert main(["reproduce", "horses", *given, "--step", "0"]) == 2
-    assert "`step` must be a positive number. Got 0.0." in capsys.readouterr().err
+    assert "`step` must be a number of at least 1e-6. Got 0.0." in capsys.readouterr().err
     if not torch.cuda.is_available():
         for name in ("denoising", "horses", "backgrounds"):
             assert main(["reproduce", name, *given, "--device", "cuda"]) == 2
@@ -423,8 +434,13 @@ def test_what_is_off_is_trained_again(data, tmp_path, monkeypatch):
     with Cells(tmp_path, study.num_cells) as cells:
         (record,) = study.measure(cells)
     assert set(record["again"]) == {"from zeros", "other pictures", "pictures cropped", "pixels sampled"}
-    assert record["again"]["from zeros"] == pytest.approx(record["errors"], abs=0.02)
+    assert record["again"]["from zeros"]["errors"] == pytest.approx(record["errors"], abs=0.02)
     assert "| 5 | independent | other pictures | .500 / **" in study.tables([record])
+    assert "†" not in study.tables([record]).partition("## What is off")[2]
+    diverged = {how: fitted | {"diverged": "at once"} for how, fitted in record["again"].items()}
+    assert study.tables([record | {"again": diverged}]).partition("## What is off")[2].count(" † |") == 2 * len(
+        diverged
+    )
     finished = replace(study, rows=())
     with Cells(tmp_path, finished.num_cells) as cells:
         assert finished.measure(cells) == [record]

@@ -138,7 +138,7 @@ class BackgroundsTable(AbstractStudy):
             f"Inference at {self.scale:g} of the pictures' resolution, errors at all of it. Training begins with "
             f"{self.first} pictures and {self.iterations} iterations; then pictures are doubled and iterations halved. "
             f"{HOW_TO_READ}{DIVERGED}{SWEEP}In brackets at the end, the number of folds, where it is not five. "
-            "Surrogate EM unstopped, which is not ended where it diverges, is not in the paper.\n\n"
+            "Surrogate EM unstopped, which goes on where surrogate EM is stopped, is not in the paper.\n\n"
         ]
         header = ["loss", *(f"{sweeps} sweeps, {part}" for sweeps in self.sweeps for part in ("train", "test"))]
         rows = []

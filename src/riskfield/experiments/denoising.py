@@ -177,9 +177,10 @@ class PowerNoiseTable(AbstractStudy):
         rows = []
         for record in records:
             paper = PAPER[record["row"]][PAPER_LEVELS.index(record["level"])]
-            for how, errors in {"as above": record["errors"], **record["again"]}.items() if record["again"] else ():
+            for how, fitted in {"as above": record, **record["again"]}.items() if record["again"] else ():
                 row = [f"{record['level']:g}", record["row"], how]
-                rows.append(row + [beside(*pair) for pair in zip(paper, errors, strict=True)])
+                pairs = zip(paper, fitted["errors"], strict=True)
+                rows.append([*row, *(mark(beside(*pair), [fitted]) for pair in pairs), f"{fitted['unsettled']}"])
         if not self.again:
             return "Not looked into at this size.\n"
         if not rows:
@@ -190,7 +191,7 @@ class PowerNoiseTable(AbstractStudy):
             "many pictures, it was also trained from zeros, and on the same pictures brought to "
             f"{self.shape[0]} x {self.shape[1]} in other ways than by averaging areas, which the paper does not tell: "
             "by cutting out their middle, and by taking single pixels at equal steps. What is missing was not run.\n\n"
-            + table(["n", "loss", "training", "train", "test"], rows)
+            + table(["n", "loss", "training", "train", "test", "unsettled tests"], rows)
         )
 
     def plot(self, records: list[Record]) -> Figure:
@@ -215,10 +216,8 @@ class PowerNoiseTable(AbstractStudy):
         result = train(model, training, criterion, how, optimiser(), start, chunk_size=size, first=FIRST)
         return result | evaluate(model, (training, tests), prediction(self.tol), size)
 
-    def _again(
-        self, cells: Cells, level: float, name: str, result: Result, size: dict[str, Any]
-    ) -> dict[str, list[float]]:
-        """Errors of the same criterion, fitted in other ways, if they are off.
+    def _again(self, cells: Cells, level: float, name: str, result: Result, size: dict[str, Any]) -> dict[str, Result]:
+        """The same criterion, fitted in other ways, if it is off: errors, and whether training diverged.
 
         Where the choice of pictures may well be the reason, on other pictures only.
         """
@@ -233,12 +232,12 @@ class PowerNoiseTable(AbstractStudy):
         for how in (_SWAPPED,) if by_pictures else _OTHER_DATA:
             ways[how] = lambda how, **_: self._fit(level, criterion, result["parameters"], how)
         own: dict[str, Any] = {"level": level, "row": name}
-        found: dict[str, list[float]] = {}
+        found: dict[str, Result] = {}
         for how, fit in ways.items():
             settings = own | size | {"how": how}
             cell = cells.get("again", fit, **settings) if name in self.rows else cells.find("again", **settings)
             if cell is not None:
-                found[how] = cell["errors"]
+                found[how] = {key: cell[key] for key in ("errors", "diverged", "unsettled")}
         return found
 
     def _marginals(self, record: Record, scenes: Scenes) -> Shown:

@@ -11,8 +11,7 @@ r"""One run of the study of Stoyanov, Ropson & Eisner (2011): train a random mod
 `-in` begins with three passes of APPR-LOGL; `-hyb` mixes the loss with that of frac-MSE, in shares 0, 1/2 and 1. After
 each pass the objective of the whole training set is looked at, and the best pass of a stage is kept. Where the paper's
 text does not name a number (temperature, gains, batch size, first parameters, schedule of messages, tolerance) it is
-chosen here; temperatures and gains on models that are in no table, by `erm_tuning`, but for the gain of APPR-LOGL-back,
-of which `results/erm` tells.
+chosen here; temperatures and gains on models that are in no table, by `erm_tuning`.
 """
 
 from __future__ import annotations

@@ -116,8 +116,8 @@ class HorsesTable(AbstractStudy):
         rows: the lines to train; the others are shown if they are on file.
         in_order: train on the first pictures by name and test with the last, in place of the recorded split, which
             takes both at equal steps: pictures that follow each other are alike.
-        step: of the thresholds of edge features, which then are its multiples, in place of those of the library. The
-            paper does not tell its own.
+        step: of the ten thresholds of either edge feature, which then are its multiples, in place of those of the
+            library. The paper does not tell its own.
         device: where.
     """
 
@@ -136,8 +136,8 @@ class HorsesTable(AbstractStudy):
 
     def __post_init__(self) -> None:
         check_rows(self.rows, ROWS)
-        if self.step is not None and not 0 < self.step < math.inf:
-            raise ValueError(f"`step` must be a positive number. Got {self.step}.")
+        if self.step is not None and not 1e-6 <= self.step < math.inf:
+            raise ValueError(f"`step` must be a number of at least 1e-6. Got {self.step}.")
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -182,12 +182,14 @@ class HorsesTable(AbstractStudy):
         header = ["loss", "mode", *(f"{sweeps} sweeps, {part}" for sweeps in self.sweeps for part in ("train", "test"))]
         rows = []
         for (name, mode), numbers in PAPER.items():
+            own = select(records, mode=mode.value, row=name)
+            if not own:
+                continue
             row = [name, mode.value]
             for sweeps in self.sweeps:
                 paper = numbers[PAPER_SWEEPS.index(sweeps)] if sweeps in PAPER_SWEEPS else (None, None)
-                row += _entries(paper, select(records, mode=mode.value, sweeps=sweeps, row=name))
-            if select(records, mode=mode.value, row=name):
-                rows.append(row)
+                row += _entries(paper, select(own, sweeps=sweeps))
+            rows.append(row)
         if rows:
             out.append(table(header, rows) + "\n")
         without = {name: select(records, row=name) for name in PAPER_WITHOUT}
@@ -196,7 +198,7 @@ class HorsesTable(AbstractStudy):
         return "".join(out) + "\n## Training\n\n" + training_table(records, ["mode", "sweeps", "row"])
 
     def plot(self, records: list[Record]) -> Figure:
-        """A test picture and its marginals, by the most sweeps."""
+        """A test picture and its marginals, by the most sweeps that there are of a line."""
         tests = self._scenes("test", 1)
         picture = tests.blocks[0].scenes[0].picture
         rows: list[tuple[str, list[Shown | None]]] = [("input, true labels", [picture.image, picture.labels])]
@@ -204,15 +206,18 @@ class HorsesTable(AbstractStudy):
         for name in (criterion.name for criterion in (*BY_MODE[Mode.TRW], *WITHOUT)):
             shown: list[Shown | None] = []
             for mode in _SHOWN:
-                inferred = select(records, row=name, mode=mode.value, sweeps=self.sweeps[-1])
-                found = inferred or (select(records, row=name, mode="") if mode is Mode.TRW else [])
+                found = select(records, row=name, mode=mode.value)
+                if mode is Mode.TRW:  # tests those that were trained without inference, too
+                    found += select(records, row=name, mode="")
                 if not found:
                     shown.append(None)
                     continue
-                model = with_parameters(trainer.model(), found[0]["parameters"])
-                how = mode.after(self.sweeps[-1]) if inferred else CONVERGED
+                last = max(found, key=lambda record: int(record["sweeps"]))
+                model = with_parameters(trainer.model(), last["parameters"])
+                how = mode.after(last["sweeps"]) if last["mode"] else CONVERGED
                 shown.append(shade(next(predict(model, tests, how, 1)).marginals))
-            rows.append((name, shown))
+            if any(marginals is not None for marginals in shown):
+                rows.append((name, shown))
         return gallery([mode.value for mode in _SHOWN], rows)
 
     def _trainer(self) -> Trainer:

@@ -56,8 +56,9 @@ def backgrounds(
     """Label outdoor scenes with eight classes: truncated fitting by several losses and numbers of sweeps.
 
     table is Table 3 and Figure 6 of Domke (2013): five-fold cross-validation on the 715 pictures of the Stanford
-    Background Dataset, inference truncated after 5, 10 and 20 sweeps. curves is Figure 7: objectives against time, of
-    truncated fitting, perturbation and back-propagation; its --rows are these three.
+    Background Dataset, inference truncated after 5, 10 and 20 sweeps. One more line, which is not in the paper, is of
+    surrogate EM that is not stopped where it diverges. curves is Figure 7: objectives against time, of truncated
+    fitting, perturbation and back-propagation; its --rows are these three.
 
     At full size it takes days on one core.
 

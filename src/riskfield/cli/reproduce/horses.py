@@ -25,7 +25,7 @@ def horses(
     ] = False,
     step: Annotated[
         float | None,
-        typer.Option(help="Take multiples of this for thresholds of edge features, which the paper does not tell."),
+        typer.Option(help="Ten multiples of this as thresholds of edge features, which the paper does not tell."),
     ] = None,
     rows: Rows = None,
     finished: Finished = False,
@@ -51,8 +51,8 @@ def horses(
     size = _QUICK if quick else {}
     if scale is not None:
         size = size | {"scale": scale}
-    size = size | {"in_order": in_order, "step": step, "device": device.value}
-    study = HorsesTable(folder(data), rows=chosen(rows, finished, ROWS), **size)
+    lines = chosen(rows, finished, ROWS)
+    study = HorsesTable(folder(data), rows=lines, in_order=in_order, step=step, device=device.value, **size)
     options = [
         *([f"--scale {scale:g}"] if scale else []),
         *(["--in-order"] if in_order else []),
