@@ -13,7 +13,7 @@ from riskfield.cli import main
 from riskfield.experiments.cells import Cells
 from riskfield.experiments.comparison import Comparison, paired_permutation_test
 from riskfield.experiments.criteria import ApproximateLikelihood
-from riskfield.experiments.erm import BEST, MODELS, Overall, Pairs, Suite
+from riskfield.experiments.erm import BEST, MODELS, Overall, Pairs, Suite, Truncation
 from riskfield.experiments.erm_landscape import Landscape
 from riskfield.experiments.erm_runs import (
     BACK,
@@ -266,6 +266,18 @@ def test_reproduce_erm(quick, tmp_path, capsys):
     rows = [line for line in (tmp_path / "table5.md").read_text().splitlines() if f"| {BACK}, here |" in line]
     assert len(rows) == len(SETTINGS)
     assert not any("not finished" in row for row in rows)
+    # Model by model, what is finished on some of them is there, too.
+    part = [r for r in sweep if not (r.get("setting") == BACK and (r["num_variables"], r["sweeps"]) == (9, 10))]
+    text = Truncation(quick).tables(part)
+    assert f"| {BACK}, here | not finished |" not in text
+    assert text.count("not finished") == len(SETTINGS)
+    by_model = [
+        line.split(" | ") for line in text.partition("model by model")[2].splitlines() if line.startswith("| 9-")
+    ]
+    assert by_model[0][-1] == " |"
+    one = [r for r in part if r.get("setting") == BACK and (r["num_variables"], r["sweeps"]) == (9, 100)]
+    best = min(one, key=lambda r: r["objective"])
+    assert by_model[0][5] == f"{best['losses']['frac-MSE'] - truths[9]:.5f}"
     # What tables 3, 5 and 6 have in common was computed once.
     shared = "run,*mismatch=0.0,num_edges=12,*restart=1,*setting=APPR-LOGL,spread=1.0,sweeps=100.json"
     assert len(list((tmp_path / "cells").glob(shared))) == 1

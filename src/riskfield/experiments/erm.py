@@ -137,20 +137,20 @@ class AbstractErm(AbstractStudy):
         needed = [way for way in self.ways() if way.first]
         return [model for model in self.suite.models if all(self._runs(records, model, way) for way in needed)]
 
-    def _deltas(self, records: list[Record], way: Way, test: str) -> tuple[float, ...]:
-        """Model by model, the loss of the restart with the best training objective, less that of the true model.
+    def _delta(self, records: list[Record], model: tuple[int, int], way: Way, test: str) -> float | None:
+        """The loss of the restart with the best training objective, less that of the true model, if it is finished."""
+        runs = self._runs(records, model, way)
+        if not runs:
+            return None
+        (true,) = select(records, cell="truth", num_variables=model[0], num_edges=model[1])
+        best = min(runs, key=lambda run: float("inf") if run["objective"] is None else run["objective"])
+        return float(best["losses"][test] - true["losses"][test])
 
-        Nothing if the way is not finished on all of them.
-        """
-        out = []
-        for model in self._models(records):
-            truths = select(records, cell="truth", num_variables=model[0], num_edges=model[1])
-            runs = self._runs(records, model, way)
-            if not runs:
-                return ()
-            best = min(runs, key=lambda run: float("inf") if run["objective"] is None else run["objective"])
-            out.append(best["losses"][test] - truths[0]["losses"][test])
-        return tuple(out)
+    def _deltas(self, records: list[Record], way: Way, test: str) -> tuple[float, ...]:
+        """Those of all models, or nothing if the way is not finished on one of them."""
+        found = [self._delta(records, model, way, test) for model in self._models(records)]
+        finished = [delta for delta in found if delta is not None]
+        return tuple(finished) if len(finished) == len(found) else ()
 
     def _comparison(self, records: list[Record], way: Way, test: str) -> Comparison | None:
         rival = Way(LIKELIHOOD, way.sweeps, way.mismatch)
@@ -271,7 +271,21 @@ class AbstractSweep(AbstractErm):
             for setting in self.beside:
                 found = [self._comparison(records, Way(setting, **c), test) for c in self.conditions.values()]
                 rows.append(["", f"{setting}, here", *(entry(one, False) for one in found)])
-        return self._about(records) + table(["test setting", "train setting", *self.conditions], rows)
+        out = self._about(records) + table(["test setting", "train setting", *self.conditions], rows)
+        return out + (self._by_model(records) if self.beside else "")
+
+    def _by_model(self, records: list[Record]) -> str:
+        """The squared error by the likelihood and what stands beside it, which may be finished on some models only."""
+        ways = {
+            f"{setting}, {head}": Way(setting, **changes)
+            for setting in (LIKELIHOOD, *self.beside)
+            for head, changes in self.conditions.items()
+        }
+        rows = []
+        for model in self._models(records):
+            found = [self._delta(records, model, way, "frac-MSE") for way in ways.values()]
+            rows.append([f"{model[0]}-{model[1]}", *("" if delta is None else f"{delta:.5f}" for delta in found)])
+        return "\n## frac-MSE, model by model\n\n" + table(["model", *ways], rows)
 
     def plot(self, records: list[Record]) -> Figure:
         """A panel per loss: ours in full, the paper's dotted."""
