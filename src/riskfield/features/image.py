@@ -34,11 +34,6 @@ Floats = npt.NDArray[np.float64]
 THRESHOLDS = (0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.18, 0.27, 0.4, 0.6)
 
 
-def _check_thresholds(thresholds: tuple[float, ...]) -> None:
-    if not isinstance(thresholds, tuple) or not thresholds or not all(map(math.isfinite, thresholds)):
-        raise ValueError(f"`thresholds` must be a tuple of finite numbers. Got {thresholds!r}.")
-
-
 def _check_parts(name: str, parts: object, kind: type) -> None:
     if not isinstance(parts, tuple) or not parts or not all(isinstance(part, kind) for part in parts):
         raise TypeError(f"`{name}` must be a tuple of objects of type {kind.__name__}. Got {parts!r}.")
@@ -186,18 +181,29 @@ class HOG(AbstractPixelFeature):
 
 
 @dataclass(frozen=True)
-class ColourDifference(AbstractEdgeFeature):
-    """Whether the l2 distance of the colours of two pixels is above each of some thresholds."""
+class _Thresholded(AbstractEdgeFeature):
+    """Whether something is above each of some thresholds."""
 
     thresholds: tuple[float, ...] = THRESHOLDS
 
     def __post_init__(self) -> None:
-        _check_thresholds(self.thresholds)
+        given = self.thresholds
+        if not isinstance(given, tuple) or not given or not all(map(math.isfinite, given)):
+            raise ValueError(f"`thresholds` must be a tuple of finite numbers. Got {given!r}.")
 
     @property
     def num_edge_features(self) -> int:
         """One for each threshold."""
         return len(self.thresholds)
+
+    def _above(self, values: Floats) -> Floats:
+        """Zeros and ones, (..., threshold)."""
+        return (values[..., None] > np.array(self.thresholds)).astype(np.float64)
+
+
+@dataclass(frozen=True)
+class ColourDifference(_Thresholded):
+    """Whether the l2 distance of the colours of two pixels is above each of some thresholds."""
 
     def map(self, picture: Floats) -> Floats:
         """The colours."""
@@ -205,22 +211,12 @@ class ColourDifference(AbstractEdgeFeature):
 
     def compare(self, first: Floats, second: Floats) -> Floats:
         """Zeros and ones."""
-        return _above(np.linalg.norm(first - second, axis=-1), self.thresholds)
+        return self._above(np.linalg.norm(first - second, axis=-1))
 
 
 @dataclass(frozen=True)
-class SobelResponse(AbstractEdgeFeature):
+class SobelResponse(_Thresholded):
     """Whether the larger response of a Sobel filter at two pixels is above each of some thresholds."""
-
-    thresholds: tuple[float, ...] = THRESHOLDS
-
-    def __post_init__(self) -> None:
-        _check_thresholds(self.thresholds)
-
-    @property
-    def num_edge_features(self) -> int:
-        """One for each threshold."""
-        return len(self.thresholds)
 
     def map(self, picture: Floats) -> Floats:
         """The responses of the filter to the luminance."""
@@ -231,7 +227,7 @@ class SobelResponse(AbstractEdgeFeature):
 
     def compare(self, first: Floats, second: Floats) -> Floats:
         """Zeros and ones."""
-        return _above(np.maximum(first, second)[..., 0], self.thresholds)
+        return self._above(np.maximum(first, second)[..., 0])
 
 
 @dataclass(frozen=True, eq=False)
@@ -345,7 +341,3 @@ def _coarse(values: Floats, shape: tuple[int, int]) -> Tensor:
 
 def _joined(parts: Sequence[Floats]) -> Tensor:
     return torch.from_numpy(np.concatenate(parts, axis=-1)).float()
-
-
-def _above(values: Floats, thresholds: tuple[float, ...]) -> Floats:
-    return (values[..., None] > np.array(thresholds)).astype(np.float64)
