@@ -11,7 +11,7 @@ PACKAGE = Path(riskfield.__file__).parent
 
 # Top to bottom. A package stands for the files in it.
 LAYERS = [
-    ["errors", "types", "threads", "progress"],
+    ["_environment", "errors", "threads", "progress"],
     ["graph"],
     ["entropy"],
     ["kernels", "_native"],

@@ -130,3 +130,20 @@ def test_gradients_are_refused_by_native_kernels():
     graph = rf.chain(3, 2)
     with pytest.raises(ValueError, match='`kernels="native"` carries no gradient'):
         rf.infer(graph, graph.zeros().requires_grad_(), kernels="native")
+
+
+@pytest.mark.parametrize(("given", "expected"), [({}, "passive"), ({"OMP_WAIT_POLICY": "active"}, "active")])
+def test_threads_sleep_while_they_wait_unless_told_otherwise(given, expected, monkeypatch):
+    """OpenMP reads the policy when torch is loaded, so it must be set by then."""
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    code = """
+import os, sys
+class Watch:
+    def find_spec(self, name, path, target=None):
+        if name == "torch": print(os.environ.get("OMP_WAIT_POLICY"))
+sys.meta_path.insert(0, Watch())
+import riskfield
+"""
+    assert python(code) == expected

@@ -2,7 +2,7 @@
 
 import typing as _typing
 
-from riskfield import nn
+from riskfield import _environment, nn  # noqa: F401  (the first one before all that loads torch)
 from riskfield.adjoints.check import GradientReport, check_gradients
 from riskfield.adjoints.envelope import Envelope
 from riskfield.adjoints.fixed_point import FixedPoint
