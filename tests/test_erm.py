@@ -13,7 +13,7 @@ from riskfield.cli import main
 from riskfield.experiments.cells import Cells
 from riskfield.experiments.comparison import Comparison, paired_permutation_test
 from riskfield.experiments.criteria import ApproximateLikelihood
-from riskfield.experiments.erm import BEST, MODELS, Overall, Pairs, Suite, Truncation
+from riskfield.experiments.erm import BEST, Overall, Pairs, Truncation
 from riskfield.experiments.erm_landscape import Landscape
 from riskfield.experiments.erm_runs import (
     BACK,
@@ -27,6 +27,7 @@ from riskfield.experiments.erm_runs import (
     train,
     trained,
 )
+from riskfield.experiments.erm_suite import MODELS, Suite
 from riskfield.experiments.erm_tuning import SUPPLEMENTARY, Choice, Tuning
 from riskfield.experiments.random_models import RandomModel
 from riskfield.experiments.study import reproduce

@@ -12,8 +12,9 @@ import typer
 
 from riskfield.cli.reproduce._app import Jobs, Out, Quick, Quiet, app, run
 from riskfield.cli.reproduce._pictures import Finished
-from riskfield.experiments.erm import MODELS, Mismatch, Overall, Pairs, Suite, Truncation
+from riskfield.experiments.erm import Mismatch, Overall, Pairs, Truncation
 from riskfield.experiments.erm_landscape import Landscape
+from riskfield.experiments.erm_suite import MODELS, Suite
 from riskfield.experiments.erm_tuning import SUPPLEMENTARY, Tuning
 from riskfield.experiments.study import AbstractStudy
 
