@@ -293,7 +293,7 @@ def test_finished_writes_what_is_there(quick, tmp_path, capsys):
     command = ["reproduce", "erm", "--quick", "--finished", "--jobs", "1", "-q", "--out", str(tmp_path), "--table"]
     for other in ([], ["--tune"], ["--table", "6", "--figure", "1"]):  # which would compute
         assert main([*command[:-1], *other]) == 2
-        assert "--finished applies to tables" in capsys.readouterr().err
+        assert "--finished applies to --table and --draws" in capsys.readouterr().err
     assert main([*command, "6"]) != 0
     assert "`finished` must not be given before the staged runs" in capsys.readouterr().err
     with Cells(tmp_path / "cells", 99) as cells:
@@ -316,7 +316,40 @@ def test_finished_writes_what_is_there(quick, tmp_path, capsys):
 def test_spread_is_of_tables(capsys):
     for other in ([], ["--tune"], ["--table", "6", "--figure", "1"]):
         assert main(["reproduce", "erm", "--quick", "--spread", "2", *other]) == 2
-        assert "--spread applies to tables" in capsys.readouterr().err
+        assert "--spread applies to --table and --draws" in capsys.readouterr().err
+
+
+def test_draws_of_the_models(quick, tmp_path):
+    command = ["reproduce", "erm", "--quick", "--draws", "2", "--jobs", "1", "-q", "--out", str(tmp_path)]
+    assert main(command) == 0
+    found = json.loads((tmp_path / "draws.json").read_text())
+    assert "erm --draws 2 --quick" in found["about"]["command"]
+    records = found["records"]
+    deltas = {}
+    for seed, variables in itertools.product((0, 1), (9, 10)):
+        own = [r for r in records if (r["seed"], r["num_variables"]) == (seed, variables)]
+        (true,) = [r for r in own if r["cell"] == "truth"]
+        for setting, sweeps in itertools.product((LIKELIHOOD, "frac-MSE-in"), (100, 10)):
+            runs = [r for r in own if (r.get("setting"), r["sweeps"]) == (setting, sweeps)]
+            assert len(runs) == (2 if setting == LIKELIHOOD else 1)
+            best = min(runs, key=lambda r: r["objective"])
+            delta = best["losses"]["frac-MSE"] - true["losses"]["frac-MSE"]
+            deltas.setdefault((setting, sweeps), {})[seed, variables] = delta
+    assert deltas[LIKELIHOOD, 100][0, 9] != deltas[LIKELIHOOD, 100][1, 9]
+    text = (tmp_path / "draws.md").read_text()
+    rows = {line.split(" | ")[0]: line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")}
+    likelihood, staged = (deltas[setting, 10] for setting in (LIKELIHOOD, "frac-MSE-in"))
+    one, other = (np.mean([losses[1, n] for n in (9, 10)]) for losses in (likelihood, staged))
+    assert rows["| 1"][3:5] == [f"{one:.5f}", f"{other:.5f}"]
+    assert rows["| 1"][6] == f"{one / other:.1f}"
+    means = [np.mean(list(deltas[LIKELIHOOD, sweeps].values())) for sweeps in (100, 10)]
+    assert rows["| all"][-1] == f"{means[1] / means[0]:.1f}"
+    assert rows["| paper"][1:] == ["0.00710", "0.00057", "0.02461", "0.00064", "12.5", "38.5", "3.5"]
+    assert text.count("| 9-12 |") == 2
+    # The first draw is that of the tables.
+    assert main([*command[:3], "--table", "6", *command[5:]]) == 0
+    pairs = json.loads((tmp_path / "table6.json").read_text())["records"]
+    assert all(r in records for r in pairs if r.get("setting") == LIKELIHOOD)
 
 
 def test_tuning_on_supplementary_models(quick, tmp_path):

@@ -13,6 +13,7 @@ import typer
 from riskfield.cli.reproduce._app import Jobs, Out, Quick, Quiet, app, run
 from riskfield.cli.reproduce._pictures import Finished
 from riskfield.experiments.erm import Mismatch, Overall, Pairs, Truncation
+from riskfield.experiments.erm_draws import Draws
 from riskfield.experiments.erm_landscape import Landscape
 from riskfield.experiments.erm_suite import MODELS, Suite
 from riskfield.experiments.erm_tuning import SUPPLEMENTARY, Tuning
@@ -49,6 +50,10 @@ def erm(
     tune: Annotated[
         bool, typer.Option("--tune", help="Compare temperatures and gains on supplementary models.")
     ] = False,
+    draws: Annotated[
+        int | None,
+        typer.Option(min=2, max=20, help="Squared error on so many draws of the models: how much is the draw's luck?"),
+    ] = None,
     models: Annotated[
         int, typer.Option(min=1, max=len(MODELS), help="How many of the paper's models, those with the fewest edges.")
     ] = len(MODELS),
@@ -68,31 +73,32 @@ def erm(
     variables is input, a third hidden and a third output. 3 compares all ways of training; in 4 the structure is
     wrong, in 5 belief propagation ends early, in 6 training and test settings differ. Figure 1 shows the losses along
     lines through the true parameters. Tables share the runs they have in common. Staged training and the likelihood,
-    which the paper's claims are about, come first.
+    which the paper's claims are about, come first. --tune and --draws, which are not in the paper, look at what was
+    chosen and at other models of the same sizes.
 
     \b
     Examples:
       riskfield reproduce erm --quick
       riskfield reproduce erm --table 3 --table 5 --models 8 --restarts 1
     """
-    if finished and (figure or tune or not table):
-        raise typer.BadParameter(
-            "--finished applies to tables: say which, by --table, and give neither --figure nor --tune."
-        )
-    if spread != 1 and (figure or tune or not table):
-        raise typer.BadParameter(
-            "--spread applies to tables: say which, by --table, and give neither --figure nor --tune."
-        )
+    for name, given in (("--finished", finished), ("--spread", spread != 1)):
+        if given and (figure or tune or not (table or draws)):
+            raise typer.BadParameter(
+                f"{name} applies to --table and --draws: give at least one of them, and neither --figure nor --tune."
+            )
     suite = replace(_QUICK if quick else Suite(models=MODELS[:models], restarts=restarts), spread=spread)
-    everything = not (table or figure or tune)
+    everything = not (table or figure or tune or draws)
     tables = list(ErmTable) if everything else list(dict.fromkeys(table or ()))
     studies: list[AbstractStudy] = [_TABLES[name](suite, finished) for name in tables]
     figures = _QUICK_FIGURES if quick else _FIGURES
     studies += [figures[number] for number in (figures if everything else dict.fromkeys(figure or ()))]
     if tune:
         studies.append(_QUICK_TUNING if quick else Tuning(SUPPLEMENTARY[:models]))
+    if draws:
+        studies.append(Draws(suite, finished, draws))
     options = [*(f"--table {name}" for name in table or ()), *(f"--figure {number}" for number in figure or ())]
-    options += [*(["--tune"] if tune else []), *(["--finished"] if finished else [])]
+    options += [*(["--tune"] if tune else []), *([f"--draws {draws}"] if draws else [])]
+    options += ["--finished"] if finished else []
     options += [f"--spread {spread:g}"] if spread != 1 else []
     if not quick:
         options += [f"--models {models}"] if models != len(MODELS) else []
