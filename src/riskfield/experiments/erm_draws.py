@@ -12,16 +12,26 @@ from typing import TYPE_CHECKING
 
 from riskfield.experiments.cells import Cell, Cells
 from riskfield.experiments.comparison import Comparison
+from riskfield.experiments.erm import BEST
 from riskfield.experiments.erm_paper import TABLE_5
-from riskfield.experiments.erm_runs import LIKELIHOOD
+from riskfield.experiments.erm_runs import BACK, LIKELIHOOD
 from riskfield.experiments.erm_suite import Runs, Suite, Way
 from riskfield.experiments.study import AbstractStudy, Record, panels, select, table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_TEST, _STAGED = "frac-MSE", "frac-MSE-in"
-_WAYS = tuple(Way(setting, sweeps) for sweeps in (100, 10) for setting in (LIKELIHOOD, _STAGED))
+_TEST = "frac-MSE"
+_STAGED = BEST[_TEST]
+_SETTINGS = (LIKELIHOOD, BACK, _STAGED)
+_ITERATIONS = (100, 10)  # of BP: to convergence, and the fewest of Table 5
+_WAYS = tuple(Way(setting, sweeps) for setting in _SETTINGS for sweeps in _ITERATIONS)
+_PAPER = {
+    Way(setting, sweeps): TABLE_5[_TEST][name][column]
+    for setting, name in ((LIKELIHOOD, LIKELIHOOD), (_STAGED, _TEST))
+    for sweeps, column in zip(_ITERATIONS, (0, -1), strict=True)
+}
+Losses = dict[Way, tuple[float, ...]]  # model by model; none where a way is not finished on one
 
 
 @dataclass(frozen=True)
@@ -38,7 +48,7 @@ class Draws(AbstractStudy):
 
     suite: Suite = field(default_factory=Suite)
     finished: bool = False
-    count: int = 4
+    count: int = 3
 
     @property
     def num_cells(self) -> int:
@@ -54,46 +64,40 @@ class Draws(AbstractStudy):
         return [record for runs in self._draws().values() for record in runs.measure(cells)]
 
     def tables(self, records: list[Record]) -> str:
-        """A row per draw, then all draws together, then the paper's; below them the losses model by model."""
-        head = ["draw", *(f"{way.setting}, {way.sweeps} iterations" for way in _WAYS), "100 iterations: ratio"]
-        head += ["10 iterations: ratio", f"{LIKELIHOOD}: 10 to 100 iterations"]
-        losses = self._losses(records)
-        rows = [_row(str(seed), [mean(deltas) for deltas in found]) for seed, found in losses.items()]
-        pooled = [[delta for found in losses.values() for delta in found[k]] for k in range(len(_WAYS))]
-        rows.append(_row("all", [mean(deltas) for deltas in pooled]))
-        rows.append(_row("paper", [TABLE_5[_TEST][name][k] for k in (0, -1) for name in (LIKELIHOOD, _TEST)]))
-        tests = {
-            f"{_STAGED} against {LIKELIHOOD}, 100 iterations": Comparison(tuple(pooled[1]), tuple(pooled[0])),
-            f"{_STAGED} against {LIKELIHOOD}, 10 iterations": Comparison(tuple(pooled[3]), tuple(pooled[2])),
-            f"{LIKELIHOOD}, 100 iterations against 10": Comparison(tuple(pooled[0]), tuple(pooled[2])),
-        }
-        compared = [[name, found.wins, f"{found.p_value:.4f}"] for name, found in tests.items()]
-        models = [
-            [f"{variables}-{edges}", str(seed), *(f"{deltas[k]:.5f}" for deltas in losses[seed])]
-            for seed, runs in self._draws().items()
-            for k, (variables, edges) in enumerate(runs.models(select(records, seed=seed)))
-        ]
-        about = self._draws()[self.suite.seed].about(select(records, seed=self.suite.seed))
+        """Three rows per draw, for all draws together and for the paper; then tests, then model by model."""
+        draws = self._losses(records)
+        pooled = {way: _joined([losses[way] for losses in draws.values()]) for way in _WAYS}
+        rows = [row for seed, losses in draws.items() for row in _rows(str(seed), _means(losses))]
+        rows += [*_rows("all", _means(pooled)), *_rows("paper", _PAPER, (LIKELIHOOD, _STAGED))]
+        sides = [f"to {_STAGED}, {sweeps}" for sweeps in _ITERATIONS]
+        head = ["draw", "train setting", "100 iterations", "10 iterations", "10 to 100", *sides]
         return "".join(
             [
                 f"{self.count} draws of edges, parameters, roles and examples, with seeds from {self.suite.seed} on. ",
-                f"Of the first: {about}Ratios are those of the means.\n\n",
-                table(head, rows),
-                "\n## All draws together\n\n",
-                table(["", "wins, ties, losses", "p"], compared),
-                "\n## Model by model\n\n",
-                table(["model", *head[:5]], models),
+                "Of the first: " + self._draws()[self.suite.seed].about(select(records, seed=self.suite.seed)),
+                "Ratios are those of the means.\n\n" + table(head, rows),
+                "\n## All draws together\n\n" + _tests(pooled),
+                "\n## Model by model\n\n" + self._by_model(records),
             ]
         )
 
+    def _by_model(self, records: list[Record]) -> str:
+        rows = []
+        for seed, losses in self._losses(records).items():
+            models = self._draws()[seed].models(select(records, seed=seed))
+            for k, (variables, edges) in enumerate(models):
+                found = [f"{one[k]:.5f}" if one else "" for one in losses.values()]
+                rows.append([str(seed), f"{variables}-{edges}", *found])
+        return table(["draw", "model", *map(_name, _WAYS)], rows)
+
     def plot(self, records: list[Record]) -> Figure:
         """A panel per number of iterations: a point per model, likelihood across and staged training up."""
-        figure, axes = panels(1, 2)
-        for axis, k in zip(axes, (0, 2), strict=True):
-            for seed, found in self._losses(records).items():
-                axis.plot(found[k], found[k + 1], "o", label=f"draw {seed}")
-            axis.axline((1e-3, 1e-3), slope=1, color="k", linewidth=0.5)
-            axis.set(xscale="log", yscale="log", title=f"{_WAYS[k].sweeps} iterations of BP", xlabel=LIKELIHOOD)
+        figure, axes = panels(1, len(_ITERATIONS))
+        for axis, sweeps in zip(axes, _ITERATIONS, strict=True):
+            for seed, losses in self._losses(records).items():
+                axis.plot(losses[Way(LIKELIHOOD, sweeps)], losses[Way(_STAGED, sweeps)], "o", label=f"draw {seed}")
+            axis.axline((1e-3, 1e-3), (1e-2, 1e-2), color="k", linewidth=0.5)
+            axis.set(xscale="log", yscale="log", title=f"{sweeps} iterations of BP", xlabel=LIKELIHOOD)
             axis.legend(fontsize="small")
         axes[0].set_ylabel(_STAGED)
         return figure
@@ -103,14 +107,51 @@ class Draws(AbstractStudy):
         seeds = range(self.suite.seed, self.suite.seed + self.count)
         return {seed: Runs(replace(self.suite, seed=seed), _WAYS, self.finished) for seed in seeds}
 
-    def _losses(self, records: list[Record]) -> dict[int, list[tuple[float, ...]]]:
-        """Of each draw, the losses of the four ways of training, model by model."""
+    def _losses(self, records: list[Record]) -> dict[int, Losses]:
+        """By how much the squared error exceeds that of the true model, draw by draw."""
         return {
-            seed: [runs.deltas(select(records, seed=seed), way, _TEST) for way in _WAYS]
+            seed: {way: runs.deltas(select(records, seed=seed), way, _TEST) for way in _WAYS}
             for seed, runs in self._draws().items()
         }
 
 
-def _row(name: str, means: Sequence[float]) -> list[str]:
-    ratios = [means[0] / means[1], means[2] / means[3], means[2] / means[0]]
-    return [name, *(f"{value:.5f}" for value in means), *(f"{ratio:.1f}" for ratio in ratios)]
+def _name(way: Way) -> str:
+    return f"{way.setting}, {way.sweeps} iterations"
+
+
+def _joined(parts: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
+    """All of them, or none if one is not there."""
+    return tuple(loss for part in parts for loss in part) if all(parts) else ()
+
+
+def _means(losses: Losses) -> dict[Way, float]:
+    return {way: mean(found) for way, found in losses.items() if found}
+
+
+def _rows(draw: str, means: dict[Way, float], settings: Sequence[str] = _SETTINGS) -> list[list[str]]:
+    """A row per training setting: its losses, how they grow as iterations shrink, and how many times staged ones."""
+
+    def ratio(way: Way, other: Way) -> str:
+        return f"{means[way] / means[other]:.1f}" if way in means and other in means else ""
+
+    rows = []
+    for setting in settings:
+        converged, cut = (Way(setting, sweeps) for sweeps in _ITERATIONS)
+        losses = [f"{means[way]:.5f}" if way in means else "not finished" for way in (converged, cut)]
+        beside = [ratio(way, Way(_STAGED, way.sweeps)) if setting != _STAGED else "" for way in (converged, cut)]
+        rows.append([draw, setting, *losses, ratio(cut, converged), *beside])
+    return rows
+
+
+def _tests(losses: Losses) -> str:
+    """Staged training against the likelihoods, and all after 100 iterations against 10."""
+    pairs = [(Way(_STAGED, sweeps), Way(rival, sweeps)) for sweeps in _ITERATIONS for rival in (LIKELIHOOD, BACK)]
+    pairs += [(Way(setting, 100), Way(setting, 10)) for setting in _SETTINGS]
+    rows = []
+    for way, rival in pairs:
+        found = ["not finished", ""]
+        if losses[way] and losses[rival]:
+            compared = Comparison(losses[way], losses[rival])
+            found = [compared.wins, f"{compared.p_value:.4f}"]
+        rows.append([_name(way), _name(rival), *found])
+    return table(["", "against", "wins, ties, losses", "p"], rows)
