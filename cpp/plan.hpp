@@ -128,9 +128,6 @@ struct Plan {
 
   // Address of the neutral message that pads variables of lower degree; max_states entries, stride 1.
   static constexpr Index kNeutral = 0;
-
- private:
-  struct Builder;
 };
 
 }  // namespace riskfield

@@ -1,0 +1,253 @@
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <tuple>
+#include <utility>
+
+#include "plan_steps.hpp"
+
+namespace riskfield {
+namespace {
+
+// Longer blocks would put the states of one item too far apart.
+constexpr Index kLongestBlock = 1024;
+
+// Degrees below 8 share a bucket; hubs must not stand in one tile with leaves, which would be padded to their degree.
+int degree_bucket(Index degree) {
+  int bucket = 0;
+  for (degree /= 8; degree > 0; degree /= 2) ++bucket;
+  return bucket;
+}
+
+struct Placer {
+  Plan& plan;
+  const Index* num_states;
+  const Index* rank;
+  const Index* level;
+  const std::vector<UserGroup>& user;
+  Placement out;
+  std::vector<std::int32_t> packed;            // variable -> packed node
+  std::vector<std::vector<Index>> shared_key;  // group -> factor -> shared table or -1
+
+  Placer(Plan& p, const Index* s, const Index* r, const Index* l, const std::vector<UserGroup>& u)
+      : plan(p), num_states(s), rank(r), level(l), user(u) {}
+
+  void run() {
+    pack_nodes();
+    collect_factors();
+    for (std::size_t g = 0; g < plan.groups.size(); ++g) {
+      sort_factors(g);
+      place_factors(g);
+    }
+  }
+
+  void pack_nodes() {
+    const Index n = plan.num_variables;
+    std::vector<Index> degree(n, 0);
+    for (const auto& g : user)
+      for (Index k = 0; k < g.count * static_cast<Index>(g.shape.size()); ++k) ++degree[g.variables[k]];
+    std::vector<std::int32_t> order(n);
+    std::iota(order.begin(), order.end(), 0);
+    auto key = [&](Index v) { return std::make_tuple(level[v], num_states[v], degree_bucket(degree[v])); };
+    std::sort(order.begin(), order.end(),
+              [&](Index a, Index b) { return std::make_tuple(key(a), rank[a]) < std::make_tuple(key(b), rank[b]); });
+    plan.variable = order;
+    packed.resize(n);
+    plan.node_address.resize(n);
+    plan.node_stride.resize(n);
+    plan.states.resize(n);
+    out.node_level.resize(n);
+    Index address = 0;
+    for (Index first = 0; first < n;) {
+      Index last = first;
+      while (last < n && last - first < kLongestBlock && key(order[last]) == key(order[first])) ++last;
+      const Index states = num_states[order[first]];
+      for (Index p = first; p < last; ++p) {
+        packed[order[p]] = static_cast<std::int32_t>(p);
+        plan.node_address[p] = address + (p - first);
+        plan.node_stride[p] = static_cast<std::int32_t>(last - first);
+        plan.states[p] = static_cast<std::int32_t>(states);
+        out.node_level[p] = level[order[p]];
+        out.num_levels = std::max(out.num_levels, level[order[p]] + 1);
+      }
+      address += states * (last - first);
+      plan.max_states = std::max(plan.max_states, static_cast<int>(states));
+      first = last;
+    }
+    plan.node_size = address;
+  }
+
+  // Sort the variables of every factor by rank and gather factors of equal (re-ordered) shape.
+  void collect_factors() {
+    std::map<std::vector<int>, int> group_of;
+    for (std::size_t u = 0; u < user.size(); ++u) {
+      const UserGroup& from = user[u];
+      const int arity = static_cast<int>(from.shape.size());
+      std::map<std::pair<std::vector<std::int32_t>, Index>, Index> shared_ids;
+      std::map<std::vector<std::int32_t>, std::pair<int, std::int32_t>> known;  // permutation -> (group, its number)
+      std::vector<std::int32_t> permutation(arity), last_permutation;
+      std::pair<int, std::int32_t> place;
+      for (Index row = 0; row < from.count; ++row) {
+        const Index* variables = from.variables + row * arity;
+        std::iota(permutation.begin(), permutation.end(), 0);
+        std::sort(permutation.begin(), permutation.end(),
+                  [&](int a, int b) { return rank[variables[a]] < rank[variables[b]]; });
+        if (row == 0 || permutation != last_permutation) {
+          auto found = known.find(permutation);
+          if (found == known.end())
+            found = known.emplace(permutation, place_permutation(group_of, from, permutation)).first;
+          place = found->second;
+          last_permutation = permutation;
+        }
+        Group& group = plan.groups[place.first];
+        group.user_group.push_back(static_cast<std::int32_t>(u));
+        group.user_row.push_back(static_cast<std::int32_t>(row));
+        group.permutation.push_back(place.second);
+        for (int k = 0; k < arity; ++k) group.position.push_back(packed[variables[permutation[k]]]);
+        Index shared = -1;
+        if (from.tied) {
+          auto inserted = shared_ids.emplace(std::make_pair(permutation, from.shared[row]), plan.shared_tables.size());
+          if (inserted.second) {
+            plan.shared_tables.push_back({place.first, place.second, plan.table_size, 0});
+            plan.table_size += group.table_size;
+          }
+          shared = inserted.first->second;
+        }
+        shared_key[place.first].push_back(shared);
+        ++group.count;
+      }
+    }
+  }
+
+  std::pair<int, std::int32_t> place_permutation(std::map<std::vector<int>, int>& group_of, const UserGroup& from,
+                                                 const std::vector<std::int32_t>& permutation) {
+    const int arity = static_cast<int>(permutation.size());
+    std::vector<int> dims(arity);
+    for (int k = 0; k < arity; ++k) dims[k] = from.shape[permutation[k]];
+    auto inserted = group_of.emplace(dims, static_cast<int>(plan.groups.size()));
+    if (inserted.second) {
+      Group group;
+      group.arity = arity;
+      group.dims = dims;
+      for (int d : dims) group.table_size *= d;
+      plan.max_table = std::max(plan.max_table, group.table_size);
+      plan.groups.push_back(std::move(group));
+      shared_key.emplace_back();
+    }
+    Group& group = plan.groups[inserted.first->second];
+    for (std::size_t k = 0; k < group.permutations.size(); ++k)
+      if (group.permutations[k] == permutation) return {inserted.first->second, static_cast<std::int32_t>(k)};
+    std::vector<Index> user_stride(arity, 1);
+    for (int k = arity - 2; k >= 0; --k) user_stride[k] = user_stride[k + 1] * from.shape[k + 1];
+    std::vector<Index> map(group.table_size);
+    for (Index entry = 0; entry < group.table_size; ++entry) {
+      Index rest = entry, target = 0;
+      for (int k = arity - 1; k >= 0; --k) {
+        target += (rest % dims[k]) * user_stride[permutation[k]];
+        rest /= dims[k];
+      }
+      map[entry] = target;
+    }
+    group.permutations.push_back(permutation);
+    group.entry_maps.push_back(std::move(map));
+    return {inserted.first->second, static_cast<std::int32_t>(group.permutations.size() - 1)};
+  }
+
+  // Factors between the same levels stand together; among them, those with equal distances between their variables, so
+  // that consecutive factors join consecutive nodes. On a grid each direction becomes one run per level.
+  void sort_factors(std::size_t g) {
+    Group& group = plan.groups[g];
+    const int arity = group.arity;
+    const auto& position = group.position;
+    const auto& shared = shared_key[g];
+    auto less = [&](Index a, Index b) {
+      const std::int32_t *pa = &position[a * arity], *pb = &position[b * arity];
+      for (int k = arity - 1; k >= 0; --k)
+        if (out.node_level[pa[k]] != out.node_level[pb[k]]) return out.node_level[pa[k]] < out.node_level[pb[k]];
+      if (shared[a] != shared[b]) return shared[a] < shared[b];
+      for (int k = arity - 2; k >= 0; --k) {
+        const Index da = pa[arity - 1] - pa[k], db = pb[arity - 1] - pb[k];
+        if (da != db) return da < db;
+      }
+      if (pa[arity - 1] != pb[arity - 1]) return pa[arity - 1] < pb[arity - 1];
+      return a < b;
+    };
+    std::vector<Index> order(group.count);
+    std::iota(order.begin(), order.end(), 0);
+    std::sort(order.begin(), order.end(), less);
+    auto apply = [&](auto& values, int width) {
+      auto old = values;
+      for (Index f = 0; f < group.count; ++f)
+        for (int k = 0; k < width; ++k) values[f * width + k] = old[order[f] * width + k];
+    };
+    apply(group.user_group, 1);
+    apply(group.user_row, 1);
+    apply(group.permutation, 1);
+    apply(group.position, arity);
+    apply(shared_key[g], 1);
+  }
+
+  bool adjacent(const Group& group, std::size_t g, Index f) const {
+    if (shared_key[g][f] != shared_key[g][f + 1]) return false;
+    for (int k = 0; k < group.arity; ++k) {
+      const Index p = group.position[f * group.arity + k], q = group.position[(f + 1) * group.arity + k];
+      if (q != p + 1 || !side_by_side(plan, out, p, q)) return false;
+    }
+    return true;
+  }
+
+  // Messages of a long run form one block; tables one block per vector, so that a tile streams through its tables.
+  void place_factors(std::size_t g) {
+    Group& group = plan.groups[g];
+    group.table.resize(group.count);
+    group.table_stride.resize(group.count);
+    group.message.resize(group.count * group.arity);
+    group.message_stride.resize(group.count);
+    group.shared.resize(group.count);
+    out.pieces.emplace_back();
+    for (Index first = 0; first < group.count;) {
+      Index last = first + 1;
+      while (last < group.count && adjacent(group, g, last - 1)) ++last;
+      const bool long_run = 2 * (last - first) >= plan.lanes;
+      for (Index f = first; f < last;) {
+        const Index block = long_run ? std::min(kLongestBlock, last - f) : 1;
+        for (int k = 0; k < group.arity; ++k) {
+          for (Index i = 0; i < block; ++i) {
+            group.message[(f + i) * group.arity + k] = plan.message_size + i;
+            group.message_stride[f + i] = static_cast<std::int32_t>(block);
+          }
+          plan.message_size += block * group.dims[k];
+        }
+        for (Index start = f; start < f + block; start += plan.lanes) {
+          const Index count = std::min<Index>(plan.lanes, f + block - start);
+          out.pieces[g].push_back({start, static_cast<std::int32_t>(count), long_run});
+          place_tables(group, g, start, count);
+        }
+        f += block;
+      }
+      first = last;
+    }
+  }
+
+  void place_tables(Group& group, std::size_t g, Index start, Index count) {
+    for (Index i = 0; i < count; ++i) {
+      const Index shared = shared_key[g][start + i];
+      group.shared[start + i] = static_cast<std::int32_t>(shared);
+      if (shared >= 0) plan.shared_tables[shared].factor = start + i;
+      group.table[start + i] = shared >= 0 ? plan.shared_tables[shared].address : plan.table_size + i;
+      group.table_stride[start + i] = shared >= 0 ? 1 : static_cast<std::int32_t>(count);
+    }
+    if (shared_key[g][start] < 0) plan.table_size += count * group.table_size;
+  }
+};
+
+}  // namespace
+
+Placement place(Plan& plan, const Index* num_states, const Index* rank, const Index* level,
+                const std::vector<UserGroup>& user) {
+  Placer placer(plan, num_states, rank, level, user);
+  placer.run();
+  return std::move(placer.out);
+}
+
+}  // namespace riskfield

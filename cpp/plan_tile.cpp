@@ -1,0 +1,262 @@
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "plan_steps.hpp"
+
+namespace riskfield {
+namespace {
+
+// The messages that reach each packed node, as compressed lists.
+struct Incoming {
+  std::vector<Index> start, address;
+  std::vector<std::int32_t> stride;
+};
+
+struct Tiler {
+  Plan& plan;
+  const Placement& placement;
+  Incoming incoming;
+  std::vector<Index> part_tiles;  // (level, part) -> first node tile
+
+  Tiler(Plan& p, const Placement& q) : plan(p), placement(q) {}
+
+  void run() {
+    find_incoming();
+    tile_nodes();
+    for (std::size_t g = 0; g < plan.groups.size(); ++g) tile_all_factors(g);
+    build_stages();
+  }
+
+  void find_incoming() {
+    const Index n = plan.num_variables;
+    incoming.start.assign(n + 1, 0);
+    for (const auto& group : plan.groups)
+      for (auto p : group.position) ++incoming.start[p + 1];
+    std::partial_sum(incoming.start.begin(), incoming.start.end(), incoming.start.begin());
+    std::vector<Index> fill(incoming.start.begin(), incoming.start.end() - 1);
+    incoming.address.resize(incoming.start[n]);
+    incoming.stride.resize(incoming.start[n]);
+    for (const auto& group : plan.groups)
+      for (Index c = 0; c < static_cast<Index>(group.position.size()); ++c) {
+        const Index at = fill[group.position[c]]++;
+        incoming.address[at] = group.message[c];
+        incoming.stride[at] = group.message_stride[c / group.arity];
+      }
+  }
+
+  Index degree(Index p) const { return incoming.start[p + 1] - incoming.start[p]; }
+
+  // Whether all messages to q lie next to those to p.
+  bool heard_alike(Index p, Index q) const {
+    if (!side_by_side(plan, placement, p, q) || degree(p) != degree(q)) return false;
+    for (Index d = 0; d < degree(p); ++d) {
+      const Index a = incoming.start[p] + d, b = incoming.start[q] + d;
+      if (incoming.address[b] != incoming.address[a] + 1 || incoming.stride[a] != incoming.stride[b]) return false;
+    }
+    return true;
+  }
+
+  // Long runs of nodes whose messages lie side by side get tiles of their own; what stands between them is gathered.
+  void tile_nodes() {
+    std::vector<Index> level_tiles(placement.num_levels + 1, 0);
+    Index current = 0;
+    for (Index first = 0; first < plan.num_variables;) {
+      while (current < placement.node_level[first]) level_tiles[++current] = static_cast<Index>(plan.node_tiles.size());
+      Index last = run_end(first);
+      if (2 * (last - first) < plan.lanes) {
+        while (last < plan.num_variables && side_by_side(plan, placement, last - 1, last)) {
+          const Index next = run_end(last);
+          if (2 * (next - last) >= plan.lanes || next - first > plan.lanes) break;
+          last = next;
+        }
+      }
+      for (; first < last; first += plan.lanes) add_node_tile(first, std::min<Index>(plan.lanes, last - first));
+      first = last;
+    }
+    while (current < placement.num_levels) level_tiles[++current] = static_cast<Index>(plan.node_tiles.size());
+    for (Index l = 0; l < placement.num_levels; ++l)
+      for (int part = 0; part < plan.parts; ++part)
+        part_tiles.push_back(level_tiles[l] + (level_tiles[l + 1] - level_tiles[l]) * part / plan.parts);
+    part_tiles.push_back(static_cast<Index>(plan.node_tiles.size()));
+  }
+
+  // The packed node at which a part of a level begins.
+  Index part_begin(Index level_and_part) const {
+    const Index tile = part_tiles[level_and_part];
+    return tile < static_cast<Index>(plan.node_tiles.size()) ? plan.node_tiles[tile].first : plan.num_variables;
+  }
+
+  Index run_end(Index first) const {
+    Index last = first + 1;
+    while (last < plan.num_variables && heard_alike(last - 1, last)) ++last;
+    return last;
+  }
+
+  void add_node_tile(Index first, Index count) {
+    Index most = 0;
+    for (Index p = first; p < first + count; ++p) most = std::max(most, degree(p));
+    plan.node_tiles.push_back({first, plan.node_address[first], static_cast<Index>(plan.connections.size()),
+                               plan.node_stride[first], static_cast<std::int32_t>(most), plan.states[first],
+                               static_cast<std::int16_t>(count), true});
+    for (Index d = 0; d < most; ++d) {
+      connect_lanes(plan.node_tiles.back(), d);
+      plan.node_tiles.back().contiguous &= plan.connections.back().contiguous;
+    }
+  }
+
+  void connect_lanes(const NodeTile& tile, Index d) {
+    const auto& [start, address, stride] = incoming;
+    const Index first = start[tile.first] + d;
+    bool contiguous = true;
+    for (Index l = 0; l < tile.count && contiguous; ++l) {
+      const Index p = tile.first + l, at = start[p] + d;
+      contiguous = at < start[p + 1] && address[at] == address[first] + l && stride[at] == stride[first];
+    }
+    if (contiguous) {
+      plan.connections.push_back({address[first], stride[first], true});
+      return;
+    }
+    plan.connections.push_back({static_cast<Index>(plan.lane_messages.size()), 0, false});
+    for (Index l = 0; l < tile.count; ++l) {
+      const Index p = tile.first + l, at = start[p] + d;
+      const bool exists = at < start[p + 1];
+      plan.lane_messages.push_back(exists ? address[at] : Plan::kNeutral);
+      plan.lane_strides.push_back(exists ? stride[at] : 1);
+    }
+  }
+
+  // A tile of `count` factors from `first` on, which lie side by side in every respect.
+  FactorTile contiguous_tile(Group& group, Index first, Index count) const {
+    const auto operands = static_cast<Index>(group.operands.size());
+    for (int k = 0; k < group.arity; ++k) {
+      const Index c = first * group.arity + k;
+      const Index p = group.position[c];
+      group.operands.push_back(
+          {group.message[c], plan.node_address[p], group.message_stride[first], plan.node_stride[p]});
+    }
+    return {first, group.table[first],      operands, group.table_stride[first], static_cast<std::int16_t>(count),
+            true,  group.shared[first] >= 0};
+  }
+
+  // Collects factors that stand alone into tiles whose lanes are gathered one by one.
+  struct Pool {
+    Group& group;
+    std::vector<FactorTile>& tiles;
+    int width;
+    std::vector<std::int32_t> waiting;
+    void add(Index first, Index count) {
+      for (Index i = 0; i < count; ++i) {
+        waiting.push_back(static_cast<std::int32_t>(first + i));
+        if (static_cast<int>(waiting.size()) == width) flush();
+      }
+    }
+    void flush() {
+      if (waiting.empty()) return;
+      tiles.push_back(
+          {static_cast<Index>(group.lanes.size()), 0, 0, 0, static_cast<std::int16_t>(waiting.size()), false, false});
+      group.lanes.insert(group.lanes.end(), waiting.begin(), waiting.end());
+      waiting.clear();
+    }
+  };
+
+  void tile_all_factors(std::size_t g) {
+    Group& group = plan.groups[g];
+    Pool pool{group, group.all_tiles, plan.lanes, {}};
+    for (const Piece& piece : placement.pieces[g]) {
+      if (piece.long_run)
+        group.all_tiles.push_back(contiguous_tile(group, piece.first, piece.count));
+      else
+        pool.add(piece.first, piece.count);
+    }
+    pool.flush();
+  }
+
+  void build_stages() {
+    if (plan.sweep == Sweep::kForwardBackward) {
+      add_stages(+1, [](int slot, int arity) { return slot > 0 || arity == 1; });
+      add_stages(-1, [](int slot, int arity) { return slot < arity - 1; });
+    } else {
+      add_stages(+1, [](int, int) { return true; });
+    }
+    double entries = 0;
+    for (const auto& range : plan.ranges)
+      for (Index t = range.begin; t < range.end; ++t)
+        entries += static_cast<double>(plan.factor_tiles[t].count * plan.groups[range.group].table_size);
+    plan.mean_stage_entries = plan.stages.empty() ? 0 : entries / static_cast<double>(plan.num_stages());
+  }
+
+  template <class Updated>
+  void add_stages(int direction, Updated updated) {
+    std::vector<std::pair<Index, TileRange>> found;  // (level and part, range)
+    for (std::size_t g = 0; g < plan.groups.size(); ++g) {
+      Group& group = plan.groups[g];
+      for (int slot = 0; slot < group.arity; ++slot)
+        if (updated(slot, group.arity)) tile_slot(g, slot, found);
+    }
+    auto level_in_order = [&](Index level_and_part) {
+      const Index l = level_and_part / plan.parts;
+      return direction > 0 ? l : placement.num_levels - 1 - l;
+    };
+    std::stable_sort(found.begin(), found.end(), [&](const auto& a, const auto& b) {
+      return std::make_pair(level_in_order(a.first), a.first) < std::make_pair(level_in_order(b.first), b.first);
+    });
+    const bool every_level = plan.sweep == Sweep::kLevelByLevel;
+    std::size_t at = 0;
+    for (Index step = 0; step < placement.num_levels; ++step) {
+      const Index current = direction > 0 ? step : placement.num_levels - 1 - step;
+      const bool sends = at < found.size() && found[at].first / plan.parts == current;
+      if (!sends && !every_level) continue;
+      for (int part = 0; part < plan.parts; ++part) {
+        const Index key = current * plan.parts + part;
+        const auto begin = static_cast<std::int32_t>(plan.ranges.size());
+        for (; at < found.size() && found[at].first == key; ++at) plan.ranges.push_back(found[at].second);
+        plan.stages.push_back(
+            {begin, static_cast<std::int32_t>(plan.ranges.size()), part_tiles[key], part_tiles[key + 1]});
+      }
+    }
+  }
+
+  // Tiles for the messages to one slot, level by level of the receiving nodes and part by part.
+  void tile_slot(std::size_t g, int slot, std::vector<std::pair<Index, TileRange>>& found) {
+    Group& group = plan.groups[g];
+    auto node_of = [&](Index f) { return static_cast<Index>(group.position[f * group.arity + slot]); };
+    auto level_of = [&](Index k) { return placement.node_level[node_of(placement.pieces[g][k].first)]; };
+    std::vector<Index> order(placement.pieces[g].size());
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(), [&](Index a, Index b) { return level_of(a) < level_of(b); });
+    for (std::size_t first = 0; first < order.size();) {
+      const Index current = level_of(order[first]);
+      std::size_t last = first;
+      while (last < order.size() && level_of(order[last]) == current) ++last;
+      for (int part = 0; part < plan.parts; ++part) {
+        const Index key = current * plan.parts + part;
+        const Index low = part_begin(key), high = part == plan.parts - 1 ? plan.num_variables : part_begin(key + 1);
+        const Index begin = static_cast<Index>(plan.factor_tiles.size());
+        Pool pool{group, plan.factor_tiles, plan.lanes, {}};
+        for (std::size_t k = first; k < last; ++k) {
+          const Piece& piece = placement.pieces[g][order[k]];
+          // Consecutive factors of a piece reach consecutive nodes.
+          const Index node = node_of(piece.first);
+          const Index skip = std::max<Index>(0, low - node);
+          const Index count = std::min<Index>(piece.count, high - node) - skip;
+          if (count <= 0) continue;
+          if (piece.long_run)
+            plan.factor_tiles.push_back(contiguous_tile(group, piece.first + skip, count));
+          else
+            pool.add(piece.first + skip, count);
+        }
+        pool.flush();
+        const Index end = static_cast<Index>(plan.factor_tiles.size());
+        if (begin < end) found.push_back({key, {static_cast<std::int32_t>(g), slot, begin, end}});
+      }
+      first = last;
+    }
+  }
+};
+
+}  // namespace
+
+void tile(Plan& plan, const Placement& placement) { Tiler(plan, placement).run(); }
+
+}  // namespace riskfield
