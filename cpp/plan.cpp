@@ -15,7 +15,7 @@ Plan::Plan(int lanes_, int parts_, Sweep sweep_, Index num_variables_, const Ind
       node_start(node_start_, node_start_ + num_variables_) {
   for (Index v = 0; v < num_variables; ++v) max_states = std::max(max_states, static_cast<int>(num_states[v]));
   message_size = max_states + lanes;  // the neutral message
-  tile(*this, place(*this, num_states, rank, level, user));
+  make_tiles(*this, make_placement(*this, num_states, rank, level, user));
   user_groups = user;
   for (auto& group : user_groups) {
     user_tables.emplace_back(group.tables, group.tables + group.count);

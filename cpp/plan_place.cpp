@@ -243,8 +243,8 @@ struct Placer {
 
 }  // namespace
 
-Placement place(Plan& plan, const Index* num_states, const Index* rank, const Index* level,
-                const std::vector<UserGroup>& user) {
+Placement make_placement(Plan& plan, const Index* num_states, const Index* rank, const Index* level,
+                         const std::vector<UserGroup>& user) {
   Placer placer(plan, num_states, rank, level, user);
   placer.run();
   return std::move(placer.out);

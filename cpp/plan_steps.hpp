@@ -22,11 +22,11 @@ struct Placement {
 };
 
 // Give nodes, messages and tables their addresses.
-Placement place(Plan& plan, const Index* num_states, const Index* rank, const Index* level,
-                const std::vector<UserGroup>& user);
+Placement make_placement(Plan& plan, const Index* num_states, const Index* rank, const Index* level,
+                         const std::vector<UserGroup>& user);
 
 // Gather the updates into tiles and these into stages.
-void tile(Plan& plan, const Placement& placement);
+void make_tiles(Plan& plan, const Placement& placement);
 
 // Whether the states of node q lie next to those of p, and both are updated together.
 inline bool side_by_side(const Plan& plan, const Placement& placement, Index p, Index q) {

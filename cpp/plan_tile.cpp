@@ -257,6 +257,6 @@ struct Tiler {
 
 }  // namespace
 
-void tile(Plan& plan, const Placement& placement) { Tiler(plan, placement).run(); }
+void make_tiles(Plan& plan, const Placement& placement) { Tiler(plan, placement).run(); }
 
 }  // namespace riskfield

@@ -16,7 +16,7 @@ from riskfield.experiments.cells import Cell, Cells
 from riskfield.experiments.comparison import Comparison
 from riskfield.experiments.erm_paper import TABLE_3, TABLE_4, TABLE_5, TABLE_6
 from riskfield.experiments.erm_runs import BACK, LIKELIHOOD, RISKS, SETTINGS
-from riskfield.experiments.erm_suite import Runs, Suite, Way
+from riskfield.experiments.erm_suite import Runs, Suite, Way, about, require_models
 from riskfield.experiments.study import AbstractStudy, Record, panels, table
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class AbstractErm(AbstractStudy):
 
     @property
     def runs(self) -> Runs:
-        """All of them on all models."""
+        """All ways of training on all models."""
         return Runs(self.suite, tuple(self.ways()), self.finished)
 
     @property
@@ -56,7 +56,16 @@ class AbstractErm(AbstractStudy):
 
     def measure(self, cells: Cells) -> list[Record]:
         """All runs, with those of the true models; or those that are finished."""
-        return self.runs.measure(cells)
+        records = self.runs.measure(cells)
+        require_models(self.runs.models(records))
+        return records
+
+    def about(self, records: list[Record]) -> str:
+        """What was run, and what the numbers of a table mean."""
+        return about(self.suite, records, self.runs.models(records)) + (
+            "Wins, ties (the same to four decimals) and losses are against APPR-LOGL under the same conditions; p is "
+            "that of the paired permutation test, two-sided, in bold below .05.\n\n"
+        )
 
 
 def entry(found: Comparison | None, against: bool) -> str:
@@ -85,7 +94,7 @@ class Overall(AbstractErm):
         """The paper's rows beside ours, then model by model."""
         rows = []
         for test, (true, settings) in TABLE_3.items():
-            name = f"{test} (true model {true:.5f}; here {self.runs.truth(records, test):.5f})"
+            name = f"{test} (true model {true:.5f}; here {self.runs.true_loss(records, test):.5f})"
             for setting, (delta, wins) in settings.items():
                 found = self.runs.comparison(records, Way(setting), test)
                 paper = f"{delta:.5f} ({wins})" if wins else f"{delta:.5f}"
@@ -93,7 +102,7 @@ class Overall(AbstractErm):
                 name = ""
         likelihood = self.runs.comparison(records, Way(LIKELIHOOD), LIKELIHOOD)
         rows.append([LIKELIHOOD, LIKELIHOOD, f"{TABLE_6[LIKELIHOOD][-1]:.5f}", entry(likelihood, False)])
-        out = self.runs.about(records) + table(["test setting", "train setting", "paper", "here"], rows)
+        out = self.about(records) + table(["test setting", "train setting", "paper", "here"], rows)
         return out + "\n## Model by model\n\n" + self._by_model(records)
 
     def _by_model(self, records: list[Record]) -> str:
@@ -150,7 +159,7 @@ class AbstractSweep(AbstractErm):
             for setting in self.beside:
                 found = [self.runs.comparison(records, Way(setting, **c), test) for c in self.conditions.values()]
                 rows.append(["", f"{setting}, here", *(entry(one, False) for one in found)])
-        out = self.runs.about(records) + table(["test setting", "train setting", *self.conditions], rows)
+        out = self.about(records) + table(["test setting", "train setting", *self.conditions], rows)
         return out + (self._by_model(records) if self.beside else "")
 
     def _by_model(self, records: list[Record]) -> str:
@@ -238,7 +247,7 @@ class Pairs(AbstractErm):
             rows.append([test, "paper", *_marked(TABLE_6[test])])
             rows.append(["", "here", *_marked(found)])
         head = ["test setting", "", *(f"trained for {BEST[setting]}" for setting in SETTINGS)]
-        return self.runs.about(records) + table(head, rows)
+        return self.about(records) + table(head, rows)
 
     def plot(self, records: list[Record]) -> Figure:
         """A panel per test setting, a bar per training setting."""

@@ -74,24 +74,29 @@ class Runs:
     Arguments:
         suite: of which models, and how they are trained.
         ways: the ways of training.
-        finished: compute nothing: show the models whose staged runs are all on file, and what else is of all of them.
+        finished: compute nothing: show the models whose likelihood and staged runs are all on file, and what else is of
+            all of them.
     """
 
     suite: Suite
     ways: tuple[Way, ...]
     finished: bool = False
 
-    def cells(self) -> Sequence[Cell]:
-        """Model by model, from the smallest: staged training and the likelihood first, then the other ways."""
+    def cells(self) -> list[Cell]:
+        """The runs that the paper's claims need first, then the others."""
+        return [*self.first_cells(), *self.other_cells()]
+
+    def first_cells(self) -> list[Cell]:
+        """Model by model, from the smallest: the true one, staged training and the likelihood."""
         out = []
         for model in self.suite.models:
-            out += [
-                self.suite.true(model),
-                *(cell for way in self.ways if way.first for cell in self._cells(model, way)),
-            ]
-        for model in self.suite.models:
-            out += [cell for way in self.ways if not way.first for cell in self._cells(model, way)]
+            out += [self.suite.true(model), *(cell for way in self._first() for cell in self._cells(model, way))]
         return out
+
+    def other_cells(self) -> list[Cell]:
+        """Model by model, the other ways of training."""
+        others = [way for way in self.ways if not way.first]
+        return [cell for model in self.suite.models for way in others for cell in self._cells(model, way)]
 
     def measure(self, cells: Cells) -> list[Record]:
         """All runs, with those of the true models; or those that are finished."""
@@ -101,14 +106,15 @@ class Runs:
             found = cells.find(name, **own) if self.finished else cells.get(name, cell.compute, **own)
             if found is not None:
                 out.append({"cell": name, **own, **found})
-        if not self.models(out):
-            raise ValueError("`finished` must not be given before the staged runs of some model are finished.")
         return out
+
+    def _first(self) -> list[Way]:
+        return [way for way in self.ways if way.first]
 
     def _cells(self, model: tuple[int, int], way: Way) -> list[Cell]:
         return self.suite.runs(model, way.setting, way.sweeps, way.mismatch)
 
-    def of(self, records: list[Record], model: tuple[int, int], way: Way) -> list[Record]:
+    def restarts(self, records: list[Record], model: tuple[int, int], way: Way) -> list[Record]:
         """All restarts of one way on one model; none if one is missing."""
         runs = [record for record in records if record["cell"] == "run"]
         size = {"num_variables": model[0], "num_edges": model[1]}
@@ -116,13 +122,12 @@ class Runs:
         return found if len(found) == len(self._cells(model, way)) else []
 
     def models(self, records: list[Record]) -> list[tuple[int, int]]:
-        """Those the table is of."""
-        needed = [way for way in self.ways if way.first]
-        return [model for model in self.suite.models if all(self.of(records, model, way) for way in needed)]
+        """Those on which the likelihood and all staged runs are finished."""
+        return [model for model in self.suite.models if all(self.restarts(records, model, w) for w in self._first())]
 
     def delta(self, records: list[Record], model: tuple[int, int], way: Way, test: str) -> float | None:
         """The loss of the restart with the best training objective, less that of the true model, if it is finished."""
-        runs = self.of(records, model, way)
+        runs = self.restarts(records, model, way)
         if not runs:
             return None
         (true,) = select(records, cell="truth", num_variables=model[0], num_edges=model[1])
@@ -141,26 +146,34 @@ class Runs:
         deltas = self.deltas(records, way, test)
         return Comparison(deltas, self.deltas(records, rival, test)) if deltas else None
 
-    def about(self, records: list[Record]) -> str:
-        """What was run, and what the numbers of a table mean."""
-        models, suite = self.models(records), self.suite
-        names = ", ".join(f"{variables}-{edges}" for variables, edges in models)
-        runs = [run for way in self.ways for model in models for run in self.of(records, model, way)]
-        worst = min(true["ess"] for true in select(records, cell="truth"))
-        return (
-            f"{len(models)} of the paper's {len(MODELS)} models ({names}), true parameters of standard deviation "
-            f"{suite.spread:g}, {suite.examples} examples to train and as many to test, at most {suite.epochs} passes, "
-            f"{suite.restarts} random starts of settings other than -in. "
-            "Losses on the test examples, less those of the true model with BP to convergence, on average over models. "
-            "Wins, ties (the same to four decimals) and losses are against APPR-LOGL under the same conditions; p is "
-            "that of the paired permutation test, two-sided, in bold below .05. The smallest effective sample size of "
-            f"any variable is {100 * worst:.0f} % of the examples. All {len(runs)} runs took "
-            f"{sum(run['seconds'] for run in runs) / 60:.0f} minutes of one core.\n\n"
-        )
-
-    def truth(self, records: list[Record], test: str) -> float:
+    def true_loss(self, records: list[Record], test: str) -> float:
         """The true models' loss, on average."""
-        truths = select(records, cell="truth")
-        models = self.models(records)
-        own = [record for record in truths if (record["num_variables"], record["num_edges"]) in models]
-        return float(mean(record["losses"][test] for record in own))
+        truths = select(of_models(records, self.models(records)), cell="truth")
+        return float(mean(record["losses"][test] for record in truths))
+
+
+def of_models(records: list[Record], models: Sequence[tuple[int, int]]) -> list[Record]:
+    """The records of these models."""
+    return [record for record in records if (record["num_variables"], record["num_edges"]) in models]
+
+
+def require_models(models: Sequence[tuple[int, int]]) -> None:
+    """Refuse to show nothing."""
+    if not models:
+        raise ValueError("`finished` must not be given before likelihood and staged runs of some model are finished.")
+
+
+def about(suite: Suite, records: list[Record], models: Sequence[tuple[int, int]]) -> str:
+    """What was run on `models`, and what losses mean."""
+    names = ", ".join(f"{variables}-{edges}" for variables, edges in models)
+    shown = of_models(records, models)
+    runs, worst = select(shown, cell="run"), min(true["ess"] for true in select(shown, cell="truth"))
+    return (
+        f"{len(models)} of the paper's {len(MODELS)} models ({names}), true parameters of standard deviation "
+        f"{suite.spread:g}, {suite.examples} examples to train and as many to test, at most {suite.epochs} passes, "
+        f"{suite.restarts} random starts of settings other than -in. The smallest effective sample size of any "
+        f"variable is {100 * worst:.0f} % of the examples. All {len(runs)} runs took "
+        f"{sum(run['seconds'] for run in runs) / 60:.0f} minutes of one core.\n\n"
+        "Losses are those on the test examples, less those of the true model with BP to convergence, on average over "
+        "models. "
+    )
