@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from riskfield.experiments.cells import Cell, Cells
 from riskfield.experiments.comparison import Comparison
 from riskfield.experiments.erm_paper import TABLE_3, TABLE_4, TABLE_5, TABLE_6
-from riskfield.experiments.erm_runs import BACK, LIKELIHOOD, RISKS, SETTINGS
+from riskfield.experiments.erm_runs import BACK, CONVERGED, LIKELIHOOD, RISKS, SETTINGS
 from riskfield.experiments.erm_suite import Runs, Suite, Way, about, require_models
 from riskfield.experiments.study import AbstractStudy, Record, panels, table
 
@@ -149,31 +149,25 @@ class AbstractSweep(AbstractErm):
 
     def tables(self, records: list[Record]) -> str:
         """The paper's rows above ours."""
+        return self.about(records) + self._rows(records)
+
+    def _rows(self, records: list[Record], converged: bool = False) -> str:
+        """The table; `converged` as for `Way`."""
+
+        def found(setting: str, test: str) -> list[Comparison | None]:
+            ways = [Way(setting, **changes, converged=converged) for changes in self.conditions.values()]
+            return [self.runs.comparison(records, way, test) for way in ways]
+
         rows = []
         for test in SETTINGS:
             for setting in dict.fromkeys((LIKELIHOOD, test)):
                 known = [f"{value:.5f}" for value in self.paper[test][setting]]
                 rows.append([test, f"{setting}, paper", *known])
-                found = [self.runs.comparison(records, Way(BEST[setting], **c), test) for c in self.conditions.values()]
-                rows.append(["", f"{BEST[setting]}, here", *(entry(one, setting != LIKELIHOOD) for one in found)])
+                ours = [entry(one, setting != LIKELIHOOD) for one in found(BEST[setting], test)]
+                rows.append(["", f"{BEST[setting]}, here", *ours])
             for setting in self.beside:
-                found = [self.runs.comparison(records, Way(setting, **c), test) for c in self.conditions.values()]
-                rows.append(["", f"{setting}, here", *(entry(one, False) for one in found)])
-        out = self.about(records) + table(["test setting", "train setting", *self.conditions], rows)
-        return out + (self._by_model(records) if self.beside else "")
-
-    def _by_model(self, records: list[Record]) -> str:
-        """The squared error by the likelihood and what stands beside it, which may be finished on some models only."""
-        ways = {
-            f"{setting}, {head}": Way(setting, **changes)
-            for setting in (LIKELIHOOD, *self.beside)
-            for head, changes in self.conditions.items()
-        }
-        rows = []
-        for model in self.runs.models(records):
-            found = [self.runs.delta(records, model, way, "frac-MSE") for way in ways.values()]
-            rows.append([f"{model[0]}-{model[1]}", *("" if delta is None else f"{delta:.5f}" for delta in found)])
-        return "\n## frac-MSE, model by model\n\n" + table(["model", *ways], rows)
+                rows.append(["", f"{setting}, here", *(entry(one, False) for one in found(setting, test))])
+        return table(["test setting", "train setting", *self.conditions], rows)
 
     def plot(self, records: list[Record]) -> Figure:
         """A panel per loss: ours in full, the paper's dotted."""
@@ -209,10 +203,11 @@ class Mismatch(AbstractSweep):
 
 @dataclass(frozen=True)
 class Truncation(AbstractSweep):
-    """BP that ends after so many iterations, in training and in tests (Table 5).
+    """BP that ends after so many iterations (Table 5): in training and in tests, and below that in training only.
 
-    Beliefs are the gradient of the likelihood's approximate value at convergence only. So there is a line that is not
-    in the paper, of a likelihood whose gradient goes back through the iterations, as that of a loss does.
+    The paper does not say whether it ends early in tests. Nor does it say how the likelihood is differentiated. Beliefs
+    are the gradient of its approximate value at convergence only. So there is a line that is not in the paper, of a
+    likelihood whose gradient goes back through the iterations, as that of a loss does.
     """
 
     name = "table5"
@@ -226,6 +221,30 @@ class Truncation(AbstractSweep):
     def conditions(self) -> dict[str, dict[str, Any]]:
         """The numbers of iterations."""
         return {f"{count} iterations": {"sweeps": count} for count in self.iterations}
+
+    def tables(self, records: list[Record]) -> str:
+        """Tested as trained, then tested with BP to convergence, then model by model."""
+        heads = {"": False, ", tested with BP to convergence": True}
+        texts = [
+            super().tables(records),
+            f"\n## Tested with BP to convergence\n\nTests have {CONVERGED} iterations, however many training has.\n\n",
+            self._rows(records, converged=True),
+            *(f"\n## frac-MSE, model by model{head}\n\n" + self._by_model(records, c) for head, c in heads.items()),
+        ]
+        return "".join(texts)
+
+    def _by_model(self, records: list[Record], converged: bool) -> str:
+        """The squared error by the likelihoods, which may be finished on some models only."""
+        ways = {
+            f"{setting}, {head}": Way(setting, **changes, converged=converged)
+            for setting in (LIKELIHOOD, BACK)
+            for head, changes in self.conditions.items()
+        }
+        rows = []
+        for model in self.runs.models(records):
+            found = [self.runs.delta(records, model, way, "frac-MSE") for way in ways.values()]
+            rows.append([f"{model[0]}-{model[1]}", *("" if delta is None else f"{delta:.5f}" for delta in found)])
+        return table(["model", *ways], rows)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from statistics import mean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from riskfield.experiments.cells import Cell, Cells
 from riskfield.experiments.comparison import Comparison
@@ -24,14 +24,22 @@ if TYPE_CHECKING:
 _TEST = "frac-MSE"
 _STAGED = BEST[_TEST]
 _SETTINGS = (LIKELIHOOD, BACK, _STAGED)
-_ITERATIONS = (100, 10)  # of BP: to convergence, and the fewest of Table 5
-_WAYS = tuple(Way(setting, sweeps) for setting in _SETTINGS for sweeps in _ITERATIONS)
-_PAPER = {
-    Way(setting, sweeps): TABLE_5[_TEST][name][column]
-    for setting, name in ((LIKELIHOOD, LIKELIHOOD), (_STAGED, _TEST))
-    for sweeps, column in zip(_ITERATIONS, (0, -1), strict=True)
+# Of BP in training, and in tests: to convergence, and the fewest of Table 5.
+_CONDITIONS: dict[str, dict[str, Any]] = {
+    "100 iterations": {"sweeps": 100},
+    "10 iterations": {"sweeps": 10},
+    "10 iterations, tests to convergence": {"sweeps": 10, "converged": True},
 }
-Losses = dict[Way, tuple[float, ...]]  # model by model; none where a way is not finished on one
+_REFERENCE = next(iter(_CONDITIONS))
+_WAYS = {(name, head): Way(name, **changes) for name in _SETTINGS for head, changes in _CONDITIONS.items()}
+_TRAINED = tuple(way for way in _WAYS.values() if not way.converged)
+_PAPER = {
+    (setting, head): TABLE_5[_TEST][name][column]
+    for setting, name in ((LIKELIHOOD, LIKELIHOOD), (_STAGED, _TEST))
+    for head, column in zip(_CONDITIONS, (0, -1, -1), strict=True)  # it does not say how it tests
+}
+Key = tuple[str, str]  # setting and condition
+Losses = dict[Key, tuple[float, ...]]  # model by model; none where a way is not finished on one
 
 
 @dataclass(frozen=True)
@@ -72,17 +80,17 @@ class Draws(AbstractStudy):
     def tables(self, records: list[Record]) -> str:
         """A row per draw and setting, of all draws together, and of the paper; then tests, then model by model."""
         draws = self._losses(records)
-        pooled = {way: _joined([losses[way] for losses in draws.values()]) for way in _WAYS}
+        pooled = {key: _joined([losses[key] for losses in draws.values()]) for key in _WAYS}
         rows = [row for seed, losses in draws.items() for row in _rows(str(seed), _means(losses))]
         rows += [*_rows("all", _means(pooled)), *_rows("paper", _PAPER, (LIKELIHOOD, _STAGED))]
-        many, few = _ITERATIONS
-        head = ["draw", "train setting", f"{many} iterations", f"{few} iterations", f"{few} / {many}"]
-        head += [f"/ {_STAGED}, {sweeps}" for sweeps in _ITERATIONS]
+        worse = [head for head in _CONDITIONS if head != _REFERENCE]
+        head = ["draw", "train setting", *_CONDITIONS, *(f"{head} / {_REFERENCE}" for head in worse)]
+        head += [f"{head} / {_STAGED}" for head in _CONDITIONS]
         return "".join(
             [
                 f"{self.count} draws of edges, parameters, roles and examples, with seeds from {self.suite.seed} on. ",
                 "Of each: " + about(self.suite, records, self._models(records)),
-                f"The last columns are ratios of these means: of {few} iterations to {many}, and to {_STAGED}.\n\n",
+                "The last columns are ratios of these means.\n\n",
                 table(head, rows),
                 "\n## All draws together\n\nWins, ties (the same to four decimals) and losses, and p of the paired ",
                 "permutation test, two-sided; above 13 pairs by 9999 random exchanges.\n\n",
@@ -97,16 +105,17 @@ class Draws(AbstractStudy):
             for k, (variables, edges) in enumerate(self._models(records)):
                 found = [f"{one[k]:.5f}" if one else "" for one in losses.values()]
                 rows.append([str(seed), f"{variables}-{edges}", *found])
-        return table(["draw", "model", *map(_name, _WAYS)], rows)
+        return table(["draw", "model", *map(", ".join, _WAYS)], rows)
 
     def plot(self, records: list[Record]) -> Figure:
-        """A panel per number of iterations: a point per model, likelihood across and staged training up."""
-        figure, axes = panels(1, len(_ITERATIONS))
-        for axis, sweeps in zip(axes, _ITERATIONS, strict=True):
+        """A panel per condition: a point per model, likelihood across and staged training up."""
+        figure, axes = panels(1, len(_CONDITIONS))
+        for axis, head in zip(axes, _CONDITIONS, strict=True):
             for seed, losses in self._losses(records).items():
-                axis.plot(losses[Way(LIKELIHOOD, sweeps)], losses[Way(_STAGED, sweeps)], "o", label=f"draw {seed}")
+                if losses[LIKELIHOOD, head] and losses[_STAGED, head]:
+                    axis.plot(losses[LIKELIHOOD, head], losses[_STAGED, head], "o", label=f"draw {seed}")
             axis.axline((1e-3, 1e-3), (1e-2, 1e-2), color="k", linewidth=0.5)
-            axis.set(title=f"{sweeps} iterations of BP", xlabel=LIKELIHOOD)
+            axis.set(title=head, xlabel=LIKELIHOOD)
             for scale in (axis.set_xscale, axis.set_yscale):
                 scale("symlog", linthresh=1e-4)  # a model may do better than the true one
             axis.legend(fontsize="small")
@@ -116,7 +125,7 @@ class Draws(AbstractStudy):
     def _draws(self) -> dict[int, Runs]:
         """By their seeds."""
         seeds = range(self.suite.seed, self.suite.seed + self.count)
-        return {seed: Runs(replace(self.suite, seed=seed), _WAYS, self.finished) for seed in seeds}
+        return {seed: Runs(replace(self.suite, seed=seed), _TRAINED, self.finished) for seed in seeds}
 
     def _models(self, records: list[Record]) -> list[tuple[int, int]]:
         """Those that are finished in every draw, so that draws compare."""
@@ -129,12 +138,8 @@ class Draws(AbstractStudy):
         out = {}
         for seed, runs in self._draws().items():
             own = of_models(select(records, seed=seed), models)
-            out[seed] = {way: runs.deltas(own, way, _TEST) for way in _WAYS}
+            out[seed] = {key: runs.deltas(own, way, _TEST) for key, way in _WAYS.items()}
         return out
-
-
-def _name(way: Way) -> str:
-    return f"{way.setting}, {way.sweeps} iterations"
 
 
 def _joined(parts: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
@@ -142,34 +147,34 @@ def _joined(parts: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
     return tuple(loss for part in parts for loss in part) if all(parts) else ()
 
 
-def _means(losses: Losses) -> dict[Way, float]:
-    return {way: mean(found) for way, found in losses.items() if found}
+def _means(losses: Losses) -> dict[Key, float]:
+    return {key: mean(found) for key, found in losses.items() if found}
 
 
-def _rows(draw: str, means: dict[Way, float], settings: Sequence[str] = _SETTINGS) -> list[list[str]]:
-    """A row per training setting: its losses, how they grow as iterations shrink, and how many times staged ones."""
+def _rows(draw: str, means: dict[Key, float], settings: Sequence[str] = _SETTINGS) -> list[list[str]]:
+    """A row per training setting: its losses, how they grow under worse conditions, and how many times staged ones."""
 
-    def ratio(way: Way, other: Way) -> str:
-        return f"{means[way] / means[other]:.1f}" if way in means and other in means else ""
+    def ratio(key: Key, other: Key) -> str:
+        return f"{means[key] / means[other]:.1f}" if key in means and other in means else ""
 
     rows = []
-    for setting in settings:
-        converged, cut = (Way(setting, sweeps) for sweeps in _ITERATIONS)
-        losses = [f"{means[way]:.5f}" if way in means else "not finished" for way in (converged, cut)]
-        beside = [ratio(way, Way(_STAGED, way.sweeps)) if setting != _STAGED else "" for way in (converged, cut)]
-        rows.append([draw, setting, *losses, ratio(cut, converged), *beside])
+    for name in settings:
+        losses = [f"{means[name, head]:.5f}" if (name, head) in means else "not finished" for head in _CONDITIONS]
+        growth = [ratio((name, head), (name, _REFERENCE)) for head in _CONDITIONS if head != _REFERENCE]
+        beside = [ratio((name, head), (_STAGED, head)) if name != _STAGED else "" for head in _CONDITIONS]
+        rows.append([draw, name, *losses, *growth, *beside])
     return rows
 
 
 def _tests(losses: Losses) -> str:
-    """Staged training against the likelihoods, and each with many iterations against few."""
-    pairs = [(Way(_STAGED, sweeps), Way(rival, sweeps)) for sweeps in _ITERATIONS for rival in (LIKELIHOOD, BACK)]
-    pairs += [(Way(setting, _ITERATIONS[0]), Way(setting, _ITERATIONS[1])) for setting in _SETTINGS]
+    """Staged training against the likelihoods, and each to convergence against worse conditions."""
+    pairs = [((_STAGED, head), (rival, head)) for head in _CONDITIONS for rival in (LIKELIHOOD, BACK)]
+    pairs += [((n, _REFERENCE), (n, head)) for n in _SETTINGS for head in _CONDITIONS if head != _REFERENCE]
     rows = []
-    for way, rival in pairs:
+    for key, rival in pairs:
         found = ["not finished", ""]
-        if losses[way] and losses[rival]:
-            compared = Comparison(losses[way], losses[rival])
+        if losses[key] and losses[rival]:
+            compared = Comparison(losses[key], losses[rival])
             found = [compared.wins, f"{compared.p_value:.4f}"]
-        rows.append([_name(way), _name(rival), *found])
+        rows.append([", ".join(key), ", ".join(rival), *found])
     return table(["", "against", "wins, ties, losses", "p"], rows)

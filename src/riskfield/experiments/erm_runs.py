@@ -63,6 +63,7 @@ GAINS: dict[str, SMD] = {
     LIKELIHOOD: SMD(gain=0.15, meta_gain=0.5, decay=0.9, batch_size=5),
     BACK: SMD(gain=0.05, meta_gain=0.5, decay=0.9, batch_size=5),
 }
+CONVERGED = 100  # iterations of BP where it is left to converge
 _FIRST = 3  # passes of the likelihood with which `-in` begins
 _SHARES = {0.0: 15, 0.5: 5, 1.0: 5}  # of `-hyb`: how many passes each has
 _SPREAD = 1.0  # standard deviation of the first parameters, that of the true ones in the paper
@@ -105,8 +106,10 @@ def outcome(drawn: RandomModel, plan: list[Stage], sweeps: int, restart: int = 0
     fits = train(model, drawn.examples(model, 0, examples), plan, restart)
     # A run that ended in an earlier stage has an objective of another loss, which does not compare.
     best = fits[-1].best if len(fits) == len(plan) else None
+    tests = drawn.examples(model, examples, 2 * examples)
     return {
-        "losses": losses_of(model, drawn.examples(model, examples, 2 * examples), sweeps),
+        "losses": losses_of(model, tests, sweeps),
+        "converged_losses": losses_of(model, tests, CONVERGED),
         "training_losses": losses_of(model, drawn.examples(model, 0, examples), sweeps),
         "objective": None if best is None or best.validation is None else finite(best.validation),
         "epochs": [len(fit.history) for fit in fits],

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import mean
 from typing import Any
 
 from riskfield.experiments.cells import Cell, Cells
 from riskfield.experiments.comparison import Comparison
-from riskfield.experiments.erm_runs import LIKELIHOOD, recipe_of, trained, truth
+from riskfield.experiments.erm_runs import CONVERGED, LIKELIHOOD, recipe_of, trained, truth
 from riskfield.experiments.study import Record, select
 
 # Table 1, from few edges to many: those of 2n, 4n and n ln n.
@@ -17,7 +17,6 @@ MODELS = (
     *((50, 100), (50, 195), (50, 200), (100, 200), (150, 300), (100, 400)),
     *((200, 400), (100, 461), (150, 600), (150, 752), (200, 800), (200, 1051)),
 )
-_SWEEPS = 100  # of BP, where it is left to converge
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class Suite:
 
     def true(self, model: tuple[int, int]) -> Cell:
         """The losses of the true model, with inference to convergence."""
-        return Cell("truth", truth, {**self._of(model), "sweeps": _SWEEPS})
+        return Cell("truth", truth, {**self._of(model), "sweeps": CONVERGED})
 
     def runs(self, model: tuple[int, int], setting: str, sweeps: int, mismatch: float) -> list[Cell]:
         """The runs of a training setting, one per restart."""
@@ -55,11 +54,24 @@ class Suite:
 
 @dataclass(frozen=True)
 class Way:
-    """One way of training: a setting, how many iterations BP has, and the share of wrong edges."""
+    """One way of training and testing.
+
+    Arguments:
+        setting: for which loss.
+        sweeps: iterations of BP in training and in tests.
+        mismatch: the share of wrong edges.
+        converged: whether BP is left to converge in tests, whatever it does in training.
+    """
 
     setting: str
-    sweeps: int = _SWEEPS
+    sweeps: int = CONVERGED
     mismatch: float = 0.0
+    converged: bool = False
+
+    @property
+    def losses(self) -> str:
+        """Where the record of a run has the losses of its tests."""
+        return "converged_losses" if self.converged and self.sweeps != CONVERGED else "losses"
 
     @property
     def first(self) -> bool:
@@ -115,10 +127,11 @@ class Runs:
         return self.suite.runs(model, way.setting, way.sweeps, way.mismatch)
 
     def restarts(self, records: list[Record], model: tuple[int, int], way: Way) -> list[Record]:
-        """All restarts of one way on one model; none if one is missing."""
+        """All restarts of one way on one model; none if one is missing, or was not tested so."""
         runs = [record for record in records if record["cell"] == "run"]
         size = {"num_variables": model[0], "num_edges": model[1]}
         found = select(runs, **size, setting=way.setting, sweeps=way.sweeps, mismatch=way.mismatch)
+        found = [run for run in found if way.losses in run]
         return found if len(found) == len(self._cells(model, way)) else []
 
     def models(self, records: list[Record]) -> list[tuple[int, int]]:
@@ -132,7 +145,7 @@ class Runs:
             return None
         (true,) = select(records, cell="truth", num_variables=model[0], num_edges=model[1])
         best = min(runs, key=lambda run: float("inf") if run["objective"] is None else run["objective"])
-        return float(best["losses"][test] - true["losses"][test])
+        return float(best[way.losses][test] - true["losses"][test])
 
     def deltas(self, records: list[Record], way: Way, test: str) -> tuple[float, ...]:
         """Those of all models, or nothing if the way is not finished on one of them."""
@@ -142,7 +155,7 @@ class Runs:
 
     def comparison(self, records: list[Record], way: Way, test: str) -> Comparison | None:
         """With the likelihood under the same conditions, if it is finished on all models."""
-        rival = Way(LIKELIHOOD, way.sweeps, way.mismatch)
+        rival = replace(way, setting=LIKELIHOOD)
         deltas = self.deltas(records, way, test)
         return Comparison(deltas, self.deltas(records, rival, test)) if deltas else None
 
