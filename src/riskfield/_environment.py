@@ -3,6 +3,5 @@
 import os
 
 # Torch's threads would spin at the end of every operation until the last of them is there. Where another program wants
-# the processors, too, that one may be waiting for one. Beside a program that kept one of two busy, `make demo` was up
-# to four times as slow so.
+# the processors, too, that last one may itself be waiting for one. What it costs is in docs/performance.md.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")

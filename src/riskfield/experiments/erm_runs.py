@@ -107,9 +107,10 @@ def outcome(drawn: RandomModel, plan: list[Stage], sweeps: int, restart: int = 0
     # A run that ended in an earlier stage has an objective of another loss, which does not compare.
     best = fits[-1].best if len(fits) == len(plan) else None
     tests = drawn.examples(model, examples, 2 * examples)
+    losses = losses_of(model, tests, sweeps)
     return {
-        "losses": losses_of(model, tests, sweeps),
-        "converged_losses": losses_of(model, tests, CONVERGED),
+        "losses": losses,
+        "converged_losses": losses if sweeps == CONVERGED else losses_of(model, tests, CONVERGED),
         "training_losses": losses_of(model, drawn.examples(model, 0, examples), sweeps),
         "objective": None if best is None or best.validation is None else finite(best.validation),
         "epochs": [len(fit.history) for fit in fits],
