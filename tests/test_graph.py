@@ -55,6 +55,48 @@ def test_the_given_arrays_are_copied():
     assert graph.scope(1) == (1, 2)
 
 
+def test_node_entries_are_the_places_of_a_variables_states():
+    graph = rf.FactorGraph([2, 3, 2, 3], [(0, 1)])
+    vector = torch.arange(graph.mu_size)
+    entries = graph.node_entries(np.array([[3, 1], [1, 3]]))
+    assert entries.shape == (2, 2, 3)
+    assert torch.equal(torch.from_numpy(entries[0, 0]), graph.node(vector, 3))
+    assert torch.equal(torch.from_numpy(entries[1, 0]), graph.node(vector, 1))
+    assert graph.node_entries(np.empty(0, np.int64)).size == 0
+    with pytest.raises(ValueError, match=r"`variables` must all have the same number of states. Got \[2, 3\]"):
+        graph.node_entries(np.array([0, 1]))
+
+
+@given(graphs())
+def test_a_forest_has_no_cycle(graph):
+    # Leaves of the factor graph are peeled off one by one until nothing but cycles is left.
+    links = {("factor", f, v) for f in range(graph.num_factors) for v in graph.scope(f)}
+    while True:
+        ends = [end for _, f, v in links for end in (("factor", f), ("variable", v))]
+        kept = {link for link in links if ends.count(link[:2]) > 1 and ends.count(("variable", link[2])) > 1}
+        if len(kept) == len(links):
+            break
+        links = kept
+    assert graph.is_forest == (not links)
+
+
+@pytest.mark.parametrize(
+    ("graph", "expected"),
+    [
+        (rf.FactorGraph([], []), True),
+        (rf.FactorGraph([2], [(0,), (0,)]), True),
+        (rf.chain(100_000, 2), True),
+        (rf.grid(2, 2, 2), False),
+        (rf.grid(1, 5, 2), True),
+        (rf.FactorGraph([2] * 3, [(0, 1, 2), (1, 0)]), False),
+        (rf.FactorGraph([2] * 5, [(0, 1, 2), (2, 3, 4)]), True),
+    ],
+)
+def test_forests(graph, expected):
+    assert graph.is_forest is expected
+    assert "is_forest" in vars(graph)  # computed once
+
+
 def test_factors_keep_their_numbers():
     scopes = [(0, 1), (2,), (1, 0), (0, 1, 2), (2, 1), (0,)]
     graph = rf.FactorGraph([2, 3, 2], scopes)

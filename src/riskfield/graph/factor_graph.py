@@ -15,6 +15,7 @@ layouts of theta and mu coincide.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -136,6 +137,42 @@ class FactorGraph:
             for b in range(a + 1, group.arity)
         ]
         return np.concatenate(pairs) if pairs else np.empty((0, 2), np.int64)
+
+    def node_entries(self, variables: npt.NDArray[np.integer]) -> IntArray:
+        """Where the states of `variables`, which all have equally many, lie in theta and in mu: (*variables, state).
+
+        >>> FactorGraph([2, 3, 2]).node_entries(np.array([0, 2]))
+        array([[0, 1],
+               [2, 3]])
+        """
+        sizes = np.unique(self._num_states[variables])
+        if len(sizes) > 1:
+            raise ValueError(f"`variables` must all have the same number of states. Got {sizes.tolist()}.")
+        entries: IntArray = self._node_start[variables][..., None] + np.arange(sizes[0] if len(sizes) else 0)
+        return entries
+
+    @cached_property
+    def is_forest(self) -> bool:
+        """Whether the factor graph has no cycle, so that belief propagation on it is exact.
+
+        The nodes of the factor graph are the variables and the factors. Two factors that share two variables form a
+        cycle; a single factor never does, whatever its arity.
+
+        >>> FactorGraph([2] * 4, [(0,), (0, 1, 2), (2, 3)]).is_forest, FactorGraph([2, 2], [(0, 1), (0, 1)]).is_forest
+        (True, False)
+        """
+        from scipy.sparse import coo_array
+        from scipy.sparse.csgraph import connected_components
+
+        num_nodes = self.num_variables + self.num_factors
+        num_edges = sum(group.variables.size for group in self._factor_groups)
+        if num_edges >= max(num_nodes, 1):
+            return False
+        variables = np.concatenate([np.empty(0, np.int64), *(g.variables.ravel() for g in self._factor_groups)])
+        factors = np.concatenate([np.empty(0, np.int64), *(np.repeat(g.factors, g.arity) for g in self._factor_groups)])
+        edges = coo_array((np.ones(num_edges), (variables, self.num_variables + factors)), (num_nodes, num_nodes))
+        num_trees = connected_components(edges, directed=False, return_labels=False)
+        return bool(num_edges == num_nodes - num_trees)
 
     # -- numbers in the layout ----------------------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ class Block(NamedTuple):
     stop: int
     shape: tuple[int, ...]
     variables: Tensor  # (factor, slot)
+    entries: list[Tensor]  # for each slot: (factor, state)  where its variables' beliefs lie in mu
     unknowns: Tensor  # (row, factor)  the unknown that each row is about
     sums: Tensor  # (row, cell)  0 or 1: which cells of a table a row adds up
     others: Tensor  # (row, cell)  the opposite
@@ -87,8 +88,7 @@ class Polytope:
             unknown[group.variables] = first + (group.num_states - 1) * np.arange(len(group.variables))
             first += (group.num_states - 1) * len(group.variables)
         self.num_unknowns = first
-        self.node_start = index_tensor(graph.node_start)
-        self.blocks = [_block(group, unknown) for group in graph.factor_groups]
+        self.blocks = [_block(graph, group, unknown) for group in graph.factor_groups]
         self.reduced = _Places(self)
 
     def free(self, vector: Tensor) -> Tensor:
@@ -128,7 +128,7 @@ class Polytope:
             for block in self.blocks:
                 table = possible[:, block.start : block.stop].unflatten(1, (-1, *block.shape))
                 for slot, size in enumerate(block.shape):
-                    entries = self.node_start[block.variables[:, slot]][:, None] + torch.arange(size)  # (factor, state)
+                    entries = block.entries[slot]
                     supported = table.movedim(2 + slot, 2).reshape(*table.shape[:2], size, -1).any(-1)
                     lost = torch.zeros(len(possible), self.num_nodes, dtype=torch.int64)
                     where = entries.reshape(1, -1).expand(len(possible), -1)
@@ -158,7 +158,7 @@ class Polytope:
         for block in self.blocks:
             table_size, place = block.sums.shape[1], torch.zeros((), dtype=torch.int64)
             for slot, size in enumerate(block.shape):
-                of_slot = states[:, self.node_start[block.variables[:, slot]][:, None] + torch.arange(size)]
+                of_slot = states[:, block.entries[slot]]
                 place = (place * size).unsqueeze(-1) + of_slot.reshape(items, -1, *[1] * slot, size)
             starts = block.start + table_size * torch.arange(len(block.variables))
             parts.append((place.reshape(items, -1, table_size) + starts[:, None]).flatten(1))
@@ -231,7 +231,7 @@ class _Places:
         return out.scatter_add_(1, self.entry.expand(items, -1), values)
 
 
-def _block(group: FactorGroup, unknown: IntArray) -> Block:
+def _block(graph: FactorGraph, group: FactorGroup, unknown: IntArray) -> Block:
     states = np.unravel_index(np.arange(group.table_size), group.shape)
     sums = [np.arange(n - 1)[:, None] == states[s] for s, n in enumerate(group.shape)]
     table = np.concatenate([np.zeros((0, group.table_size), bool), *sums])
@@ -242,6 +242,7 @@ def _block(group: FactorGroup, unknown: IntArray) -> Block:
         group.mu_stop,
         group.shape,
         index_tensor(group.variables),
+        [index_tensor(graph.node_entries(group.variables[:, slot])) for slot in range(group.arity)],
         index_tensor(np.concatenate([np.zeros((0, group.num_factors), np.int64), *unknowns])),
         *(torch.from_numpy(part.astype(np.float64)) for part in (table, ~table, pairs)),
     )

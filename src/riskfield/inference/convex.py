@@ -365,9 +365,8 @@ def _check_convex(graph: FactorGraph, terms: Sequence[Term]) -> None:
     # Beliefs of a variable follow from those of its factors: they need no term of their own.
     joined = torch.zeros(graph.mu_size, dtype=torch.bool)
     for group in graph.factor_groups:
-        for slot, size in enumerate(group.shape):
-            start = index_tensor(graph.node_start[group.variables[:, slot]])
-            joined[start[:, None] + torch.arange(size)] = True
+        for slot in range(group.arity):
+            joined[index_tensor(graph.node_entries(group.variables[:, slot]))] = True
     flat = ~joined & ~(curvature > 0)
     if flat.any():
         raise ValueError(

@@ -167,7 +167,7 @@ def _blocks(graph: FactorGraph, device: torch.device) -> list[_Block]:
     return [
         _Block(
             index_tensor(variables, device),
-            index_tensor(graph.node_start[variables][:, None] + np.arange(count), device),
+            index_tensor(graph.node_entries(variables), device),
             tuple(parts),
         )
         for variables, (_, count), parts in zip(members, distinct, contributions, strict=True)
