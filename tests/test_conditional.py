@@ -197,3 +197,9 @@ def test_join_refuses_factors_of_several_types():
     part = rf.Examples(rf.grid(2, 3, 2), torch.zeros(1, 6, dtype=torch.int64), inputs)
     with pytest.raises(ValueError, match=r"in one tensor\. Got horizontal, vertical"):
         rf.join([part, part])
+
+
+@pytest.mark.parametrize("num_states", [1, 0, 2.0, True])
+def test_a_linear_model_needs_two_states(num_states):
+    with pytest.raises(ValueError, match=f"`num_states` must be an integer of at least 2. Got {num_states!r}."):
+        rf.LinearModel(num_states, 3, 1)

@@ -483,6 +483,47 @@ def test_bad_pictures_are_refused():
         GridCRF(connectivity=6).fit(*pictures(1))
 
 
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([[-1, 1, 1], [1, -1]], "it seems to be a class here: -1 and 1 are two classes. Number the classes from 0"),
+        ([[-1, 0, -2], [1, 2]], "it seems to be a class here: -2 is negative, too."),
+        ([["a", -1, "b"], ["a", "b"]], "`y[0]` must hold labels of one type. Got strings and -1. To mark unknown"),
+        ([np.array(["a", -1, "b"]), ["a", "b"]], "`y` holds the string '-1' beside 'a'."),
+        (
+            [np.array(["a", 2, "b"], object), ["a", "b"]],
+            "`y[0]` must hold labels of one type, or -1. Got strings and 2",
+        ),
+        ([[0, 1, 1], ["a", "b"]], "`y` must hold labels of one type. Got integers in y[0] and strings in y[1]."),
+        ([[True, False, True], [1, 0]], "Got booleans in y[0] and integers in y[1]."),
+        ([np.array([0, None, 1], object), [0, 1]], "`y[0]` must hold integers, booleans or strings. Got None."),
+        ([np.array([0, 1, 1j]), [0, 1]], "`y[0]` must hold integers, booleans or strings. Got complex128."),
+        ([[7, 7, 7], [7, 7]], "`y` must hold at least two classes. Got only 7."),
+        ([[0, -1, 0], [0, 0]], "`y` must hold at least two classes. Got only 0."),
+        ([["a", "a", "a"], [-1, -1]], "`y` must hold at least two classes. Got only 'a'."),
+    ],
+)
+def test_doubtful_labels_are_refused(labels, message):
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        CRF().fit(GOOD[0], labels)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes"),
+    [
+        ([[-1, 0, 1], [0, 1]], [0, 1]),
+        ([[-1.0, 0, 1], [0, 1]], [0, 1]),
+        ([np.array([-1, 0, 1], object), [0, 1]], [0, 1]),
+        ([["a", "b", "a"], [-1, -1]], ["a", "b"]),
+        ([["-1", "1", "1"], ["1", "-1"]], ["-1", "1"]),
+        ([[-2, 3, 3], [-2, 3]], [-2, 3]),
+    ],
+)
+def test_clear_labels_are_taken(labels, classes):
+    assert CRF().fit(GOOD[0], labels).classes_.tolist() == classes
+
+
 def test_predictions_need_a_fit_and_the_same_features():
     for method in ("predict", "predict_marginals", "predict_proba"):
         with pytest.raises(NotFittedError):
@@ -492,8 +533,10 @@ def test_predictions_need_a_fit_and_the_same_features():
         crf.predict([np.zeros((3, 5))])
     with pytest.raises(ValueError, match=r"`X\[0\]` must have 2 variables per edge, as the others in `fit`. Got 3."):
         crf.predict([(np.zeros((3, 2)), [[0, 1, 2]])])
-    with pytest.raises(ValueError, match=r"`y\[0\]` must have shape \(3,\). Got \(2,\)."):
+    with pytest.raises(ValueError, match=r"`y\[0\]` must have shape \(3,\), a label for each variable. Got \(2,\)."):
         crf.score(GOOD[0], [[0, 1], [0, 1]])
     with pytest.raises(ValueError, match=r"`y` must hold a label other than -1\."):
         crf.score(GOOD[0], [[-1] * 3, [-1] * 2])
+    with pytest.raises(ValueError, match=r"`y\[0\]` must hold integers, as in `fit`. Got strings."):
+        crf.score(GOOD[0], [["a", "b", "b"], ["b", "a"]])
     assert crf.predict([]) == []

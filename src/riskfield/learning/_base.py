@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from typing import Any, ClassVar, Self, TypeAlias
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -19,12 +19,11 @@ from riskfield.inference.infer import Stop
 from riskfield.inference.message_passing import MessagePassing
 from riskfield.inference.settings import Inference
 from riskfield.io.model_file import read_model, write_model
+from riskfield.learning.labels import Array, as_labels, is_known, known_labels, type_of
 from riskfield.learning.loss_names import LOSSES
 from riskfield.learning.optimiser import AbstractOptimiser
 from riskfield.losses.loss import AbstractLoss, LossLike, as_loss
 from riskfield.models.conditional import LinearModel
-
-Array: TypeAlias = npt.NDArray[Any]
 
 TRUNCATED = Inference(MessagePassing(TRW(0.5)), Stop(sweeps=10, tol=None), Unroll())
 
@@ -65,12 +64,12 @@ class AbstractEstimator(BaseEstimator):  # type: ignore[misc]
         check_consistent_length(X, y, sample_weight)
         right = total = 0.0
         for k, predicted in enumerate(self.predict(X)):
-            labels = np.asarray(y[k])
-            if labels.shape != predicted.shape:
-                raise ValueError(f"`y[{k}]` must have shape {predicted.shape}. Got {labels.shape}.")
-            weight = 1.0 if sample_weight is None else float(sample_weight[k])
+            labels = as_labels(y[k], predicted.shape, f"y[{k}]")
             known = is_known(labels)
-            right += weight * np.count_nonzero(known & (predicted == labels))
+            if known.any() and type_of(labels) != type_of(predicted):
+                raise ValueError(f"`y[{k}]` must hold {type_of(predicted)}, as in `fit`. Got {type_of(labels)}.")
+            weight = 1.0 if sample_weight is None else float(sample_weight[k])
+            right += weight * np.count_nonzero(predicted[known] == known_labels(labels))
             total += weight * np.count_nonzero(known)
         if not total > 0:
             raise ValueError("`y` must hold a label other than -1.")
@@ -121,8 +120,7 @@ class AbstractEstimator(BaseEstimator):  # type: ignore[misc]
     def _codes(self, labels: Array) -> npt.NDArray[np.int64]:
         """Labels as numbers of classes; -1 stays."""
         codes = np.full(labels.shape, -1, np.int64)
-        known = is_known(labels)
-        codes[known] = np.searchsorted(self.classes_, labels[known])
+        codes[is_known(labels)] = np.searchsorted(self.classes_, known_labels(labels))
         return codes
 
     def __sklearn_tags__(self) -> Tags:
@@ -130,26 +128,3 @@ class AbstractEstimator(BaseEstimator):  # type: ignore[misc]
         tags.input_tags.two_d_array, tags.input_tags.three_d_array = False, True
         tags.target_tags.required = tags.target_tags.multi_output = True
         return tags
-
-
-def as_labels(values: Any, shape: tuple[int, ...], name: str) -> Array:
-    """The labels of one example, checked."""
-    labels = np.asarray(values)
-    if labels.shape != shape:
-        raise ValueError(f"`{name}` must have shape {shape}, a label for each variable. Got {labels.shape}.")
-    if labels.dtype.kind == "f" and not (labels == np.round(labels)).all():
-        raise ValueError(f"`{name}` must hold integers or strings. Got fractions or NaN.")
-    return labels
-
-
-def classes_of(labels: list[Array]) -> Array:
-    """All labels that occur, in order."""
-    known = np.concatenate([entry[is_known(entry)] for entry in labels])
-    if not known.size:
-        raise ValueError("`y` must hold a label other than -1.")
-    return np.unique(known)
-
-
-def is_known(labels: Array) -> npt.NDArray[np.bool_]:
-    """Where labels are not -1."""
-    return labels != -1 if labels.dtype.kind in "ifO" else np.ones(labels.shape, np.bool_)

@@ -16,9 +16,10 @@ from riskfield.decoders import AbstractDecoder, as_decoder, decode
 from riskfield.inference.infer import Stop
 from riskfield.inference.message_passing import MessagePassing
 from riskfield.inference.settings import Inference
-from riskfield.learning._base import TRUNCATED, AbstractEstimator, Array, as_labels, classes_of
+from riskfield.learning._base import TRUNCATED, AbstractEstimator
 from riskfield.learning._designs import Chain, Design
 from riskfield.learning.fit import fit
+from riskfield.learning.labels import Array, as_labels, classes_of
 from riskfield.models.conditional import LinearModel
 
 _EXACT_ON_CHAINS = Inference(MessagePassing(), Stop(sweeps=1, tol=None), Unroll())

@@ -18,8 +18,9 @@ from riskfield.features.image import ImageFeatures, as_floats
 from riskfield.features.resample import resize
 from riskfield.graph.builders import grid
 from riskfield.inference.settings import Inference
-from riskfield.learning._base import TRUNCATED, AbstractEstimator, Array, as_labels, classes_of
+from riskfield.learning._base import TRUNCATED, AbstractEstimator
 from riskfield.learning.checkpoint import Checkpoints
+from riskfield.learning.labels import Array, as_labels, classes_of
 from riskfield.learning.lbfgs import LBFGS
 from riskfield.learning.optimiser import AbstractOptimiser
 from riskfield.learning.stages import Stage, fit_stages

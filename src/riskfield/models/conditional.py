@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -89,7 +90,7 @@ class LinearModel(Conditional):
     among them for a constant term. F and G are `model.nodes["nodes"].weight` and `model.factors["factors"].weight`.
 
     Arguments:
-        num_states: of every variable.
+        num_states: of every variable, at least 2.
         node_features: the length of u.
         factor_features: the length of v, or a dictionary {type: length} for a G of its own for every type of factor;
             the inputs then have a tensor v for each type, and the factors of the graph are listed type by type.
@@ -113,6 +114,8 @@ class LinearModel(Conditional):
         arity: int = 2,
         dtype: torch.dtype = torch.float64,
     ):
+        if not isinstance(num_states, int | np.integer) or isinstance(num_states, bool) or num_states < 2:
+            raise ValueError(f"`num_states` must be an integer of at least 2. Got {num_states!r}.")
         types = factor_features if isinstance(factor_features, Mapping) else {"factors": factor_features}
         super().__init__(
             _zero_linear(node_features, num_states, dtype),

@@ -1,0 +1,126 @@
+"""Labels as users write them: which type they have, which of them are unknown, and which classes they name.
+
+Labels are integers (floats with whole values count as such), booleans or strings, one type in all examples. The integer
+-1 marks an unknown label. Labels that leave in doubt whether -1 is a class are refused, since guessing would train
+another model than the one that was meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Array: TypeAlias = npt.NDArray[Any]
+
+UNKNOWN = -1
+
+
+def as_labels(values: Any, shape: tuple[int, ...], name: str) -> Array:
+    """The labels of one example as an array of one type, checked; `name` is their name in errors.
+
+    Strings are an object array where some of them are unknown, as `np.array(["a", -1, "b"], dtype=object)`.
+    """
+    labels = np.asarray(values)
+    if labels.shape != shape:
+        raise ValueError(f"`{name}` must have shape {shape}, a label for each variable. Got {labels.shape}.")
+    if labels.dtype.kind == "U" and not isinstance(values, np.ndarray):
+        # NumPy has turned whatever else stood among the strings into strings.
+        others = [entry for entry in np.asarray(values, dtype=object).flat if not isinstance(entry, str)]
+        if others:
+            raise ValueError(
+                f"`{name}` must hold labels of one type. Got strings and {others[0]!r}. To mark unknown labels "
+                "among strings by -1, pass np.array(labels, dtype=object)."
+            )
+    if labels.dtype.kind == "O":
+        return _from_objects(labels, name)
+    if labels.dtype.kind not in "biufU":
+        raise ValueError(f"`{name}` must hold integers, booleans or strings. Got {labels.dtype}.")
+    if labels.dtype.kind == "f" and not (labels == np.round(labels)).all():
+        raise ValueError(f"`{name}` must hold integers or strings. Got fractions or NaN.")
+    return labels
+
+
+def is_known(labels: Array) -> npt.NDArray[np.bool_]:
+    """Where labels are not -1."""
+    return labels != UNKNOWN if labels.dtype.kind in "ifO" else np.ones(labels.shape, np.bool_)
+
+
+def classes_of(labels: Sequence[Array]) -> Array:
+    """All labels that occur, in order: at least two classes of one type, none of which can be meant to be unknown."""
+    examples: dict[str, int] = {}  # the first example with labels of a type
+    for k, own in enumerate(labels):
+        if is_known(own).any():
+            examples.setdefault(type_of(own), k)
+    if not examples:
+        raise ValueError(f"`y` must hold a label other than {UNKNOWN}.")
+    if len(examples) > 1:
+        found = " and ".join(f"{kind} in y[{k}]" for kind, k in examples.items())
+        raise ValueError(f"`y` must hold labels of one type. Got {found}.")
+    (kind,) = examples
+    classes = np.unique(np.concatenate([known_labels(own) for own in labels if is_known(own).any()]))
+    if kind == "strings":
+        _check_strings(classes)
+    elif not all(is_known(own).all() for own in labels):
+        _check_beside_unknown(classes)
+    if len(classes) < 2:
+        raise ValueError(f"`y` must hold at least two classes. Got only {classes.tolist()[0]!r}.")
+    return classes
+
+
+def known_labels(labels: Array) -> Array:
+    """The labels that are known, in one axis."""
+    known = labels[is_known(labels)]
+    return known.astype(np.str_) if labels.dtype.kind == "O" else known
+
+
+def type_of(labels: Array) -> str:
+    """The type of labels, in words."""
+    return {"U": "strings", "O": "strings", "b": "booleans"}.get(labels.dtype.kind, "integers")
+
+
+def _from_objects(labels: Array, name: str) -> Array:
+    """Objects that are all numbers as an array of numbers; strings, with -1 among them, as they are."""
+    entries = labels.ravel().tolist()
+    strings = [isinstance(entry, str) for entry in entries]
+    if not any(strings):
+        numbers = np.array(entries).reshape(labels.shape)
+        if numbers.dtype.kind not in "biuf":
+            odd = next(entry for entry in entries if not isinstance(entry, bool | int | float | np.number))
+            raise ValueError(f"`{name}` must hold integers, booleans or strings. Got {odd!r}.")
+        return as_labels(numbers, labels.shape, name)
+    for entry, is_string in zip(entries, strings, strict=True):
+        if not is_string and (isinstance(entry, bool) or entry != UNKNOWN):
+            raise ValueError(f"`{name}` must hold labels of one type, or {UNKNOWN}. Got strings and {entry!r}.")
+    return labels
+
+
+def _check_strings(classes: Array) -> None:
+    if str(UNKNOWN) in classes and not all(_is_number(entry) for entry in classes):
+        other = str(classes[classes != str(UNKNOWN)][0])
+        raise ValueError(
+            f"`y` holds the string '{UNKNOWN}' beside {other!r}. It looks like the number {UNKNOWN}, which marks an "
+            "unknown label, turned into a string. Pass np.array(labels, dtype=object) for unknown labels, or give the "
+            "class another name."
+        )
+
+
+def _check_beside_unknown(classes: Array) -> None:
+    """Refuse numbers among which -1 seems to be a class."""
+    others = classes.tolist()
+    if others == [1] or min(others) < 0:
+        negative = f"{min(others)} is negative, too" if min(others) < 0 else f"{UNKNOWN} and 1 are two classes"
+        raise ValueError(
+            f"`y` holds {UNKNOWN}, which marks an unknown label, but it seems to be a class here: {negative}. "
+            "Number the classes from 0, as np.unique(labels, return_inverse=True) does."
+        )
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
