@@ -1,7 +1,7 @@
-"""The algorithms that every conformance test runs over. A new algorithm is one row here.
+"""The algorithms of the conformance tests. A new algorithm is one row here.
 
-A row builds its algorithm for a graph and an order of its variables. Numbers per factor depend on its arity only: that
-way relabelled graphs and unions get the same ones.
+A row builds its algorithm for a graph and an order of its variables. Numbers per factor depend only on the arity, so
+relabelled graphs and unions get the same numbers.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from riskfield import (
 
 @dataclass(frozen=True)
 class Case:
-    """One row."""
+    """An algorithm and its properties."""
 
     name: str
     make: Callable[[FactorGraph, tuple[int, ...] | None], AbstractAlgorithm]
-    iterative: bool = True  # sweeps, and messages to start from
-    unique: bool = False  # concave on every graph: one fixed point, wherever it starts
-    marginals: bool = True  # mu holds marginals (and not max-marginals)
-    kernels: bool = True  # runs on the kernels, through which `Unroll` goes back
+    iterative: bool = True  # runs sweeps and can start from messages
+    unique: bool = False  # concave on every graph: one fixed point, whatever the start
+    marginals: bool = True  # mu holds marginals, not max-marginals
+    kernels: bool = True  # runs on the kernels, which `Unroll` can differentiate
 
 
 def by_arity(graph: FactorGraph, numbers: list[float]) -> torch.Tensor:
-    """One number per factor, chosen by its arity."""
+    """One number per factor, by arity."""
     out = torch.empty(graph.num_factors, dtype=torch.float64)
     for group in graph.factor_groups:
         out[torch.tensor(group.factors)] = numbers[group.arity - 1]
@@ -60,7 +60,7 @@ def _convex(graph: FactorGraph) -> CountingNumbers:
 
 
 def _free_energy(graph: FactorGraph) -> ConvexFreeEnergy:
-    """The square keeps message passing away."""
+    """The square term rules out the message-passing solver, so the interior-point solver runs."""
     weights = torch.full((graph.mu_size,), 0.4, dtype=torch.float64)
     for group in graph.factor_groups:
         weights[group.mu_start : group.mu_stop] = 0.3 + 0.2 * group.arity

@@ -1,4 +1,4 @@
-"""Losses on marginals, and their gradients in theta by differences of the converged objective, entry by entry."""
+"""Losses on marginals, and their gradients with respect to theta by finite differences of the converged objective."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TIGHT = rf.Stop(sweeps=5000, tol=1e-14)
 def univariate_logistic(graph, mu, seed=0):
     """-sum_i log mu_i(x_i) at random states that are possible in every batch item."""
     rng = np.random.default_rng(seed)
-    total = 0 * mu.sum()  # also without factors the loss depends on mu
+    total = 0 * mu.sum()  # so that the loss depends on mu even if nothing is added
     for v in range(graph.num_variables):
         block = graph.node(mu, v)
         possible = torch.nonzero((block.detach() > 0).reshape(-1, block.shape[-1]).all(0)).ravel().tolist()
@@ -25,9 +25,9 @@ def univariate_logistic(graph, mu, seed=0):
 
 
 def clique_logistic(graph, mu, seed=0):
-    """The same for factor marginals."""
+    """-sum_c log mu_c(x_c) at random joint states that are possible in every batch item."""
     rng = np.random.default_rng(seed)
-    total = 0 * mu.sum()  # also without factors the loss depends on mu
+    total = 0 * mu.sum()  # so that the loss depends on mu even if nothing is added
     for group in graph.factor_groups:
         for row in range(group.num_factors):
             start = group.mu_start + row * group.table_size
@@ -39,7 +39,7 @@ def clique_logistic(graph, mu, seed=0):
 
 
 def random_quadratic(graph, mu, seed=0):
-    """A quadratic of all of mu that couples its entries."""
+    """A quadratic function of mu that couples all entries."""
     rng = np.random.default_rng(seed)
     weights = torch.from_numpy(rng.normal(size=(3, graph.mu_size))).to(mu)
     return ((mu @ weights.T) ** 2).sum() + (mu @ weights[0]).sum()
@@ -57,7 +57,7 @@ def gradient(graph, theta, algorithm, loss, adjoint, stop=TIGHT, **options):
 
 
 def differences(graph, theta, algorithm, loss, stop=TIGHT, step=1e-4, **options):
-    """dL/dtheta by four-sided differences of L, and whether every run converged."""
+    """dL/dtheta by four-point central differences of L, and whether every run converged."""
     out, converged = torch.zeros_like(theta), True
     entries = torch.isfinite(theta).nonzero().tolist()
     for entry in map(tuple, entries):
@@ -75,5 +75,5 @@ def differences(graph, theta, algorithm, loss, stop=TIGHT, step=1e-4, **options)
 
 
 def error(actual, expected):
-    """The largest error, relative to the largest entry (or to 1 where all are small)."""
+    """The largest absolute error, divided by the largest expected entry or by 1, whichever is larger."""
     return float((actual - expected).abs().max() / expected.abs().max().clamp(min=1))

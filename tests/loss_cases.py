@@ -1,4 +1,4 @@
-"""Every loss, once, and random labels, evidence and masks to put it through. A new loss is one row here."""
+"""A table of all losses, random labels and evidence, and reference implementations. A new loss is one row here."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from strategies import brute_force
 
 @dataclass(frozen=True)
 class LossCase:
-    """One row."""
+    """A loss and what it needs."""
 
     name: str
     loss: rf.AbstractLoss
-    marginal: bool = False  # looks at marginals
-    value: bool = False  # looks at log-partition functions
-    hidden: bool = True  # allows for hidden variables
-    binary: bool = False  # of binary variables only
+    marginal: bool = False  # depends on marginals
+    value: bool = False  # depends on log-partition values
+    hidden: bool = True  # allows hidden variables
+    binary: bool = False  # needs binary variables
 
     @property
     def infers(self):
@@ -31,7 +31,7 @@ class LossCase:
 
 
 def entropy_of_nodes(solution, labels, mask):
-    """A loss that a user might write, on marginals and the log-partition value."""
+    """An example of a user's loss: a function of the marginals and the log-partition value."""
     nodes = solution.mu[..., : solution.graph.node_size]
     return torch.special.entr(nodes).sum(-1) * mask.sum(-1) + 0.1 * solution.log_partition
 
@@ -77,7 +77,7 @@ def draw(graph, seed, *batch, hidden=0.0, given=0.0):
     return labels, evidence
 
 
-# -- the definitions, written out one variable and one joint state at a time ----------------------------------------
+# -- the definitions, in loops over single variables and joint states -----------------------------------------------
 
 
 class Naive:
@@ -87,9 +87,9 @@ class Naive:
         self.graph, self.theta = graph, theta
         evidence = torch.full_like(labels, -1) if evidence is None else evidence
         self.given = [int(e) for e in evidence]
-        self.counted = [int(x) >= 0 and e < 0 for x, e in zip(labels, self.given, strict=True)]
-        pairs = zip(labels.tolist(), self.given, self.counted, strict=True)
-        self.known = [e if e >= 0 else (x if counted else -1) for x, e, counted in pairs]
+        self.is_target = [int(x) >= 0 and e < 0 for x, e in zip(labels, self.given, strict=True)]
+        triples = zip(labels.tolist(), self.given, self.is_target, strict=True)
+        self.known = [e if e >= 0 else (x if scored else -1) for x, e, scored in triples]
         self.scores = brute_force(graph, theta).scores
 
     def log_total(self, fixed):
@@ -99,7 +99,7 @@ class Naive:
         return top + math.log(np.exp(part - top).sum())
 
     def marginal(self, scope):
-        """p(x_scope | given), a dictionary from joint states."""
+        """p(x_scope | evidence), as a dictionary {joint state: probability}."""
         total = self.log_total(self.given)
         out = {}
         for joint in itertools.product(*(range(int(self.graph.num_states[v])) for v in scope)):
@@ -111,21 +111,22 @@ class Naive:
         return out
 
     def over_variables(self, compare):
-        return sum(compare(self.marginal((v,)), (self.known[v],)) for v, counted in enumerate(self.counted) if counted)
+        targets = [v for v, scored in enumerate(self.is_target) if scored]
+        return sum(compare(self.marginal((v,)), (self.known[v],)) for v in targets)
 
     def over_cliques(self, compare):
         total = 0.0
         for f in range(self.graph.num_factors):
             scope = self.graph.scope(f)
             label = tuple(self.known[v] for v in scope)
-            if min(label) >= 0 and any(self.counted[v] for v in scope):
+            if min(label) >= 0 and any(self.is_target[v] for v in scope):
                 total += compare(self.marginal(scope), label)
         return total
 
     def pseudolikelihood(self):
         total = 0.0
-        for v, counted in enumerate(self.counted):
-            if counted:
+        for v, scored in enumerate(self.is_target):
+            if scored:
                 logits = self.graph.node(self.theta, v).clone()
                 for f in range(self.graph.num_factors):
                     scope = self.graph.scope(f)
@@ -140,7 +141,7 @@ class Naive:
         for f in range(self.graph.num_factors):
             scope = self.graph.scope(f)
             label = tuple(self.known[v] for v in scope)
-            if min(label) < 0 or not any(self.counted[v] for v in scope):
+            if min(label) < 0 or not any(self.is_target[v] for v in scope):
                 continue
             table = self.graph.factor(self.theta, f)
             agreeing = [
@@ -153,8 +154,8 @@ class Naive:
 
     def independent(self, single=True):
         total = 0.0
-        for v, counted in enumerate(self.counted):
-            if counted:
+        for v, scored in enumerate(self.is_target):
+            if scored:
                 logits = self.graph.node(self.theta, v).clone()
                 for f in range(self.graph.num_factors if single else 0):
                     if self.graph.scope(f) == (v,):

@@ -1,4 +1,4 @@
-"""Message passing one message at a time, straight from the definition: slow, short and written for comparison only."""
+"""Reference implementations: message passing and mean field from the definition, one message or variable at a time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 class NaiveMessagePassing:
-    """Plain probabilities in dictionaries; potentials must be mild."""
+    """Messages are plain probabilities in a dictionary, so potentials must be small."""
 
     def __init__(self, graph, theta, factor_number, node_total, *, damping=0.0, maximise=False):
         self.scopes = [graph.scope(f) for f in range(graph.num_factors)]
@@ -51,7 +51,7 @@ class NaiveMessagePassing:
         return mixed / mixed.sum()
 
     def sequential_sweep(self, order):
-        """Forwards, then backwards; one message after the other."""
+        """Visit the variables forwards, then backwards, and update one message at a time."""
         rank = {v: k for k, v in enumerate(order)}
         for v in order:
             for f, scope in enumerate(self.scopes):

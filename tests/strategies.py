@@ -1,4 +1,4 @@
-"""Small random models, and the truth about them by enumerating every joint state."""
+"""Small random models, and their exact marginals and log-partition values by enumeration of all joint states."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ seeds = st.integers(0, 2**32 - 1)
 
 @st.composite
 def graphs(draw, *, max_variables=5, max_states=3, max_factors=6, max_arity=4, allow_ties=True, forest=False):
-    """Any factor graph: loops, repeated scopes, isolated variables, single states, tied tables. `forest` bars loops."""
+    """Any factor graph: loops (unless `forest`), repeated scopes, isolated variables, single states, tied tables."""
     n = draw(st.integers(1, max_variables))
     num_states = draw(st.lists(st.integers(1, max_states), min_size=n, max_size=n))
     scope = st.permutations(range(n)).flatmap(
@@ -45,7 +45,7 @@ def pairwise(draw, *, max_variables=5, max_states=3, max_factors=8):
 
 
 def potentials(graph, seed, kind="mild", *batch, dtype=torch.float64):
-    """Random theta. "extreme" ones are around +-500, "impossible" ones hold -inf (never a variable without states)."""
+    """Random theta. "extreme" has values around +-500; "impossible" has entries of -inf, but not at node states 0."""
     rng = np.random.default_rng(seed)
     theta = torch.from_numpy(rng.normal(size=(*batch, graph.theta_size)))
     if kind == "extreme":
@@ -66,7 +66,7 @@ kinds = st.sampled_from(["mild", "extreme", "impossible"])
 
 @dataclass(frozen=True)
 class Truth:
-    """Everything there is to know about a small model."""
+    """The exact answers for a small model."""
 
     log_partition: float
     mu: torch.Tensor  # NaN if no joint state is possible
@@ -75,7 +75,7 @@ class Truth:
 
 
 def brute_force(graph, theta):
-    """The truth about one theta, from the definition: add up the tables over all joint states, then sum."""
+    """The exact answers for one theta: score all joint states, then sum over them."""
     shape = tuple(int(n) for n in graph.num_states)
     scores = np.zeros(shape)
     blocks = [((v,), graph.node(theta, v)) for v in range(graph.num_variables)]
@@ -91,7 +91,7 @@ def brute_force(graph, theta):
     mu = torch.zeros(graph.mu_size, dtype=torch.float64)
     for v in range(graph.num_variables):
         graph.node(mu, v).copy_(torch.from_numpy(_sum_to(weights, (v,))))
-    # The slice of mu, not `graph.factor`: without ties theta and mu have one length and a bug could hide here.
+    # Slice mu directly: `graph.factor` tells theta and mu apart by their length, which is equal without tied tables.
     for group in graph.factor_groups:
         for row, scope in enumerate(group.variables.tolist()):
             start = group.mu_start + row * group.table_size
@@ -111,7 +111,7 @@ def _without_loops(n, scopes):
 
 
 def _over_all(table, scope, shape):
-    """`table` with one axis per variable, of length 1 outside its scope."""
+    """`table` with one axis per variable; axes outside its scope have length 1."""
     ordered = np.transpose(table, np.argsort(scope))
     return ordered.reshape([shape[v] if v in scope else 1 for v in range(len(shape))])
 

@@ -72,8 +72,8 @@ def test_known_cases_of_concavity(graph, entropy, concave):
 
 @settings(max_examples=60)
 @given(pairwise(), seeds)
-def test_what_is_called_concave_curves_down(graph, seed):
-    """On a line between two feasible points the middle lies above the mean of the ends."""
+def test_is_concave_implies_midpoint_concavity(graph, seed):
+    """The value at the midpoint of two feasible points is at least the mean of their values."""
     entropy = rf.CountingNumbers(1.0, 0.2 - float(np.random.default_rng(seed).uniform(0, 1)))
     try:
         counting = entropy.counting(graph)
@@ -90,7 +90,7 @@ def test_what_is_called_concave_curves_down(graph, seed):
 
 
 def spanning_forests(n, edges):
-    """All maximal sets of edges without a loop."""
+    """All maximal acyclic sets of edges."""
     best, found = -1, []
     for size in range(len(edges), -1, -1):
         if best >= 0:
@@ -134,7 +134,7 @@ def test_spanning_trees_need_pairs():
         rf.spanning_tree_rho(rf.FactorGraph([2] * 3, [(0, 1, 2)]))
 
 
-# -- refusals --------------------------------------------------------------------------------------------------------
+# -- invalid arguments -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -145,11 +145,11 @@ def test_spanning_trees_need_pairs():
         (rf.TRW(math.nan), "`rho` must be above 0 and finite. Got nan"),
         (rf.TRW(math.inf), "`rho` must be above 0 and finite. Got inf"),
         (rf.TRW(torch.tensor([0.5, 0.0])), r"`rho`: c_c must be above 0 and finite. Got 0.0 at 1"),
-        (rf.TRW(torch.tensor([0.5])), r"`rho` must be one number or hold 2. Got shape \(1,\)"),
+        (rf.TRW(torch.tensor([0.5])), r"`rho` must be one number or have shape \(2,\). Got shape \(1,\)"),
         (rf.CountingNumbers(0.0, 1.0), r"`factor`: c_c must be above 0 and finite. Got 0.0 at 0"),
         (rf.CountingNumbers(1.0, -1.0), r"c_i \+ sum of c_c must be above 0 and finite. Got 0.0 at 0"),
-        (rf.CountingNumbers(1.0, torch.ones(2)), r"`node` must be one number or hold 3. Got shape \(2,\)"),
-        (rf.CountingNumbers(torch.ones(3), 1.0), r"`factor` must be one number or hold 2. Got shape \(3,\)"),
+        (rf.CountingNumbers(1.0, torch.ones(2)), r"`node` must be one number or have shape \(3,\). Got shape \(2,\)"),
+        (rf.CountingNumbers(torch.ones(3), 1.0), r"`factor` must be one number or have shape \(2,\). Got shape \(3,\)"),
     ],
 )
 def test_invalid_counting_numbers_are_refused(kernels, entropy, message):

@@ -1,4 +1,4 @@
-"""Features of pictures, against other ways to compute them."""
+"""Features of pictures, compared with independent computations."""
 
 import itertools
 import time
@@ -50,19 +50,19 @@ def test_fourier_has_all_binary_vectors(picture):
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_hog_is_that_of_scikit_image_on_its_lattice(channels):
+def test_hog_equals_scikit_image_on_its_lattice(channels):
     picture = np.random.default_rng(1).random((40, 56, channels))
     blocks = hog(picture, 9, (8, 8), (2, 2), "L2-Hys", feature_vector=False, channel_axis=-1)
     dense = dense_hog(picture, 8)
     assert dense.shape == (40, 56, 36)
-    # scikit-image adds up in single precision.
+    # scikit-image sums in single precision.
     np.testing.assert_allclose(dense[8:-7:8, 8:-7:8], blocks.reshape(*blocks.shape[:2], 36), rtol=0, atol=1e-6)
 
 
-def test_hog_at_any_pixel_is_that_of_a_picture_cut_around_it():
+def test_hog_at_any_pixel_depends_only_on_its_neighbourhood():
     picture = np.random.default_rng(2).random((40, 40, 1))
     for row, column in [(9, 9), (13, 22), (30, 17)]:
-        # One more pixel on every side: the gradient at the border of a picture is another one.
+        # Keep one more pixel on every side, because the gradient at the border of a picture differs.
         cut = picture[row - 9 : row + 9, column - 9 : column + 9]
         np.testing.assert_allclose(dense_hog(picture, 8)[row, column], dense_hog(cut, 8)[9, 9], atol=1e-10)
 
@@ -123,7 +123,7 @@ def test_coarse_features_are_means_and_edges_compare_means():
     np.testing.assert_array_equal(features.horizontal[..., 1:], distance[..., None] > np.array(THRESHOLDS))
 
 
-def test_pictures_that_are_none():
+def test_invalid_pictures():
     recipe = rf.ImageFeatures()
     for wrong in [np.zeros((3, 4, 2)), np.zeros(5), np.zeros((0, 4)), np.zeros((2, 3, 4, 3))]:
         with pytest.raises(ValueError, match="`picture` must have shape"):
@@ -136,7 +136,7 @@ def test_pictures_that_are_none():
     assert as_floats(np.array([[True, False]])).ravel().tolist() == [1, 0]
 
 
-def test_recipes_are_checked():
+def test_invalid_recipes():
     with pytest.raises(ValueError, match="`scale` must be above 0 and at most 1"):
         rf.ImageFeatures(scale=0)
     with pytest.raises(TypeError, match="`pixels` must be a tuple of objects of type AbstractPixelFeature"):
@@ -177,7 +177,7 @@ def test_features_of_a_photograph_take_well_under_a_second():
 @pytest.mark.parametrize(("old", "new"), [(6, 3), (7, 3), (5, 4), (9, 1), (4, 4)])
 def test_coarser_maps_are_means_by_area(old, new):
     values = torch.rand(old, old, 2, dtype=torch.float64)
-    # Repeating every pixel `new` times makes every coarse pixel a block of `old` whole ones.
+    # If every pixel is repeated `new` times, each coarse pixel is a block of `old` whole pixels.
     fine = values.repeat_interleave(new, 0).repeat_interleave(new, 1)
     expected = fine.reshape(new, old, new, old, 2).mean((1, 3))
     torch.testing.assert_close(resize(values, (new, new)), expected)
@@ -200,7 +200,7 @@ def test_resized_marginals_stay_normalised_and_carry_gradients(shape):
     assert torch.autograd.gradcheck(lambda m: resize(m, shape), marginals)
 
 
-def test_labels_made_coarser():
+def test_reduced_labels():
     labels = torch.tensor([[0, 0, 1, 1], [1, 2, -1, -1], [1, 0, 2, 2], [0, 1, 2, -1]])
     assert reduce_labels(labels, (2, 2)).tolist() == [[0, 1], [0, 2]]  # a tie goes to the smaller, -1 last
     assert reduce_labels(labels, (4, 4)) is labels
@@ -212,7 +212,7 @@ def test_labels_made_coarser():
         reduce_labels(labels.double(), (2, 2))
 
 
-def test_resize_refuses_what_is_no_map():
+def test_resize_rejects_invalid_arguments():
     with pytest.raises(ValueError, match="`values` must be floats of shape"):
         resize(torch.zeros(3, 3), (2, 2))
     with pytest.raises(ValueError, match="`shape` must be two positive lengths"):

@@ -1,4 +1,4 @@
-"""The gradient of every loss in theta against finite differences, through every algorithm and adjoint it supports."""
+"""The gradient of every loss with respect to theta, with all algorithms and adjoints, against finite differences."""
 
 import warnings
 from dataclasses import replace
@@ -18,7 +18,7 @@ BINARY = rf.FactorGraph([2] * 5, [(0, 1), (1, 2), (2, 0), (2, 3, 4)])
 
 
 def total(row, graph, theta, inference):
-    """The loss of two examples with hidden and given variables, summed; theta of shape (*batch, theta)."""
+    """The summed loss of two examples with hidden and observed variables; theta has shape (*batch, theta)."""
     labels, evidence = draw(graph, 3, 2, hidden=0.3 * row.hidden, given=0.2)
     batch = theta.shape[:-1]
     labels, evidence = labels.expand(*batch, -1, -1), evidence.expand(*batch, -1, -1)
@@ -42,7 +42,7 @@ def check(row, inference):
 @rows(lambda case: case.marginals and case.kernels)
 @losses(lambda row: row.infers)
 def test_through_the_sweeps_that_ran(row, case):
-    """Also the truncated likelihood and truncated EM."""
+    """This includes the truncated likelihood and truncated EM."""
     algorithm = case.make(BINARY if row.binary else MIXED, None)
     check(row, rf.Inference(algorithm, TRUNCATED, rf.Unroll()))
 
@@ -50,7 +50,7 @@ def test_through_the_sweeps_that_ran(row, case):
 @rows(lambda case: case.marginals and case.kernels)
 @losses(lambda row: row.value and not row.marginal)
 def test_of_values_at_convergence(row, case):
-    """Surrogate likelihood and EM, by dA/dtheta = mu."""
+    """Surrogate likelihood and EM, with dA/dtheta = mu."""
     algorithm = case.make(BINARY if row.binary else MIXED, None)
     check(row, rf.Inference(algorithm, CONVERGED))
 
@@ -119,5 +119,5 @@ def test_which_adjoint_serves_a_likelihood():
     assert chosen(rf.MeanField(), rf.Stop(), rf.FixedPoint()) == rf.Envelope()
     assert chosen(rf.MeanField(), rf.Stop(), rf.Unroll()) == rf.Unroll()
     assert chosen(rf.MeanField(), truncated) == rf.Unroll()
-    assert chosen(rf.MeanField(), truncated, rf.Perturb()) == rf.Perturb()  # which will say what it needs
+    assert chosen(rf.MeanField(), truncated, rf.Perturb()) == rf.Perturb()  # it raises its own error when it runs
     assert chosen(exact, truncated) == rf.Envelope()

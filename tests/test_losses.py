@@ -1,4 +1,4 @@
-"""Losses against their definitions, with masks, evidence, hidden variables, weights; and what they refuse."""
+"""Losses compared with their definitions, with masks, evidence, hidden variables and weights; and invalid arguments."""
 
 import math
 import re
@@ -29,7 +29,7 @@ def case_of(name):
 @settings(max_examples=12)
 @given(graph=small, seed=seeds)
 def test_definition(name, graph, seed):
-    """With exact inference; hidden variables, evidence, and both."""
+    """Exact inference, without and with hidden variables, and with hidden variables and evidence."""
     case = case_of(name)
     theta = potentials(graph, seed, "mild", 2)
     for hidden, observed in ((0.0, 0.0), (0.3, 0.0), (0.3, 0.3)):
@@ -79,7 +79,7 @@ def test_patch_pseudolikelihood(graph, patches):
             naive = Naive(graph, theta[item], labels[item], None if observed is None else observed[item])
             expected = 0.0
             for patch in set(patches):
-                inside = [p == patch and counted for p, counted in zip(patches, naive.counted, strict=True)]
+                inside = [p == patch and scored for p, scored in zip(patches, naive.is_target, strict=True)]
                 outside = [-1 if free else x for free, x in zip(inside, naive.known, strict=True)]
                 expected += naive.log_total(outside) - naive.log_total(naive.known)
             torch.testing.assert_close(float(actual[item]), expected, **close)
@@ -103,7 +103,7 @@ def test_patch_pseudolikelihood_with_message_passing_is_exact_on_rows():
 
 
 def test_patch_pseudolikelihood_sums_over_hidden_variables():
-    """Patches 0 and 2 share no factor, so they are freed together, with the hidden variable between them."""
+    """Patches 0 and 2 share no factor, so they have one colour and are predicted jointly through hidden variable 2."""
     graph = rf.chain(5, 2)
     theta, labels = potentials(graph, 3), torch.tensor([0, 1, -1, 1, 0])
     naive = Naive(graph, theta, labels)
@@ -146,7 +146,7 @@ def test_contrastive_divergence_moves_only_what_is_free():
 def test_a_weight_of_zero_leaves_a_loss_uncomputed():
     graph = rf.chain(3, 2)
     theta, (labels, _) = potentials(graph, 1), draw(graph, 2)
-    never = rf.SurrogateLikelihood()  # would refuse to do without inference
+    never = rf.SurrogateLikelihood()  # raises an error without inference
     for hybrid in (rf.Hybrid(rf.Piecewise(), never, 1.0), rf.Hybrid(never, rf.Piecewise(), 0.0)):
         torch.testing.assert_close(hybrid(graph, theta, labels), rf.Piecewise()(graph, theta, labels))
 
@@ -176,7 +176,7 @@ def test_roles_of_the_runs():
     graph = rf.chain(3, 2)
     theta, inference = potentials(graph, 1), Watched(rf.MessagePassing())
     rf.SurrogateEM(clamped=rf.MeanField())(graph, theta, torch.tensor([0, -1, 1]), inference)
-    rf.SurrogateEM()(graph, theta, torch.tensor([0, 1, 1]), inference)  # nothing hidden: nothing to clamp
+    rf.SurrogateEM()(graph, theta, torch.tensor([0, 1, 1]), inference)  # nothing hidden: no clamped run
     assert roles == [
         (rf.Role.FREE, rf.MessagePassing),
         (rf.Role.CLAMPED, rf.MeanField),
@@ -188,7 +188,7 @@ def test_roles_of_the_runs():
 
 INFERENCE = rf.Inference(rf.MessagePassing(rf.TRW(0.5)), rf.Stop(tol=1e-12), rf.FixedPoint())
 BINARY = rf.grid(2, 3, 2)
-SEEDED = {"contrastive-divergence"}  # a batch draws other random numbers than its items
+SEEDED = {"contrastive-divergence"}  # a batch draws different random numbers than its items one by one
 
 
 def suitable(row):
@@ -231,7 +231,7 @@ def test_masked_variables_are_hidden(row):
 
 @losses()
 def test_evidence_takes_precedence_over_labels(row):
-    """A label of a given variable says nothing."""
+    """Labels of observed variables are ignored."""
     graph = suitable(row)
     theta = potentials(graph, 1, "mild", 3)
     labels, evidence = draw(graph, 2, 3, given=0.3)
@@ -251,16 +251,16 @@ def test_single_precision(row):
 
 
 @losses(lambda row: row.hidden and row.name != "custom")
-def test_nothing_counted_costs_nothing(row):
+def test_loss_without_targets_is_zero(row):
     graph = suitable(row)
     theta = potentials(graph, 1)
     labels = torch.full((graph.num_variables,), -1)
     value = row.loss(graph, theta, labels, INFERENCE)
-    if row.name not in {"mixed-em", "contrastive-divergence"}:  # those approximate the same thing in two ways
+    if row.name not in {"mixed-em", "contrastive-divergence"}:  # their two terms use different approximations
         torch.testing.assert_close(value, torch.zeros_like(value), rtol=0, atol=1e-9)
 
 
-def test_labels_that_are_impossible_cost_infinitely_much():
+def test_impossible_labels_have_infinite_loss():
     graph = rf.chain(2, 2)
     theta = graph.zeros()
     graph.node(theta, 0)[1] = -math.inf
@@ -272,8 +272,8 @@ def test_labels_that_are_impossible_cost_infinitely_much():
 
 
 @losses(lambda row: row.name != "custom")
-def test_impossible_states_elsewhere_do_no_harm(row):
-    """Neither to the value nor to the gradient, also where a hidden or an uncounted variable has them."""
+def test_impossible_states_other_than_labels_keep_value_and_gradient_finite(row):
+    """Also if the variable with impossible states is hidden."""
     graph = suitable(row)
     theta = potentials(graph, 1)
     graph.node(theta, 0)[1] = -math.inf
@@ -324,7 +324,7 @@ def test_a_function_is_a_loss():
 
 @pytest.mark.parametrize("loss", [rf.Pseudolikelihood(), rf.Piecewise()], ids=["pseudolikelihood", "piecewise"])
 def test_losses_without_inference_are_quick_on_images(loss):
-    """Tenths of a second, value and gradient; a loop over variables or factors would take minutes."""
+    """Value and gradient take tenths of a second. A Python loop over variables or factors would take minutes."""
     graph = rf.grid(200, 300, 2)
     theta = torch.randn(4, graph.theta_size, dtype=torch.float64, requires_grad=True)
     labels, _ = draw(graph, 1, 4)
@@ -336,11 +336,11 @@ def test_losses_without_inference_are_quick_on_images(loss):
     assert min(seconds) < 1
 
 
-# -- what is refused -------------------------------------------------------------------------------------------------
+# -- invalid arguments -----------------------------------------------------------------------------------------------
 
 
 @losses(lambda row: row.infers)
-def test_losses_that_need_inference_say_so(row):
+def test_losses_that_need_inference_require_it(row):
     graph = suitable(row)
     with pytest.raises(ValueError, match="needs `inference`, such as"):
         row.loss(graph, graph.zeros(), draw(graph, 1)[0])
@@ -368,8 +368,12 @@ def call(**changes):
         ({"evidence": LABELS[:1].expand(3, -1)}, ValueError, "`evidence` must broadcast to the shape (2, 3) of labels"),
         ({"mask": LABELS}, TypeError, "`mask` must be a bool tensor. Got torch.int64"),
         ({"mask": torch.ones(3, 3, dtype=bool)}, ValueError, "`mask` must broadcast to the shape (2, 3) of labels"),
-        ({"mask": LABELS > -2}, ValueError, "`mask` must not count variables whose label is -1"),
-        ({"mask": LABELS >= 0, "evidence": torch.tensor([0, -1, -1])}, ValueError, "whose state `evidence` gives"),
+        ({"mask": LABELS > -2}, ValueError, "`mask` must be False for variables whose label is -1"),
+        (
+            {"mask": LABELS >= 0, "evidence": torch.tensor([0, -1, -1])},
+            ValueError,
+            "variables that `evidence` observes",
+        ),
     ],
 )
 def test_bad_arguments(changes, error, message):
@@ -418,12 +422,12 @@ def test_other_refusals():
         risk(weights=torch.ones(3))
     with pytest.raises(ValueError, match="`weights` must be finite and not negative"):
         risk(weights=torch.tensor([1.0, -1.0]))
-    with pytest.raises(ValueError, match="`per_variable` needs an example with a counted variable"):
+    with pytest.raises(ValueError, match="`per_variable` needs at least one target"):
         rf.empirical_risk(rf.Independent(), GRAPH, theta, torch.full((2, 3), -1), per_variable=True)
 
 
 def test_brute_force_agrees_with_naive():
-    """The reference of this file against the reference of the others."""
+    """The reference implementation of this file agrees with the one that the other tests use."""
     theta = potentials(MIXED, 1)
     naive, truth = Naive(MIXED, theta, draw(MIXED, 2)[0]), brute_force(MIXED, theta)
     assert math.isclose(naive.log_total([-1] * 4), truth.log_partition)

@@ -1,4 +1,4 @@
-"""The report: what it says, and how it looks in a browser."""
+"""The report: its content, and how a browser renders it."""
 
 import base64
 import contextlib
@@ -31,7 +31,7 @@ TITLE = "Discs <on> ground & more"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Two models of the same pictures, and a page on both."""
+    """Two models fitted to the same pictures, and a page about both."""
     folder = write_folders(tmp_path_factory.mktemp("report"))
     with contextlib.chdir(folder):
         fit = ["fit", "--images", "images", "--masks", "masks", *CLASS_OPTIONS, "--quiet", "--iterations", "4"]
@@ -53,7 +53,7 @@ def pictures(folder):
 
 
 class Page(html.parser.HTMLParser):
-    """What is on a page: elements that are open and closed as they should be, texts, tables, addresses."""
+    """The content of a page: texts, tables, images and addresses. Checks that elements are properly nested."""
 
     VOID = ("meta", "img", "input", "circle", "path")
 
@@ -102,15 +102,15 @@ def test_the_page_is_whole_and_needs_no_network(folder):
     text = (folder / "page.html").read_text(encoding="utf-8")
     assert not re.search(r"https?://|@import|<link", text)
     assert "<title>Discs &lt;on&gt; ground &amp; more</title>" in text
-    # Of each picture: the input, and for each class a layer of the truth, and two of each run.
+    # Images of each picture: the input; for each class, one layer of the truth and two layers of each run.
     assert len(page.images) == 3 * (1 + 2 + 2 * 2 * 2)
     for address in page.images:
         opened(address).load()
 
 
-def test_the_page_says_what_was_found(folder, runs, pictures):
+def test_the_page_shows_the_evaluation(folder, runs, pictures):
     page = Page((folder / "page.html").read_text(encoding="utf-8"))
-    said = " ".join(page.text)
+    words = " ".join(page.text)
     results = page.tables[0]
     assert results[0][:4] == ["", "wrong pixels", "wrong ground", "wrong figure"]
     for k, run in enumerate(runs):
@@ -122,9 +122,9 @@ def test_the_page_says_what_was_found(folder, runs, pictures):
         assert results[1 + k][-2:] == [f"{found.log_loss:.3f}", f"{found.calibration_error:.3f}"]
         confusion = page.tables[1 + k]
         assert confusion[1][1:] == [f"{100 * n / found.confusion[0].sum():.1f} %" for n in found.confusion[0]]
-        assert run.command in said
-        assert f"independent ended after 4 iterations: {run.fits[0].explanation}" in said
-    assert "riskfield report clique-logistic likelihood --images images --masks masks --out page.html" in said
+        assert run.command in words
+        assert f"independent ended after 4 iterations: {run.fits[0].explanation}" in words
+    assert "riskfield report clique-logistic likelihood --images images --masks masks --out page.html" in words
     settings = next(table for table in page.tables if table[-1][0] == "parameters")
     assert ["loss", "clique-logistic", "likelihood"] in settings
     assert ["sweeps", "10"] in settings  # the same for both
@@ -188,7 +188,7 @@ def test_refusals(folder, runs, pictures, tmp_path, capsys, monkeypatch):
     assert capsys.readouterr().err == "riskfield: masks: holds no fitted model.\n"
 
 
-# -- numbers and pieces -----------------------------------------------------------------------------------------------
+# -- evaluation, colours, images and charts ---------------------------------------------------------------------------
 
 
 def test_classes_that_do_not_occur():
@@ -201,20 +201,20 @@ def test_classes_that_do_not_occur():
     assert found.mean_overlap == 0.5
     assert found.as_dict()["classes"][2] == {"name": "c", "pixels": 0, "error": None, "overlap": None}
     assert found.bin_counts.tolist() == [4, 1, 1, 0, 0, 0, 1, 1, 0, 1]
-    # 4 of 0.0; 0.2, 0.3 and 0.7 are false or true as they are; 0.8 and 1.0 are true.
+    # 0.3, 0.8 and 1.0 belong to the true class. 0.2, 0.7 and the four zeros do not.
     assert found.calibration_error == pytest.approx((0.2 + 0.7 + 0.7 + 0.2) / 9)
 
 
-def test_marginals_that_tell_the_truth_are_calibrated():
+def test_true_marginals_are_calibrated():
     rng = np.random.default_rng(0)
     beliefs = rng.dirichlet([1, 1, 1], (300, 300))
     labels = (rng.random((300, 300, 1)) > beliefs.cumsum(-1)).sum(-1)
-    honest, bold = Tally("abc"), Tally("abc")
-    honest.add(labels, beliefs)
-    bold.add(labels, beliefs**3 / (beliefs**3).sum(-1, keepdims=True))
-    assert honest.evaluation().calibration_error < 0.01
-    assert bold.evaluation().calibration_error > 0.1
-    assert honest.evaluation().log_loss < bold.evaluation().log_loss
+    calibrated, overconfident = Tally("abc"), Tally("abc")
+    calibrated.add(labels, beliefs)
+    overconfident.add(labels, beliefs**3 / (beliefs**3).sum(-1, keepdims=True))
+    assert calibrated.evaluation().calibration_error < 0.01
+    assert overconfident.evaluation().calibration_error > 0.1
+    assert calibrated.evaluation().log_loss < overconfident.evaluation().log_loss
 
 
 def test_colours_differ():
@@ -249,7 +249,7 @@ def test_charts():
     text = chart.svg()
     assert Page(text).open == []
     assert 'aria-label="C &amp; D"' in text
-    assert text.count("<circle") == 2  # a point that is no number has no dot, nor has one of size 0
+    assert text.count("<circle") == 2  # points that are NaN or of size 0 have no dot
     assert re.search(r'class="line" d="M[\d.]+ [\d.]+M[\d.]+ [\d.]+L[\d.]+ [\d.]+"', text)
     assert "nan" not in text
     assert "nan" not in Chart("", "x", "y", [Line("s0", [1], [5.0])]).svg()
@@ -288,9 +288,9 @@ AROUND = """<!doctype html>
 
 
 def browse(page, folder, width, height, dark):
-    """What the browser makes of a page: what `PROBE` says, and a screenshot."""
+    """Render a page in the browser. Return the measurements of `PROBE` and a screenshot."""
     (folder / "page.html").write_text(page.replace("</body>", PROBE + "</body>"), encoding="utf-8")
-    # A window is never as narrow as a phone, but a frame in it is.
+    # A browser window cannot be as narrow as a phone, but a frame in it can.
     (folder / "around.html").write_text(AROUND.format(width=width, height=height))
     command = [
         *(CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run"),
@@ -301,32 +301,32 @@ def browse(page, folder, width, height, dark):
     ]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert ran.returncode == 0, ran.stderr
-    said = json.loads(html.unescape(re.search(r'data-probe="([^"]*)"', ran.stdout)[1]))
+    measured = json.loads(html.unescape(re.search(r'data-probe="([^"]*)"', ran.stdout)[1]))
     with Image.open(folder / "shot.png") as shot:
-        return said, np.asarray(shot.convert("RGB")).astype(float)[:, :width]
+        return measured, np.asarray(shot.convert("RGB")).astype(float)[:, :width]
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
 @pytest.mark.parametrize(("width", "dark"), [(1200, False), (1200, True), (390, False)], ids=["light", "dark", "phone"])
 def test_the_page_in_a_browser(folder, runs, pictures, tmp_path, width, dark):
     text = (folder / "page.html").read_text(encoding="utf-8")
-    said, shot = browse(text, tmp_path, width, 2400, dark)
-    assert said["width"] == said["content"] == width  # the page need not be scrolled sideways,
-    assert said["outside"] == []  # and nothing is cut off
-    assert said["decoded"] == len(Page(text).images)
-    assert said["tables"] == len(Page(text).tables)
-    assert said["charts"] == 3
-    assert said["faded"] == "0.25"
+    measured, shot = browse(text, tmp_path, width, 2400, dark)
+    assert measured["width"] == measured["content"] == width  # the page does not scroll horizontally
+    assert measured["outside"] == []  # nothing is cut off
+    assert measured["decoded"] == len(Page(text).images)
+    assert measured["tables"] == len(Page(text).tables)
+    assert measured["charts"] == 3
+    assert measured["faded"] == "0.25"
     background = shot[:, 2].mean(0)
     assert (background < 40).all() if dark else (background > 240).all()
-    ink = shot[: int(said["panels"][0][1])]  # there is something to read above the pictures, and it can be told apart
+    ink = shot[: int(measured["panels"][0][1])]  # there is text above the pictures, with enough contrast
     assert (np.abs(ink - background).max(-1) > 150).mean() > 0.003
-    # Truth and marginals are painted as they should be: 0.8 of the colours in proportion, 0.2 of the picture in grey.
+    # Truth and marginals are blended as specified: 0.8 of the class colours and 0.2 of the grey picture.
     picture, colours = pictures[0], np.array(class_colours(2))
     marginals = runs[0].crf.predict_marginals([picture.image])[0]
     grey = np.asarray(Image.fromarray(picture.image).convert("L")).astype(float)
     known = picture.labels >= 0
-    for shares, place in ((one_hot(picture.labels, 2), said["panels"][1]), (marginals, said["panels"][2])):
+    for shares, place in ((one_hot(picture.labels, 2), measured["panels"][1]), (marginals, measured["panels"][2])):
         expected = 0.8 * shares @ colours + (1 - 0.8 * shares.sum(-1)[..., None]) * grey[..., None]
         left, top, wide, high = place
         rows, columns = grey.shape

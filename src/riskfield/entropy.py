@@ -1,9 +1,9 @@
-r"""Entropy approximations, each a choice of counting numbers.
+r"""Entropy approximations, defined by counting numbers.
 
     H(mu) = sum_c c_c H(mu_c) + sum_i c_i H(mu_i),        c^_i = c_i + sum_{c containing i} c_c
 
 Inference maximises theta . mu + H(mu) over the local polytope; message passing needs only c_c and c^_i. The conditions
-c_c > 0 and c^_i > 0 (Domke 2010, eq. 16) keep the maximiser strictly inside the polytope and are checked here.
+c_c > 0 and c^_i > 0 (Domke 2010, eq. 16) keep the maximiser in the interior of the polytope. They are checked here.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ class Counting:
 
 
 class AbstractEntropy(ABC):
-    """A rule that gives every graph its counting numbers."""
+    """A rule that assigns counting numbers to the factors and variables of a graph."""
 
     @abstractmethod
     def counting(self, graph: FactorGraph) -> Counting:
-        """The counting numbers on `graph`, checked."""
+        """Return the validated counting numbers for `graph`."""
 
     def is_concave(self, graph: FactorGraph) -> bool:
         r"""Whether the entropy is concave on the local polytope, by the conditions of Heskes (2006).
 
-        They ask for c_ci >= 0 with sum_{i in c} c_ci <= c_c and -c_i <= sum_{c containing i} c_ci, a linear program.
-        True is a proof. False means only that these conditions fail.
+        They require c_ci >= 0 with sum_{i in c} c_ci <= c_c and -c_i <= sum_{c containing i} c_ci. A linear program
+        decides whether such c_ci exist. The conditions are sufficient: True proves concavity, False proves nothing.
 
         >>> from riskfield import Bethe, TRW, chain, grid
         >>> Bethe().is_concave(chain(5, 2)), Bethe().is_concave(grid(3, 3, 2)), TRW(0.5).is_concave(grid(3, 3, 2))
@@ -80,10 +80,10 @@ class AbstractEntropy(ABC):
 
 @dataclass(frozen=True)
 class Bethe(AbstractEntropy):
-    """c_c = 1, c^_i = 1: loopy belief propagation. Exact on trees, concave only with at most one loop per component."""
+    """c_c = 1, c^_i = 1: loopy belief propagation. Exact on trees; concave if each component has at most one loop."""
 
     def counting(self, graph: FactorGraph) -> Counting:
-        """All ones."""
+        """Return ones."""
         return _checked(torch.ones(graph.num_factors, dtype=torch.float64), _ones(graph))
 
 
@@ -92,19 +92,20 @@ class TRW(AbstractEntropy):
     """c_c = rho_c, c^_i = 1: the tree-reweighted entropy (Wainwright, Jaakkola & Willsky 2005).
 
     Arguments:
-        rho: the appearance probability of the factors: one number for all, or a tensor of one per factor. With
-            probabilities that come from a distribution over spanning trees (`spanning_tree_rho`) or forests (1/2 on a
-            4-connected grid: all rows, or all columns) the log-partition value is an upper bound. Factors of a single
-            variable carry no mutual information, so a single number leaves them at 1.
+        rho: the appearance probabilities of the factors: one number for all, or a tensor with one number per factor.
+            The log-partition value is an upper bound if the probabilities come from a distribution over spanning trees
+            (`spanning_tree_rho`) or forests. For example, 1/2 is valid on a 4-connected grid: take all rows, or all
+            columns. Single-variable factors have no mutual information, so a single number does not apply to them:
+            they have rho 1.
 
     Raises:
-        ValueError: on use, if a rho is not above 0 or their number is not the number of factors.
+        ValueError: on use, if a rho is not above 0, or if the length of the tensor is not the number of factors.
     """
 
     rho: float | Tensor = 0.5
 
     def counting(self, graph: FactorGraph) -> Counting:
-        """Rho for every factor."""
+        """Return rho for every factor and c^_i = 1."""
         scalar = torch.as_tensor(self.rho, dtype=torch.float64, device="cpu")
         if scalar.ndim:
             rho = scalar
@@ -121,11 +122,11 @@ class TRW(AbstractEntropy):
 
 @dataclass(frozen=True, eq=False)
 class CountingNumbers(AbstractEntropy):
-    """Any counting numbers: c_c per factor and c_i per variable.
+    """Any counting numbers: c_c of factors and c_i of variables.
 
     Arguments:
-        factor: c_c, one number for all factors or a tensor of one per factor.
-        node: c_i, one number for all variables or a tensor of one per variable.
+        factor: c_c, one number for all factors or a tensor with one number per factor.
+        node: c_i, one number for all variables or a tensor with one number per variable.
 
     Raises:
         ValueError: on use, if c_c > 0 or c_i + sum_{c containing i} c_c > 0 fails anywhere.
@@ -135,7 +136,7 @@ class CountingNumbers(AbstractEntropy):
     node: float | Tensor
 
     def counting(self, graph: FactorGraph) -> Counting:
-        """The given numbers, with c^_i summed up."""
+        """Return the given c_c, and c^_i = c_i + sum of c_c."""
         factor = torch.as_tensor(self.factor, dtype=torch.float64, device="cpu")
         node = torch.as_tensor(self.node, dtype=torch.float64, device="cpu")
         factor = factor.expand(graph.num_factors) if factor.ndim == 0 else factor
@@ -146,9 +147,9 @@ class CountingNumbers(AbstractEntropy):
 
 
 def spanning_tree_rho(graph: FactorGraph) -> Tensor:
-    """The probability of each pairwise factor to lie in a uniformly drawn spanning tree (forest), of shape (factor,).
+    """Return the probability that each pairwise factor is in a uniform random spanning tree (forest), shape (factor,).
 
-    It is the factor's effective resistance when every factor is a unit resistor. Single-variable factors get 1.
+    This is the effective resistance of the factor if every factor is a unit resistor. Single-variable factors get 1.
 
     Raises:
         ValueError: if a factor joins more than two variables.
@@ -176,7 +177,7 @@ def spanning_tree_rho(graph: FactorGraph) -> Tensor:
     weights = csr_array((np.ones(len(edges)), (edges[:, 0], edges[:, 1])), shape=(n, n))
     weights = weights + weights.T
     laplacian = diags_array(weights.sum(axis=1)) - weights
-    # Ground one variable per component: what is left of the Laplacian is positive definite.
+    # Ground one variable per component, so that the remaining Laplacian is positive definite.
     _, component = connected_components(weights, directed=False)
     grounded = np.unique(component, return_index=True)[1]
     kept = np.setdiff1d(np.arange(n), grounded)
@@ -196,7 +197,7 @@ def spanning_tree_rho(graph: FactorGraph) -> Tensor:
 
 
 def negative_xlogx(x: Tensor) -> Tensor:
-    """-x log x, with value and gradient 0 at 0: impossible states stay out of the way."""
+    """-x log x, with value and gradient 0 at x = 0, so that impossible states do not contribute."""
     positive = x > 0
     return torch.where(positive, -x * torch.where(positive, x, 1).log(), 0)
 
@@ -206,7 +207,7 @@ def _ones(graph: FactorGraph) -> Tensor:
 
 
 def _sum_at_variables(graph: FactorGraph, factor: Tensor) -> Tensor:
-    """The sum of a number per factor over the factors that touch each variable."""
+    """For each variable, sum the numbers of the factors that contain it."""
     total = torch.zeros(graph.num_variables, dtype=torch.float64)
     for group in graph.factor_groups:
         share = factor[index_tensor(group.factors)]
@@ -217,7 +218,7 @@ def _sum_at_variables(graph: FactorGraph, factor: Tensor) -> Tensor:
 
 def _check_length(name: str, numbers: Tensor, length: int) -> None:
     if numbers.shape != (length,):
-        raise ValueError(f"`{name}` must be one number or hold {length}. Got shape {tuple(numbers.shape)}.")
+        raise ValueError(f"`{name}` must be one number or have shape ({length},). Got shape {tuple(numbers.shape)}.")
 
 
 def _checked(factor: Tensor, node_total: Tensor, name: str = "factor") -> Counting:

@@ -1,41 +1,41 @@
-"""Errors and warnings a caller may want to catch by name."""
+"""Errors and warnings that callers may want to catch."""
 
 
 class RiskfieldError(Exception):
-    """Base class of the errors this library raises beyond plain `ValueError` and `TypeError`."""
+    """Base class of all errors of this library except plain `ValueError` and `TypeError`."""
 
 
 class ImpossibleEvidenceError(RiskfieldError, ValueError):
-    """Every joint state has probability zero: the evidence or the hard constraints contradict each other."""
+    """Every joint state has probability zero: evidence and hard constraints contradict each other."""
 
 
 class FileFormatError(RiskfieldError, ValueError):
-    """A file does not follow its format; the message says where and why."""
+    """A file violates its format. The message says where and how."""
 
 
 class MissingDataError(RiskfieldError, FileNotFoundError):
-    """A data set is not where it should be; the message says what to download and where to put it."""
+    """The files of a data set are missing. The message says what to download and where to put it."""
 
 
 class TreewidthError(RiskfieldError, MemoryError):
-    """Exact inference would need more memory than it is allowed to use."""
+    """Exact inference would need more memory than the limit allows."""
 
 
 class ConvergenceWarning(UserWarning):
-    """The sweeps ran out before the marginals settled to the tolerance that was asked for."""
+    """Inference used all its sweeps before the residual reached the tolerance."""
 
 
 class AdjointError(RiskfieldError):
-    """A gradient could not be computed: a linear solve or an adjoint iteration failed; the message has its residual."""
+    """A gradient could not be computed, for example because a linear solve or an adjoint iteration failed."""
 
 
 class AdjointWarning(UserWarning):
-    """A gradient is less accurate than was asked for; the message has its residual."""
+    """A gradient is less accurate than requested. The message contains the residual."""
 
 
 class CheckpointError(RiskfieldError, OSError):
-    """A checkpoint could not be written; the one before it is intact."""
+    """A checkpoint could not be written. The previous checkpoint is intact."""
 
 
 class DivergenceWarning(UserWarning):
-    """The objective is not finite, has left all bounds, or was lowered by making inference fail."""
+    """The objective is not finite, fell below its lower bound, or decreased because inference failed."""

@@ -1,4 +1,4 @@
-"""Inference as a layer of a PyTorch network: theta in, marginals out, and a gradient back."""
+"""Inference as a PyTorch layer: it maps theta to marginals and can be differentiated."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ __all__ = ["MarginalInference"]
 class MarginalInference(Module):
     """The marginals of a graph as a function of its log-potentials.
 
-    The layer has no parameters of its own: those are in whatever computes theta. It follows theta to its dtype (float32
-    or float64) and its device.
+    The layer has no parameters; the network that computes theta has them. It uses the dtype (float32 or float64) and
+    the device of theta.
 
     Arguments:
-        graph: the structure. `graph.assemble` joins the outputs of networks into a theta for it.
+        graph: the structure. `graph.assemble` joins the outputs of a network into one theta.
         algorithm: `MessagePassing(...)` (the default: loopy belief propagation), `MeanField()`, `Exact()`, ...
-        adjoint: how gradients reach theta. By default `Unroll()`: through the sweeps that ran.
-        stop: when a run ends. `Stop(sweeps=5, tol=None)` is truncated inference: it always takes the same time, and
-            trains as it will predict.
+        adjoint: the gradient method. By default `Unroll()`, which differentiates the sweeps that ran.
+        stop: when a run ends. `Stop(sweeps=5, tol=None)` is truncated inference: every run has exactly five sweeps, in
+            training and in prediction.
 
     >>> import torch
     >>> from riskfield import TRW, MessagePassing, Stop, Unroll, grid
@@ -61,16 +61,16 @@ class MarginalInference(Module):
         )
 
     def forward(self, theta: Tensor, evidence: Tensor | Mapping[int, int] | None = None) -> Tensor:
-        """Mu of shape (*batch, mu), from theta of shape (*batch, theta).
+        """Return mu of shape (*batch, mu).
 
         Arguments:
-            theta: log-potentials in the layout of the graph.
+            theta: log-potentials of shape (*batch, theta), in the layout of the graph.
             evidence: observed states, a dict {variable: state} or an integer tensor of shape (*batch, variable) with -1
                 for unobserved variables.
         """
         return self.inference(self.graph, theta, evidence=evidence).mu
 
     def extra_repr(self) -> str:
-        """What the layer was made with."""
+        """Return the settings of the layer, for its repr."""
         how = self.inference
         return f"{self.graph}, {how.algorithm}, {how.adjoint}, stop={how.stop}"

@@ -1,4 +1,4 @@
-"""Progress bars for work that goes picture by picture."""
+"""Progress bars for loops over pictures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _T = TypeVar("_T")
 
 
 def bar(items: Collection[_T], *, shown: bool, what: str) -> Iterable[_T]:
-    """The pictures, behind a progress bar that says what is done; tqdm is loaded only where it is shown."""
+    """Iterate over `items`, with a progress bar named `what` if `shown`. Without a bar tqdm is not imported."""
     if not shown:
         return items
     from tqdm import tqdm

@@ -1,1 +1,1 @@
-"""What models read: features of pictures."""
+"""Features of pictures, the inputs of models."""

@@ -1,4 +1,4 @@
-"""Histograms of oriented gradients (Dalal & Triggs 2005) around every pixel, not only on a lattice of cells."""
+"""Dense histograms of oriented gradients (Dalal & Triggs 2005): one block per pixel instead of one per cell."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _EPSILON, _CLIP = 1e-5, 0.2  # of the L2-Hys norm
 
 
 def dense_hog(picture: Floats, cell: int) -> Floats:
-    """36 features (row, column, feature) for each pixel of a picture (row, column, channel).
+    """Return 36 features per pixel, (row, column, feature), of a picture (row, column, channel).
 
-    A pixel's features are the histograms of 9 orientations in the four cells of `cell` x `cell` pixels that meet in its
-    upper left corner, normalised together (L2-Hys). On the corners of a lattice of cells they are the blocks of
-    `skimage.feature.hog`. Beyond the picture gradients are mirrored.
+    The features of a pixel are the histograms of 9 orientations in the four cells of `cell` x `cell` pixels that meet
+    at its upper left corner, normalised together (L2-Hys). At the corners of the lattice of cells they equal the blocks
+    of `skimage.feature.hog`. Gradients are mirrored at the border of the picture.
     """
     rows, columns = picture.shape[:2]
     votes = _votes(picture)
@@ -29,18 +29,18 @@ def dense_hog(picture: Floats, cell: int) -> Floats:
     corners = [cells[down : down + rows, right : right + columns] for down in (0, cell) for right in (0, cell)]
     block = np.concatenate(corners, axis=-1)
     _normalise(block)
-    np.clip(block, 0, _CLIP, out=block)  # differences of sums may be below 0 by rounding
+    np.clip(block, 0, _CLIP, out=block)  # rounding may make differences of sums negative
     _normalise(block)
     return block
 
 
 def _votes(picture: Floats) -> Floats:
-    """The length of the gradient, in the channel of its orientation: (row, column, orientation)."""
+    """The gradient magnitude of every pixel, stored at its orientation: (row, column, orientation)."""
     down, right = np.zeros_like(picture), np.zeros_like(picture)
     down[1:-1] = picture[2:] - picture[:-2]
     right[:, 1:-1] = picture[:, 2:] - picture[:, :-2]
     length = np.hypot(down, right)
-    # Of a coloured picture the strongest channel counts.
+    # In a colour picture, use the channel with the largest gradient.
     strongest = length.argmax(axis=-1)[..., None]
     down, right, length = (np.take_along_axis(a, strongest, axis=-1) for a in (down, right, length))
     angle = np.arctan2(down, right) * (ORIENTATIONS / np.pi)

@@ -1,14 +1,14 @@
-r"""Features of pictures, as Domke (2013), section 8, uses them.
+r"""Features of pictures, following Domke (2013), section 8.
 
-A recipe, `ImageFeatures`, lists features of pixels and of edges, and says at which resolution inference will run:
+`ImageFeatures` lists the features of pixels and of edges, and sets the resolution of inference. The defaults are:
 
-    u(y, i):     sin(c . s_i) and cos(c . s_i) for all binary c, with s = (red, green, blue, row, column): 64;
-                 a histogram of oriented gradients around i: 36
-    v(y, i, j):  1; whether |rgb_i - rgb_j| is above each of 10 thresholds; whether the larger Sobel response of i and j
-                 is: 21, with parameters of their own for horizontal and for vertical edges
+    u(y, i):     sin(c . s_i) and cos(c . s_i) for all binary c, with s = (red, green, blue, row, column): 64 features;
+                 a histogram of oriented gradients around i: 36 features
+    v(y, i, j):  21 features: 1; whether |rgb_i - rgb_j| is above each of 10 thresholds; whether the larger Sobel
+                 response of i and j is above each of 10 thresholds
 
-All maps are computed at the resolution of the picture and then averaged by area to that of inference; what compares
-two pixels compares the averages.
+Horizontal and vertical edges have separate parameters. All feature maps are computed at the resolution of the picture
+and then averaged by area to the resolution of inference. Edge features compare these averages.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from riskfield.features.resample import resize
 
 Floats = npt.NDArray[np.float64]
 
-# Between neighbours in photographs the median difference is about 0.02, and one in a thousand is above 0.6.
+# In photographs the median colour difference of neighbours is about 0.02, and one in a thousand is above 0.6.
 THRESHOLDS = (0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.18, 0.27, 0.4, 0.6)
 
 
@@ -40,59 +40,59 @@ def _check_parts(name: str, parts: object, kind: type) -> None:
 
 
 class AbstractPixelFeature(ABC):
-    """Something to know of every pixel."""
+    """One or more features of every pixel."""
 
     @property
     @abstractmethod
     def num_features(self) -> int:
-        """How many numbers that is."""
+        """The number of features per pixel."""
 
     @abstractmethod
     def map(self, picture: Floats) -> Floats:
-        """These numbers, (row, column, feature), of a picture of shape (row, column, 1) or (row, column, 3)."""
+        """Compute the features (row, column, feature) of a picture of shape (row, column, 1) or (row, column, 3)."""
 
 
 class AbstractEdgeFeature(ABC):
-    """Something to know of every pair of neighbours."""
+    """One or more features of every pair of neighbouring pixels."""
 
     @property
     @abstractmethod
     def num_edge_features(self) -> int:
-        """How many numbers that is."""
+        """The number of features per edge."""
 
     @abstractmethod
     def map(self, picture: Floats) -> Floats:
-        """What has to be known of the pixels for it, (row, column, channel)."""
+        """Compute what `compare` needs of every pixel, (row, column, channel)."""
 
     @abstractmethod
     def compare(self, first: Floats, second: Floats) -> Floats:
-        """The features (..., feature) of pairs of pixels, from their entries (..., channel) of the map."""
+        """Compute the features (..., feature) of pairs of pixels from their entries (..., channel) in the map."""
 
 
 @dataclass(frozen=True)
 class Constant(AbstractPixelFeature, AbstractEdgeFeature):
-    """1, for pixels and for edges."""
+    """The constant 1, for pixels and for edges."""
 
     num_features = 1
     num_edge_features = 1
 
     def map(self, picture: Floats) -> Floats:
-        """Ones."""
+        """Return ones."""
         return np.ones((*picture.shape[:2], 1))
 
     def compare(self, first: Floats, second: Floats) -> Floats:
-        """Ones."""
+        """Return ones."""
         return np.ones((*first.shape[:-1], 1))
 
 
 @dataclass(frozen=True)
 class Colour(AbstractPixelFeature):
-    """Red, green and blue, from 0 to 1. A grey picture has three times the same."""
+    """Red, green and blue, from 0 to 1. In a grey picture all three are equal."""
 
     num_features = 3
 
     def map(self, picture: Floats) -> Floats:
-        """The three channels."""
+        """Return the three channels."""
         return picture if picture.shape[-1] == 3 else np.repeat(picture, 3, axis=-1)
 
 
@@ -103,7 +103,7 @@ class Intensity(AbstractPixelFeature):
     num_features = 1
 
     def map(self, picture: Floats) -> Floats:
-        """The one channel."""
+        """Return the one channel."""
         if picture.shape[-1] == 1:
             return picture
         from skimage.color import rgb2gray
@@ -114,12 +114,12 @@ class Intensity(AbstractPixelFeature):
 
 @dataclass(frozen=True)
 class Position(AbstractPixelFeature):
-    """How far down and how far to the right a pixel is, from 0 to 1."""
+    """The row and the column of a pixel, scaled to [0, 1]."""
 
     num_features = 2
 
     def map(self, picture: Floats) -> Floats:
-        """The coordinates of the centres of the pixels."""
+        """Return the coordinates of the pixel centres."""
         rows, columns = picture.shape[:2]
         down, right = (np.arange(rows) + 0.5) / rows, (np.arange(columns) + 0.5) / columns
         return np.stack(np.broadcast_arrays(down[:, None], right), axis=-1)
@@ -129,8 +129,8 @@ class Position(AbstractPixelFeature):
 class Fourier(AbstractPixelFeature):
     """The sinusoidal expansion of other features s: sin(c . s) and cos(c . s) for all binary vectors c.
 
-    k features become 2 * 2**k: first the sines, then the cosines, with c counted in binary. The first sine is 0 and the
-    first cosine 1, a constant.
+    k features become 2 * 2**k features: first the sines, then the cosines, with c in the order of binary numbers. The
+    first sine is the constant 0 and the first cosine the constant 1.
     """
 
     of: tuple[AbstractPixelFeature, ...] = (Colour(), Position())
@@ -138,17 +138,17 @@ class Fourier(AbstractPixelFeature):
     def __post_init__(self) -> None:
         _check_parts("of", self.of, AbstractPixelFeature)
         if not 1 <= self._num_inputs <= 12:
-            raise ValueError(f"`of` must have between 1 and 12 features, which become 2**13. Got {self._num_inputs}.")
+            raise ValueError(f"`of` must have between 1 and 12 features (12 expand to 2**13). Got {self._num_inputs}.")
 
     @property
     def num_features(self) -> int:
-        """Two for each binary vector."""
+        """Two per binary vector."""
         return int(2 ** (self._num_inputs + 1))
 
     def map(self, picture: Floats) -> Floats:
-        """The sines and the cosines."""
+        """Compute the sines and the cosines."""
         inputs = np.concatenate([feature.map(picture) for feature in self.of], axis=-1)
-        # exp(i c . s) is a product over the entries of s with c = 1: trigonometry for k numbers instead of 2**k.
+        # exp(i c . s) is the product of exp(i s_k) over all k with c_k = 1, so k exponentials suffice instead of 2**k.
         turns = np.exp(1j * inputs)
         expanded = np.ones((*picture.shape[:2], 1), np.complex128)
         for k in reversed(range(self._num_inputs)):
@@ -165,7 +165,7 @@ class HOG(AbstractPixelFeature):
     """A histogram of oriented gradients around every pixel: 9 orientations in four cells, normalised together.
 
     Arguments:
-        cell: the side of a cell in pixels of the picture; the features of a pixel see twice as much.
+        cell: the side of a cell in pixels of the picture. The features of a pixel depend on 2 * cell pixels each way.
     """
 
     cell: int = 8
@@ -176,13 +176,13 @@ class HOG(AbstractPixelFeature):
             raise ValueError(f"`cell` must be a positive integer. Got {self.cell!r}.")
 
     def map(self, picture: Floats) -> Floats:
-        """The 36 numbers."""
+        """Compute the 36 features."""
         return dense_hog(picture, self.cell)
 
 
 @dataclass(frozen=True)
 class _Thresholded(AbstractEdgeFeature):
-    """Whether something is above each of some thresholds."""
+    """Whether a value is above each of several thresholds."""
 
     thresholds: tuple[float, ...] = THRESHOLDS
 
@@ -193,40 +193,40 @@ class _Thresholded(AbstractEdgeFeature):
 
     @property
     def num_edge_features(self) -> int:
-        """One for each threshold."""
+        """One per threshold."""
         return len(self.thresholds)
 
     def _above(self, values: Floats) -> Floats:
-        """Zeros and ones, (..., threshold)."""
+        """Return zeros and ones, (..., threshold)."""
         return (values[..., None] > np.array(self.thresholds)).astype(np.float64)
 
 
 @dataclass(frozen=True)
 class ColourDifference(_Thresholded):
-    """Whether the l2 distance of the colours of two pixels is above each of some thresholds."""
+    """Whether the l2 distance between the colours of two pixels is above each of several thresholds."""
 
     def map(self, picture: Floats) -> Floats:
-        """The colours."""
+        """Return the colours."""
         return Colour().map(picture)
 
     def compare(self, first: Floats, second: Floats) -> Floats:
-        """Zeros and ones."""
+        """Return zeros and ones."""
         return self._above(np.linalg.norm(first - second, axis=-1))
 
 
 @dataclass(frozen=True)
 class SobelResponse(_Thresholded):
-    """Whether the larger response of a Sobel filter at two pixels is above each of some thresholds."""
+    """Whether the larger of the Sobel responses at two pixels is above each of several thresholds."""
 
     def map(self, picture: Floats) -> Floats:
-        """The responses of the filter to the luminance."""
+        """Compute the Sobel response of the luminance."""
         from skimage.filters import sobel
 
         response: Floats = sobel(Intensity().map(picture)[..., 0])[..., None]
         return response
 
     def compare(self, first: Floats, second: Floats) -> Floats:
-        """Zeros and ones."""
+        """Return zeros and ones."""
         return self._above(np.maximum(first, second)[..., 0])
 
 
@@ -235,40 +235,42 @@ class PictureFeatures:
     """The features of one picture at the resolution of inference, in single precision."""
 
     pixels: Tensor  # (row, column, feature)
-    horizontal: Tensor  # (row, column - 1, feature)  of a pixel and the one to its right
-    vertical: Tensor  # (row - 1, column, feature)  of a pixel and the one below
+    horizontal: Tensor  # (row, column - 1, feature)  edges between a pixel and its right neighbour
+    vertical: Tensor  # (row - 1, column, feature)  edges between a pixel and the one below
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns of the grid of inference."""
+        """The rows and columns of the inference grid."""
         return self.pixels.shape[0], self.pixels.shape[1]
 
     @property
     def edges(self) -> Tensor:
-        """The features of all edges of `grid(*shape)`, (edge, 2 * feature): horizontal ones in the first half.
+        """The features of all edges of `grid(*shape)`, (edge, 2 * feature).
 
-        The halves keep the parameters of the directions apart. `inputs` does the same without storing zeros.
+        Horizontal edges use the first half of the columns and vertical edges the second; the other half is 0. This
+        gives the directions separate parameters. `inputs` has the same effect without storing the zeros.
         """
         joined: Tensor = torch.block_diag(self.horizontal.flatten(0, 1), self.vertical.flatten(0, 1))
         return joined
 
     def inputs(self, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
-        """What a `LinearModel` with factors of the types "horizontal" and "vertical" reads."""
+        """Return the inputs of a `LinearModel` with factor types "horizontal" and "vertical"."""
         parts = {"nodes": self.pixels, "horizontal": self.horizontal, "vertical": self.vertical}
         return {name: part.flatten(0, 1).to(dtype) for name, part in parts.items()}
 
 
 @dataclass(frozen=True)
 class ImageFeatures:
-    """A recipe: which features are computed of a picture, and at what resolution inference is to run.
+    """The choice of the features of a picture and of the resolution of inference.
 
-    A picture is an array of shape (row, column), (row, column, 1) or (row, column, 3): bytes or 16-bit integers, which
-    are taken to [0, 1], booleans, or floats, which are taken as they are.
+    A picture is an array of shape (row, column), (row, column, 1) or (row, column, 3). Its dtype is uint8 or uint16,
+    which are scaled to [0, 1], bool, or floating, which is used as is.
 
     Arguments:
-        pixels: features of pixels. By default the 100 of Domke (2013): `Fourier()` and `HOG()`.
-        edges: features of edges. By default the 21 of Domke (2013), which he doubles to 42 to keep directions apart.
-        scale: the resolution of inference, as a part of that of the picture.
+        pixels: features of pixels. By default the 100 features of Domke (2013): `Fourier()` and `HOG()`.
+        edges: features of edges. By default the 21 features of Domke (2013). The paper has 42, because it lists them
+            separately for horizontal and vertical edges.
+        scale: the resolution of inference relative to that of the picture.
 
     >>> import numpy as np
     >>> features = ImageFeatures(scale=0.2)
@@ -291,20 +293,20 @@ class ImageFeatures:
 
     @property
     def num_pixel_features(self) -> int:
-        """How many features a pixel has."""
+        """The number of features of a pixel."""
         return sum(feature.num_features for feature in self.pixels)
 
     @property
     def num_edge_features(self) -> int:
-        """How many features an edge of either direction has."""
+        """The number of features of an edge, which is the same for both directions."""
         return sum(feature.num_edge_features for feature in self.edges)
 
     def shape(self, rows: int, columns: int) -> tuple[int, int]:
-        """Rows and columns of the grid of inference for a picture of so many."""
+        """Return the rows and columns of the inference grid for a picture of `rows` by `columns`."""
         return max(1, round(rows * self.scale)), max(1, round(columns * self.scale))
 
     def __call__(self, picture: npt.ArrayLike) -> PictureFeatures:
-        """The features of `picture`."""
+        """Compute the features of `picture`."""
         values = as_floats(picture)
         shape = self.shape(*values.shape[:2])
         pixels = torch.cat([_coarse(feature.map(values), shape) for feature in self.pixels], dim=-1)
@@ -317,7 +319,7 @@ class ImageFeatures:
 
 
 def as_floats(picture: npt.ArrayLike, name: str = "picture") -> Floats:
-    """A picture as float64 of shape (row, column, 1) or (row, column, 3), integers taken to [0, 1]."""
+    """Convert a picture to float64 of shape (row, column, 1) or (row, column, 3), with integers scaled to [0, 1]."""
     array: npt.NDArray[Any] = np.asarray(picture)
     if array.ndim == 2:
         array = array[..., None]

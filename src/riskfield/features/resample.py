@@ -1,6 +1,6 @@
-"""Pictures at another resolution: features and labels made coarser, marginals made finer.
+"""Change of resolution: downsampling of features and labels, upsampling of marginals.
 
-Axes are (*batch, row, column, channel). Row r of n covers the stretch [r/n, (r+1)/n] of a picture at every resolution.
+Axes are (*batch, row, column, channel). At every resolution, row r of n covers the interval [r/n, (r+1)/n].
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from torch import Tensor
 
 
 def resize(values: Tensor, shape: tuple[int, int]) -> Tensor:
-    """Maps of shape (*batch, row, column, channel) at the resolution `shape`. Differentiable.
+    """Resample maps of shape (*batch, row, column, channel) to the resolution `shape`. Differentiable.
 
-    An axis that becomes shorter is averaged by area, exactly also where the ratio is no integer; one that becomes
-    longer is interpolated linearly between the centres of pixels. Both keep marginals normalised.
+    An axis that becomes shorter is averaged by area, exactly even if the ratio of the lengths is not an integer. An
+    axis that becomes longer is interpolated linearly between pixel centres. Both keep marginals normalised.
 
     >>> marginals = torch.tensor([[[0.9, 0.1], [0.3, 0.7]]])  # one row, two columns, two states
     >>> resize(marginals, (1, 4))[0, :, 0]
@@ -27,7 +27,10 @@ def resize(values: Tensor, shape: tuple[int, int]) -> Tensor:
             f"{tuple(values.shape)}."
         )
     if len(shape) != 2 or min(shape) < 1 or 0 in values.shape[-3:-1]:
-        raise ValueError(f"`shape` must be two positive lengths. Got {shape} for a map of {tuple(values.shape)}.")
+        raise ValueError(
+            f"`shape` must be two positive lengths, and the map must not be empty. Got {shape} for a map of shape "
+            f"{tuple(values.shape)}."
+        )
     for axis, length in zip((-3, -2), shape, strict=True):
         if values.shape[axis] != length:
             weights = _weights(values.shape[axis], length).to(values)
@@ -36,9 +39,9 @@ def resize(values: Tensor, shape: tuple[int, int]) -> Tensor:
 
 
 def reduce_labels(labels: Tensor, shape: tuple[int, int]) -> Tensor:
-    """Label maps of shape (row, column) at a lower resolution: each pixel gets the label that covers most of it.
+    """Downsample a label map of shape (row, column). Each new pixel gets the label that covers most of its area.
 
-    -1, not known, counts as the others do. Of labels that cover the same area the smallest is taken, -1 last.
+    The unknown label -1 competes like any other. Ties go to the smallest label, and to -1 last.
 
     >>> reduce_labels(torch.tensor([[0, 0, 2, 2, -1, -1], [0, 1, 2, 1, -1, 1]]), (1, 3))
     tensor([[ 0,  2, -1]])
@@ -54,12 +57,12 @@ def reduce_labels(labels: Tensor, shape: tuple[int, int]) -> Tensor:
     known = torch.unique(labels[labels >= 0])
     values = torch.cat([known, known.new_tensor([-1])])
     shares = resize((labels[..., None] == values).double(), shape)
-    # Shares that are equal but for rounding must not be told apart by it.
+    # Round the shares, so that rounding errors do not decide ties.
     return values[(shares * 2**40).round().argmax(-1)]
 
 
 def _weights(old: int, new: int) -> Tensor:
-    """The matrix (new, old) that takes an axis of length `old` to one of length `new`."""
+    """The matrix (new, old) that resamples an axis from length `old` to length `new`."""
     pixels = torch.arange(old, dtype=torch.float64)
     if new > old:
         centres = ((torch.arange(new, dtype=torch.float64) + 0.5) * old / new - 0.5).clamp(0, old - 1)

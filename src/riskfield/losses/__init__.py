@@ -1,1 +1,1 @@
-"""Losses, one family to a file: a number per example from theta and labels, to be minimised."""
+"""Losses, one family per file. A loss maps theta and labels to one number per example, which training minimises."""

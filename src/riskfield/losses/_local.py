@@ -1,4 +1,4 @@
-"""Sums over variables and factors that losses without inference share."""
+"""Sums over variables and factors, shared by the losses that need no inference."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from riskfield.kernels.logspace import NEG_INF, logsumexp
 
 
 def conditional_logits(graph: FactorGraph, theta: Tensor, states: Tensor, groups: Sequence[FactorGroup]) -> Tensor:
-    """The log-probability, up to a constant, of every state of every variable given all other variables.
+    """Return the log-probability, up to a constant, of every state of every variable given all other variables.
 
-    Only factors in `groups` take part, and of these only such as join the variable to known ones.
+    Only factors in `groups` contribute. A factor that joins the variable to a hidden one is left out.
 
     Arguments:
         graph: the structure.
@@ -40,7 +40,7 @@ def conditional_logits(graph: FactorGraph, theta: Tensor, states: Tensor, groups
         for slot, (size, stride) in enumerate(zip(group.shape, strides, strict=True)):
             own = index_tensor(group.variables[:, slot], device)
             steps = torch.arange(size, device=device)
-            # The entries of the table along this slot, the other variables held where they are.
+            # The table entries along this slot, with the other variables fixed at their states.
             entries = (joint - stride * states[..., own]).unsqueeze(-1) + stride * steps
             terms = theta.gather(-1, entries.flatten(-2)).unflatten(-1, (group.num_factors, size))
             if hidden.any():
@@ -57,7 +57,7 @@ def univariate_surprise(graph: FactorGraph, logits: Tensor, labels: Tensor) -> T
     Arguments:
         graph: the structure.
         logits: of shape (*batch, graph.node_size).
-        labels: of shape (*batch, variable), -1 where not counted.
+        labels: of shape (*batch, variable), -1 for variables that are no targets.
     """
     total = logits.new_zeros(labels.shape[:-1])
     for group in graph.node_groups:
@@ -70,11 +70,11 @@ def univariate_surprise(graph: FactorGraph, logits: Tensor, labels: Tensor) -> T
 
 
 def log_total(scores: Tensor) -> Tensor:
-    """log sum exp over the last axis; -inf, with a gradient of 0, where nothing is possible."""
+    """log sum exp over the last axis; -inf with gradient 0 where all scores are -inf."""
     return logsumexp(scores, (scores.ndim - 1,))
 
 
 def surprise(score: Tensor, log_total: Tensor, counted: Tensor) -> Tensor:
-    """The sum of log_total - score over the counted entries of the last axis; inf where a label is impossible."""
+    """Sum log_total - score over the counted entries of the last axis; inf if a counted label is impossible."""
     value = torch.where(score == NEG_INF, float("inf"), log_total - score)
     return torch.where(counted, value, 0).sum(-1)

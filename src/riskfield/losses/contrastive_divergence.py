@@ -1,9 +1,9 @@
-r"""Contrastive divergence: a few steps of Gibbs sampling, begun at the data, in place of the marginals.
+r"""Contrastive divergence: samples from short Gibbs chains that start at the data replace the marginals.
 
     gradient  f(x~) - f(x^),        x~ the states that k sweeps of Gibbs sampling reach from x^            (Hinton 2002)
 
-The value theta . f(x~) - theta . f(x^), with x~ held fixed, has that gradient. It is no objective: values at different
-theta are not to be compared, so use an optimiser that follows gradients without a line search.
+The value theta . f(x~) - theta . f(x^), with x~ held fixed, has this gradient. It is not an objective: values at
+different theta cannot be compared. Use an optimiser that does no line search.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from riskfield.losses.loss import AbstractLoss, Target
 class ContrastiveDivergence(AbstractLoss):
     """theta . f(x~) - theta . f(x^), x~ drawn by `steps` sweeps of Gibbs sampling from the labels x^.
 
-    Hidden variables are drawn first, given the labels, by as many sweeps. Needs no inference.
+    Hidden variables are drawn first, given the labels, with the same number of sweeps. The loss needs no inference.
 
     Arguments:
-        steps: how many sweeps; more of them come closer to the likelihood's gradient.
-        seed: an integer for the same random numbers at every call; by default torch's global generator.
+        steps: the number of sweeps. With more sweeps the gradient comes closer to that of the likelihood.
+        seed: an integer makes every call use the same random numbers. By default torch's global generator is used.
 
     >>> import torch
     >>> from riskfield import ContrastiveDivergence, chain
@@ -47,11 +47,11 @@ class ContrastiveDivergence(AbstractLoss):
 
     @property
     def comparable(self) -> bool:
-        """False: only its gradient means something."""
+        """False: only the gradient is meaningful."""
         return False
 
     def evaluate(self, graph: FactorGraph, theta: Tensor, target: Target, inference: Inference | None) -> Tensor:
-        """Sample from the labels and compare the scores."""
+        """Run the chains from the labels and subtract the scores."""
         generator = None if self.seed is None else torch.Generator(theta.device).manual_seed(self.seed)
         data = target.known
         if not target.complete:
@@ -68,7 +68,7 @@ class ContrastiveDivergence(AbstractLoss):
         evidence: Tensor | None,
         generator: torch.Generator | None,
     ) -> Tensor:
-        # One model of all examples: the examples are its chains, and theta is not repeated for each.
+        # When all examples share one model, each example is a chain of it and theta is not repeated.
         shared = theta.ndim == 1 and (evidence is None or evidence.ndim == 1)
         start = data.reshape(-1, graph.num_variables) if shared else data.unsqueeze(-2)
         if evidence is not None and not shared:

@@ -1,6 +1,6 @@
-r"""Losses on decoded marginals: empirical risk minimisation through inference and decoder.
+r"""Losses on decoded marginals, for empirical risk minimisation through inference and decoder.
 
-With d_i(x) the weights that a soft decoder gives the states of variable i, and x_i its label,
+Let d_i(x) be the weight that a soft decoder gives to state x of variable i, and x_i the label of i:
 
     L1          sum_i 1/2 sum_x |d_i(x) - [x = x_i]|  =  sum_i (1 - d_i(x_i))
     MSE         sum_i 1/2 sum_x (d_i(x) - [x = x_i])^2
@@ -25,7 +25,7 @@ from riskfield.losses.marginal import at_labels, over_variables
 
 @dataclass(frozen=True)
 class L1(AbstractMarginalLoss):
-    """sum_i (1 - d_i(x_i)): about how many variables the decoder gets wrong.
+    """sum_i (1 - d_i(x_i)): a differentiable count of the variables the decoder gets wrong.
 
     Arguments:
         decoder: a soft decoder.
@@ -43,7 +43,7 @@ class L1(AbstractMarginalLoss):
         _check_decoder(self.decoder)
 
     def of_solution(self, solution: Solution, labels: Tensor, mask: Tensor) -> Tensor:
-        """1 - d_i(x_i) of every variable."""
+        """Sum 1 - d_i(x_i) over the targets."""
         decoded = self.decoder(solution.graph, solution.mu, mask)
         return over_variables(solution.graph, decoded, labels, mask, _missed)
 
@@ -62,17 +62,17 @@ class MSE(AbstractMarginalLoss):
         _check_decoder(self.decoder)
 
     def of_solution(self, solution: Solution, labels: Tensor, mask: Tensor) -> Tensor:
-        """1/2 sum_x (d_i(x) - [x = x_i])^2 of every variable."""
+        """Sum 1/2 sum_x (d_i(x) - [x = x_i])^2 over the targets."""
         decoded = self.decoder(solution.graph, solution.mu, mask)
         return over_variables(solution.graph, decoded, labels, mask, squared_error)
 
 
 @dataclass(frozen=True)
 class FMeasure(AbstractMarginalLoss):
-    """k (1 - F), F the harmonic mean of precision and recall of state 1 among the k counted variables of an example.
+    """k (1 - F), where F is the harmonic mean of precision and recall of state 1 over the k targets of an example.
 
-    Binary variables only. The factor k makes it a sum over variables like other losses, so that hybrids weigh it as
-    the paper's do.
+    Binary variables only. The factor k puts it on the scale of the other losses, which are sums over variables, so that
+    `Hybrid` weights it as the paper does.
 
     Arguments:
         decoder: a soft decoder.
@@ -84,29 +84,29 @@ class FMeasure(AbstractMarginalLoss):
         _check_decoder(self.decoder)
 
     def of_solution(self, solution: Solution, labels: Tensor, mask: Tensor) -> Tensor:
-        """k (1 - F) of the whole example."""
+        """Return k (1 - F) of each example."""
         require_binary(solution.graph, "FMeasure")
         predicted = self.decoder(solution.graph, solution.mu, mask)[0][..., 1]
         return mask.sum(-1) * (1 - soft_f_measure(predicted, labels, mask))
 
 
 def soft_f_measure(predicted: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
-    """F of each example, of shape (*batch): 1 where there is nothing to find and nothing is claimed.
+    """F of each example, of shape (*batch). It is 1 if no label is 1 and all weights of state 1 are 0.
 
     Arguments:
         predicted: weights of state 1, of shape (*batch, variable).
         labels: of shape (*batch, variable).
-        mask: which variables are counted.
+        mask: which variables are targets.
     """
     predicted = torch.where(mask, predicted, 0)
     truth = torch.where(mask, labels, 0)
-    claimed = predicted.sum(-1) + truth.sum(-1)
-    some = claimed > 0
-    return torch.where(some, 2 * (predicted * truth).sum(-1) / torch.where(some, claimed, 1), 1)
+    total = predicted.sum(-1) + truth.sum(-1)
+    defined = total > 0
+    return torch.where(defined, 2 * (predicted * truth).sum(-1) / torch.where(defined, total, 1), 1)
 
 
 def squared_error(weights: Tensor, labels: Tensor, counted: Tensor) -> Tensor:
-    """1/2 sum_x (d(x) - [x = label])^2; 0 where not counted."""
+    """1/2 sum_x (d(x) - [x = label])^2, and 0 where `counted` is False."""
     return torch.where(counted, (weights.square().sum(-1) + 1) / 2 - at_labels(weights, labels), 0)
 
 

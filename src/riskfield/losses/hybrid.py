@@ -1,4 +1,4 @@
-"""`Hybrid`: a mixture of two losses, such as a smooth one and the one that matters."""
+"""`Hybrid`: a weighted sum of two losses, such as the loss of interest and a smoother one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from riskfield.losses.loss import AbstractLoss, AbstractMarginalLoss, LossLike, 
 class Hybrid(AbstractLoss):
     """weight a + (1 - weight) b (Stoyanov, Ropson & Eisner 2011, section 7).
 
-    Losses on marginals share one run of inference. At weights 0 and 1 the other loss is not computed at all.
+    Two losses on marginals share one run of inference. A loss whose weight is 0 is not computed.
 
     Arguments:
         a, b: losses, or functions of (solution, labels, mask).
@@ -41,12 +41,12 @@ class Hybrid(AbstractLoss):
 
     @property
     def lower_bound(self) -> float:
-        """That of the two losses, mixed."""
+        """The weighted sum of the bounds of both losses."""
         return sum(weight * loss.lower_bound for weight, loss in self._parts)
 
     @property
     def comparable(self) -> bool:
-        """Whether both are."""
+        """Whether both losses are comparable."""
         return all(loss.comparable for _, loss in self._parts)
 
     @property
@@ -55,7 +55,7 @@ class Hybrid(AbstractLoss):
         return [(weight, as_loss(loss)) for weight, loss in pairs if weight > 0]
 
     def evaluate(self, graph: FactorGraph, theta: Tensor, target: Target, inference: Inference | None) -> Tensor:
-        """Both losses, of one run of inference where both look at marginals."""
+        """Evaluate both losses, on one run of inference if both are functions of the marginals."""
         a, b = as_loss(self.a), as_loss(self.b)
         if self.weight == 1:
             return a.evaluate(graph, theta, target, inference)

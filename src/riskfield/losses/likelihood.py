@@ -1,12 +1,12 @@
 r"""Likelihoods with an approximate log-partition function.
 
     surrogate likelihood   A(theta) - theta . f(x)           gradient  mu - f(x)       (Domke 2013, eqs. 19 and 20)
-    surrogate EM           A(theta) - A(theta, z)            z the observed, the rest hidden          (eq. 21)
+    surrogate EM           A(theta) - A(theta, z)            z the known states, the rest hidden      (eq. 21)
 
-as losses, so with the sign of the negative likelihood. A is the value of whatever algorithm runs, A(theta, z) that of
-the same model with z clamped. At convergence only the value is differentiated, dA/dtheta = mu. After a fixed number of
-sweeps A is the truncated log-partition theta . mu_N + H(mu_N) (section 7.3), differentiated through the sweeps. That is
-no bound any more, and with too few sweeps the loss may fall without limit.
+Both are negative log-likelihoods. A is the log-partition value of the chosen algorithm; A(theta, z) is its value with z
+clamped. At convergence dA/dtheta = mu, so there is no backward pass through inference. After a fixed number N of sweeps
+A is the truncated value theta . mu_N + H(mu_N) (section 7.3), differentiated through the sweeps. The truncated value is
+not a bound, and with too few sweeps the loss may be unbounded below.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from riskfield.losses.loss import AbstractLoss, Target
 
 @dataclass(frozen=True)
 class SurrogateLikelihood(AbstractLoss):
-    """A(theta) - theta . f(x): minus the log-likelihood, with inference's value of A.
+    """A(theta) - theta . f(x): the negative log-likelihood, with A as computed by inference.
 
-    Exact maximum likelihood where inference is exact. It is convex in theta where inference maximises a concave
-    function; above minus the true log-likelihood where A is an upper bound (tree-reweighting with suitable rho), below
-    it with mean field. Every variable must be labelled or given; `SurrogateEM` allows for hidden ones.
+    With exact inference this is maximum likelihood. The loss is convex in theta if inference maximises a concave
+    function. It is an upper bound of the true negative log-likelihood if A is an upper bound (TRW with valid rho), and
+    a lower bound with mean field. Every variable must have a label or be given as evidence; `SurrogateEM` allows hidden
+    variables.
 
-    The adjoint of `inference` decides what is differentiated: `Unroll` the sweeps that ran; any other, at convergence,
-    the value alone, by dA/dtheta = mu, which needs no backward pass.
+    The adjoint of `inference` decides what is differentiated. `Unroll` differentiates the sweeps that ran. Any other
+    adjoint, at convergence, uses dA/dtheta = mu, which needs no backward pass.
 
     >>> import torch
     >>> from riskfield import Exact, Inference, SurrogateLikelihood, chain
@@ -44,11 +45,11 @@ class SurrogateLikelihood(AbstractLoss):
 
     @property
     def lower_bound(self) -> float:
-        """0: A is the maximum of theta . mu + H(mu), and f(x) is among the mu."""
+        """0: A is the maximum of theta . mu + H(mu), and mu = f(x) is feasible with H = 0."""
         return 0.0
 
     def evaluate(self, graph: FactorGraph, theta: Tensor, target: Target, inference: Inference | None) -> Tensor:
-        """One run, with the evidence clamped."""
+        """Run inference once, with the evidence clamped."""
         if not target.complete:
             raise ValueError(
                 "`SurrogateLikelihood` needs a label for every variable that is not given as evidence. Got labels that "
@@ -60,13 +61,13 @@ class SurrogateLikelihood(AbstractLoss):
 
 @dataclass(frozen=True)
 class SurrogateEM(AbstractLoss):
-    """A(theta) - A(theta, z): minus the log-likelihood of the observed z, the hidden variables summed over.
+    """A(theta) - A(theta, z): the negative log-likelihood of the known states z, with hidden variables summed out.
 
-    Without hidden variables it is `SurrogateLikelihood`, at the price of one run; else of two.
+    Without hidden variables it equals `SurrogateLikelihood` and runs inference once. Otherwise it runs inference twice.
 
     Arguments:
-        clamped: the algorithm for A(theta, z); by default that of `inference`. `MeanField()` there and tree-reweighting
-            with suitable rho in `inference` give an upper bound of minus the true log-likelihood.
+        clamped: the algorithm for A(theta, z); by default that of `inference`. `MeanField()` here and TRW with valid
+            rho in `inference` give an upper bound of the true negative log-likelihood.
 
     >>> import torch
     >>> from riskfield import Exact, Inference, SurrogateEM, chain
@@ -87,7 +88,7 @@ class SurrogateEM(AbstractLoss):
             raise TypeError(f"`clamped` must be an algorithm such as `MeanField()`, or None. Got {self.clamped!r}.")
 
     def evaluate(self, graph: FactorGraph, theta: Tensor, target: Target, inference: Inference | None) -> Tensor:
-        """A free run and, where something is hidden, a clamped one."""
+        """Run inference free and, if there are hidden variables, once more with the known states clamped."""
         inference = self.require(inference)
         free = value_inference(inference)(graph, theta, evidence=target.evidence)
         return free.log_partition - clamped_value(graph, theta, target, inference, self.clamped)
@@ -96,7 +97,7 @@ class SurrogateEM(AbstractLoss):
 def clamped_value(
     graph: FactorGraph, theta: Tensor, target: Target, inference: Inference, algorithm: AbstractAlgorithm | None = None
 ) -> Tensor:
-    """A(theta, z), of shape (*batch): theta . f(x) where nothing is hidden."""
+    """Return A(theta, z), of shape (*batch). Without hidden variables it is theta . f(x)."""
     if target.complete:
         return graph.score(theta, target.known)
     chosen = inference if algorithm is None else replace(inference, algorithm=algorithm)

@@ -1,8 +1,9 @@
-"""What every loss is: a number per example, from theta and labels; and the risk that training minimises.
+"""The base classes of losses, and the empirical risk that training minimises.
 
-Labels say of every variable one of three things. It is *counted*: its label is known and the loss asks how well the
-model predicts it. It is *given*, as evidence: the model is conditioned on it. Or it is *hidden* (-1, or masked): the
-model sums over it, and neither its label nor a clique it belongs to is asked for.
+A loss maps theta and labels to one number per example. Every variable has one of three roles. A *target* has a known
+label, and the loss scores how well the model predicts it. An *observed* variable is given as evidence, and the model is
+conditioned on it. A *hidden* variable (label -1, or masked out) is summed out; neither it nor a clique that contains it
+is scored.
 """
 
 from __future__ import annotations
@@ -25,24 +26,24 @@ from riskfield.inference.solution import Solution
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """What a loss compares the model with, checked: labels with -1 wherever a variable is not counted."""
+    """The labels and evidence a loss compares the model with, after validation."""
 
-    labels: Tensor  # (*batch, variable)  -1 where hidden or given
-    evidence: Tensor | None  # (*batch, variable)  -1 where not given
+    labels: Tensor  # (*batch, variable)  -1 where hidden or observed
+    evidence: Tensor | None  # (*batch, variable)  -1 where not observed
 
     @property
     def mask(self) -> Tensor:
-        """Which variables are counted, of shape (*batch, variable)."""
+        """Which variables are targets, of shape (*batch, variable)."""
         return self.labels >= 0
 
     @cached_property
     def known(self) -> Tensor:
-        """The states of all counted and given variables; -1 where hidden."""
+        """The states of all targets and observed variables; -1 where hidden."""
         return self.labels if self.evidence is None else torch.maximum(self.labels, self.evidence)
 
     @cached_property
     def complete(self) -> bool:
-        """Whether nothing is hidden."""
+        """Whether no variable is hidden."""
         return not bool((self.known < 0).any())
 
 
@@ -61,9 +62,9 @@ def make_target(graph: FactorGraph, labels: Tensor, evidence: Tensor | None, mas
         mask = mask.to(labels.device)
         _check_broadcast("mask", mask, labels)
         if evidence is not None and (mask & given).any():
-            raise ValueError("`mask` must not count variables whose state `evidence` gives.")
+            raise ValueError("`mask` must be False for variables that `evidence` observes.")
         if (mask & (labels < 0)).any():
-            raise ValueError("`mask` must not count variables whose label is -1.")
+            raise ValueError("`mask` must be False for variables whose label is -1.")
         labels = torch.where(mask, labels, -1)
     return Target(labels, evidence)
 
@@ -71,7 +72,7 @@ def make_target(graph: FactorGraph, labels: Tensor, evidence: Tensor | None, mas
 def num_counted(
     graph: FactorGraph, labels: Tensor, *, evidence: Tensor | None = None, mask: Tensor | None = None
 ) -> Tensor:
-    """How many variables of each example a loss counts, of shape (*batch): what "per variable" divides by.
+    """Return the number of targets of each example, of shape (*batch). Risks "per variable" are divided by it.
 
     >>> import torch
     >>> from riskfield import chain
@@ -82,16 +83,16 @@ def num_counted(
 
 
 class AbstractLoss(ABC):
-    """A number per example, to be minimised."""
+    """One number per example, to be minimised."""
 
     @property
     def lower_bound(self) -> float:
-        """What it cannot fall below if inference does its work; training that gets there has gone astray."""
+        """The smallest possible value if inference is accurate. A smaller value means that training exploits errors."""
         return -math.inf
 
     @property
     def comparable(self) -> bool:
-        """Whether the lower of two values, at different theta, is the better one."""
+        """Whether a smaller value at another theta means a better theta."""
         return True
 
     def __call__(
@@ -104,17 +105,16 @@ class AbstractLoss(ABC):
         evidence: Tensor | None = None,
         mask: Tensor | None = None,
     ) -> Tensor:
-        """The loss of each example.
+        """Return the loss of each example.
 
         Arguments:
             graph: the structure.
-            theta: log-potentials of shape (*batch, theta), or (theta,) for one model of all examples.
-            labels: the true states, an integer tensor of shape (*batch, variable); -1 where they are hidden.
-            inference: how marginals are computed; losses without inference need none.
-            evidence: states that are given rather than predicted, of a shape that broadcasts to that of labels; -1
-                elsewhere.
-            mask: bool, of a shape that broadcasts to that of labels: which variables are counted. By default all whose
-                label is known and not given as evidence. What is neither counted nor given is hidden.
+            theta: log-potentials of shape (*batch, theta), or (theta,) if all examples share one model.
+            labels: the true states, an integer tensor of shape (*batch, variable); -1 where hidden.
+            inference: how marginals are computed. Losses that need no inference ignore it.
+            evidence: the states of observed variables; -1 elsewhere. Its shape must broadcast to that of labels.
+            mask: bool: which variables are targets. Its shape must broadcast to that of labels. By default all
+                variables whose label is known and that are not observed. All other unobserved variables are hidden.
 
         Returns:
             A tensor of shape (*batch).
@@ -134,10 +134,10 @@ class AbstractLoss(ABC):
 
     @abstractmethod
     def evaluate(self, graph: FactorGraph, theta: Tensor, target: Target, inference: Inference | None) -> Tensor:
-        """The loss of each example, of shape (*batch), from arguments that have been checked."""
+        """Return the loss of each example, of shape (*batch). The arguments have been validated."""
 
     def require(self, inference: Inference | None) -> Inference:
-        """`inference`, which this loss cannot do without."""
+        """Return `inference`, or raise an error if it is None."""
         if inference is None:
             raise ValueError(
                 f"`{type(self).__name__}` needs `inference`, such as `Inference(MessagePassing(TRW(0.5)))`. Got None."
@@ -146,21 +146,21 @@ class AbstractLoss(ABC):
 
 
 class AbstractMarginalLoss(AbstractLoss):
-    """A loss that looks at the marginals inference returns."""
+    """A loss that is a function of the marginals."""
 
     def evaluate(self, graph: FactorGraph, theta: Tensor, target: Target, inference: Inference | None) -> Tensor:
-        """Run inference once and look at what it returned."""
+        """Run inference once and score its solution."""
         solution = marginals(graph, theta, target, self.require(inference))
         return self.of_solution(solution, target.known, target.mask)
 
     @abstractmethod
     def of_solution(self, solution: Solution, labels: Tensor, mask: Tensor) -> Tensor:
-        """The loss of each example, of shape (*batch).
+        """Return the loss of each example, of shape (*batch).
 
         Arguments:
-            solution: its mu has shape (*batch, mu), or (mu,) for one model of all examples.
-            labels: of shape (*batch, variable): counted and given states, -1 where hidden.
-            mask: of the same shape: which variables are counted.
+            solution: its mu has shape (*batch, mu), or (mu,) if all examples share one model.
+            labels: of shape (*batch, variable): the states of targets and observed variables, -1 where hidden.
+            mask: of the same shape: which variables are targets.
         """
 
 
@@ -175,10 +175,10 @@ def marginals(graph: FactorGraph, theta: Tensor, target: Target, inference: Infe
 
 @dataclass(frozen=True)
 class Custom(AbstractMarginalLoss):
-    """Any function of the solution: `function(solution, labels, mask)` returns a number per example.
+    """Any function of the solution: `function(solution, labels, mask)` returns one number per example.
 
-    Labels are -1 where hidden, and the mask says which variables are counted. Wherever a loss is asked for, such a
-    function may be given as it is.
+    Labels are -1 where hidden, and the mask is True for targets. Functions that take a loss also accept such a function
+    directly.
 
     >>> import torch
     >>> from riskfield import Custom, Exact, Inference, chain
@@ -203,7 +203,7 @@ LossLike = AbstractLoss | Callable[[Solution, Tensor, Tensor], Tensor]
 
 
 def as_loss(loss: LossLike) -> AbstractLoss:
-    """`loss`, or a function wrapped as one."""
+    """Return `loss`, wrapped in `Custom` if it is a plain function."""
     if isinstance(loss, AbstractLoss):
         return loss
     if isinstance(loss, type) or not callable(loss):
@@ -226,18 +226,18 @@ def empirical_risk(
     weights: Tensor | None = None,
     per_variable: bool = False,
 ) -> Tensor:
-    """The number that training minimises: the weighted sum of the losses of all examples.
+    """Return the quantity that training minimises: the weighted sum of the losses of all examples.
 
     Arguments:
         loss: a loss such as `UnivariateLogistic()`, or a function of (solution, labels, mask).
         graph: the structure.
-        theta: of shape (*batch, theta), or (theta,) for one model of all examples.
+        theta: of shape (*batch, theta), or (theta,) if all examples share one model.
         labels: of shape (*batch, variable), -1 where hidden.
         inference: how marginals are computed.
-        evidence: states that are given, of shape (*batch, variable), -1 elsewhere.
-        mask: bool, of shape (*batch, variable), which variables are counted.
-        weights: of shape (*batch), how much each example counts.
-        per_variable: divide by the (weighted) number of counted variables, `num_counted`.
+        evidence: the states of observed variables, of shape (*batch, variable), -1 elsewhere.
+        mask: bool, of shape (*batch, variable): which variables are targets.
+        weights: of shape (*batch): the weight of each example.
+        per_variable: divide by the (weighted) number of targets, `num_counted`.
 
     >>> import torch
     >>> from riskfield import Exact, Inference, UnivariateLogistic, chain
@@ -255,7 +255,7 @@ def empirical_risk(
     counted = num_counted(graph, labels, evidence=evidence, mask=mask).to(values)
     number = counted.sum() if weights is None else (weights * counted).sum()
     if not number > 0:
-        raise ValueError("`per_variable` needs an example with a counted variable. Got none.")
+        raise ValueError("`per_variable` needs at least one target: an unmasked variable with a label. Got none.")
     return total / number
 
 

@@ -1,14 +1,14 @@
-r"""Losses on marginals: how well the marginals that were really computed predict the labels.
+r"""Losses on marginals: how well the approximate marginals predict the labels.
 
-With mu a univariate marginal and x its label, or a clique marginal and the joint label of the clique,
+Let mu be the marginal of a variable and x its label, or the marginal of a clique and x its joint label:
 
     logistic                  -log mu(x)                                        (Domke 2013, sections 4.2.1 and 4.2.3)
     quadratic                 -2 mu(x) + sum_x' mu(x')^2                        (Domke 2008, section 3.2)
     smoothed classification   S(max_{x' != x} mu(x') - mu(x)),  S(t) = 1 / (1 + exp(-alpha t))
                                                                                 (Domke 2013, section 4.2.2)
 
-summed over counted variables, or over cliques. A clique is counted if at least one of its variables is and none is
-hidden. The clique is a factor of the graph; variables without factors have no part in clique losses.
+summed over all targets, or over cliques. A clique is a factor of the graph. It is scored if at least one of its
+variables is a target and none is hidden. Variables without factors do not contribute to clique losses.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from riskfield.graph.factor_graph import FactorGraph
 from riskfield.inference.solution import Solution
 from riskfield.losses.loss import AbstractMarginalLoss
 
-# Compares marginals of shape (*batch, block, state) with labels of shape (*batch, block); 0 where not counted.
+# compare(marginals, labels, counted) -> loss of every block, 0 where not counted.
+# Shapes: marginals (*batch, block, state); labels, counted and the result (*batch, block).
 Compare = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class UnivariateLogistic(AbstractMarginalLoss):
-    """-sum_i log mu(x_i): the divergence of the predicted from the true univariate marginals (up to a constant).
+    """-sum_i log mu(x_i): the KL divergence from the true to the predicted univariate marginals, up to a constant.
 
-    The first choice where marginals are what will be used. It is infinite if a label has probability 0.
+    The first choice if you will use the marginals. It is infinite if a label has probability 0.
 
     >>> import torch
     >>> from riskfield import Exact, Inference, UnivariateLogistic, chain
@@ -42,13 +43,13 @@ class UnivariateLogistic(AbstractMarginalLoss):
     """
 
     def of_solution(self, solution: Solution, labels: Tensor, mask: Tensor) -> Tensor:
-        """-log mu(x_i) of every variable."""
+        """Sum -log mu(x_i) over the targets."""
         return over_variables(solution.graph, solution.node_marginals, labels, mask, _logistic)
 
 
 @dataclass(frozen=True)
 class CliqueLogistic(AbstractMarginalLoss):
-    """-sum_c log mu(x_c): the same for cliques. With exact inference and a true model it finds the true parameters.
+    """-sum_c log mu(x_c): the logistic loss of cliques. Consistent with exact inference and a well-specified model.
 
     >>> import torch
     >>> from riskfield import CliqueLogistic, Exact, Inference, chain
@@ -58,15 +59,15 @@ class CliqueLogistic(AbstractMarginalLoss):
     """
 
     def of_solution(self, solution: Solution, labels: Tensor, mask: Tensor) -> Tensor:
-        """-log mu(x_c) of every clique."""
+        """Sum -log mu(x_c) over the scored cliques."""
         return _over_cliques(solution, labels, mask, _logistic)
 
 
 @dataclass(frozen=True)
 class UnivariateQuadratic(AbstractMarginalLoss):
-    """sum_i (-2 mu(x_i) + sum_x' mu(x')^2): the squared distance to the true marginals (the Brier score less 1).
+    """sum_i (-2 mu(x_i) + sum_x' mu(x')^2): the Brier score minus 1 per variable.
 
-    Bounded, so less upset by outliers than the logistic loss, and more often stuck.
+    It is bounded, so outliers affect it less than the logistic loss, but training more often stops in a poor minimum.
 
     >>> import torch
     >>> from riskfield import Exact, Inference, UnivariateQuadratic, chain
@@ -76,27 +77,27 @@ class UnivariateQuadratic(AbstractMarginalLoss):
     """
 
     def of_solution(self, solution: Solution, labels: Tensor, mask: Tensor) -> Tensor:
-        """-2 mu(x_i) + sum_x' mu(x')^2 of every variable."""
+        """Sum -2 mu(x_i) + sum_x' mu(x')^2 over the targets."""
         return over_variables(solution.graph, solution.node_marginals, labels, mask, _quadratic)
 
 
 @dataclass(frozen=True)
 class CliqueQuadratic(AbstractMarginalLoss):
-    """sum_c (-2 mu(x_c) + sum_x' mu(x')^2): the same for cliques."""
+    """sum_c (-2 mu(x_c) + sum_x' mu(x')^2): the quadratic loss of cliques."""
 
     def of_solution(self, solution: Solution, labels: Tensor, mask: Tensor) -> Tensor:
-        """-2 mu(x_c) + sum_x' mu(x')^2 of every clique."""
+        """Sum -2 mu(x_c) + sum_x' mu(x')^2 over the scored cliques."""
         return _over_cliques(solution, labels, mask, _quadratic)
 
 
 @dataclass(frozen=True)
 class SmoothedClassification(AbstractMarginalLoss):
-    """sum_i S(max_{x' != x_i} mu(x') - mu(x_i)), S a sigmoid: about how many variables the largest marginal gets wrong.
+    """sum_i S(max_{x' != x_i} mu(x') - mu(x_i)), S a sigmoid: a smoothed count of errors of the largest marginal.
 
-    Initialise it from another criterion, since it has many local minima.
+    It has many local minima, so start from parameters that were trained with another loss.
 
     Arguments:
-        alpha: the steepness of the sigmoid: the larger, the closer to the number of errors and the harder to minimise.
+        alpha: the steepness of the sigmoid. A larger value is closer to the number of errors and harder to minimise.
 
     >>> import torch
     >>> from riskfield import Exact, Inference, SmoothedClassification, chain
@@ -111,13 +112,13 @@ class SmoothedClassification(AbstractMarginalLoss):
         _check_alpha(self.alpha)
 
     def of_solution(self, solution: Solution, labels: Tensor, mask: Tensor) -> Tensor:
-        """S(max_{x' != x_i} mu(x') - mu(x_i)) of every variable."""
+        """Sum S(max_{x' != x_i} mu(x') - mu(x_i)) over the targets."""
         return over_variables(solution.graph, solution.node_marginals, labels, mask, _smoothed(self.alpha))
 
 
 @dataclass(frozen=True)
 class CliqueSmoothedClassification(AbstractMarginalLoss):
-    """sum_c S(max_{x' != x_c} mu(x') - mu(x_c)): the same for cliques and their joint states.
+    """sum_c S(max_{x' != x_c} mu(x') - mu(x_c)): the smoothed count of errors of cliques, by their joint states.
 
     Arguments:
         alpha: the steepness of the sigmoid.
@@ -129,14 +130,14 @@ class CliqueSmoothedClassification(AbstractMarginalLoss):
         _check_alpha(self.alpha)
 
     def of_solution(self, solution: Solution, labels: Tensor, mask: Tensor) -> Tensor:
-        """S(max_{x' != x_c} mu(x') - mu(x_c)) of every clique."""
+        """Sum S(max_{x' != x_c} mu(x') - mu(x_c)) over the scored cliques."""
         return _over_cliques(solution, labels, mask, _smoothed(self.alpha))
 
 
 def over_variables(
     graph: FactorGraph, nodes: Sequence[Tensor], labels: Tensor, mask: Tensor, compare: Compare
 ) -> Tensor:
-    """The sum of `compare` over counted variables, of shape (*batch); `nodes` as in `solution.node_marginals`."""
+    """Sum `compare` over the targets, of shape (*batch). `nodes` is laid out like `solution.node_marginals`."""
     total = nodes[0].new_zeros(labels.shape[:-1])
     for group, view in zip(graph.node_groups, nodes, strict=True):
         variables = index_tensor(group.variables, labels.device)
@@ -145,7 +146,7 @@ def over_variables(
 
 
 def _over_cliques(solution: Solution, labels: Tensor, mask: Tensor, compare: Compare) -> Tensor:
-    """The sum of `compare` over counted cliques, of shape (*batch)."""
+    """Sum `compare` over the scored cliques, of shape (*batch)."""
     total = solution.mu.new_zeros(labels.shape[:-1])
     for group, view in zip(solution.graph.factor_groups, solution.factor_marginals, strict=True):
         variables = index_tensor(group.variables, labels.device)
@@ -155,13 +156,13 @@ def _over_cliques(solution: Solution, labels: Tensor, mask: Tensor, compare: Com
 
 
 def at_labels(blocks: Tensor, labels: Tensor) -> Tensor:
-    """The entries at the labels; any entry where a label is -1."""
+    """Return the entries at the labels. Where a label is -1 the entry is arbitrary."""
     blocks = blocks.expand(*labels.shape, blocks.shape[-1])
     return blocks.gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1)
 
 
 def _logistic(blocks: Tensor, labels: Tensor, counted: Tensor) -> Tensor:
-    # The logarithm is not taken, and so has no infinite slope, where the probability does not count.
+    # Entries that are not scored are replaced by 1 before the logarithm: log 0 would make their gradient NaN.
     return -torch.where(counted, at_labels(blocks, labels), 1).log()
 
 

@@ -1,11 +1,11 @@
-r"""Losses that take the model apart: piecewise likelihood, and variables by themselves.
+r"""Losses that treat parts of the model separately: piecewise likelihood, and independent variables.
 
     piecewise     -sum_c log softmax(theta_c)(x_c) - sum_i log softmax(theta_i)(x_i)
                                                               (Sutton & McCallum 2005; Domke 2013, section 4.1.5)
     independent   -sum_i log softmax(theta_i)(x_i)                                      (Domke 2013, section 8)
 
-Piecewise likelihood replaces A(theta) by the sum of the log-partition functions of all factors and all variables, which
-is never smaller: the loss is never below minus the log-likelihood.
+Piecewise likelihood replaces A(theta) by the sum of the log-partition functions of all factors and all variables. This
+sum is an upper bound of A(theta), so the loss is an upper bound of the negative log-likelihood.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from riskfield.losses.loss import AbstractLoss, Target
 
 @dataclass(frozen=True)
 class Piecewise(AbstractLoss):
-    """Every factor and every variable a model of its own, without inference.
+    """The sum of the negative log-likelihoods of all factors and all variables, each as a separate model.
 
-    States given as evidence restrict the factors around them. Hidden variables are left out, and so are the factors
-    that touch them.
+    It needs no inference. Observed states restrict the tables of the factors they belong to. Hidden variables are left
+    out, and so are the factors that contain them.
 
     >>> import torch
     >>> from riskfield import Piecewise, chain
@@ -39,7 +39,7 @@ class Piecewise(AbstractLoss):
     """
 
     def evaluate(self, graph: FactorGraph, theta: Tensor, target: Target, inference: Inference | None) -> Tensor:
-        """One softmax per factor and per variable."""
+        """Compute one softmax per factor and per variable."""
         total = univariate_surprise(graph, theta[..., : graph.node_size], target.labels)
         for group, tables in zip(graph.factor_groups, graph.factor_views(theta), strict=True):
             total = total + _pieces(group, tables.flatten(-group.arity), target)
@@ -48,9 +48,9 @@ class Piecewise(AbstractLoss):
 
 @dataclass(frozen=True)
 class Independent(AbstractLoss):
-    """Every variable by its own potentials (and factors of that variable alone): logistic regression.
+    """Logistic regression: each variable is predicted from its own potentials and its single-variable factors alone.
 
-    The baseline that structured models have to beat, and a good start for training them.
+    This is the baseline for structured models. Its parameters are also a good starting point for training them.
 
     >>> import torch
     >>> from riskfield import Independent, chain
@@ -60,13 +60,13 @@ class Independent(AbstractLoss):
     """
 
     def evaluate(self, graph: FactorGraph, theta: Tensor, target: Target, inference: Inference | None) -> Tensor:
-        """One softmax per variable."""
+        """Compute one softmax per variable."""
         single = [group for group in graph.factor_groups if group.arity == 1]
         return univariate_surprise(graph, conditional_logits(graph, theta, target.known, single), target.labels)
 
 
 def _pieces(group: FactorGroup, tables: Tensor, target: Target) -> Tensor:
-    """The surprise of the factors of a group, of shape (*batch); tables of shape (*batch, table, joint state)."""
+    """Sum the surprise of the factors of a group, of shape (*batch); tables have shape (*batch, table, joint state)."""
     device = tables.device
     variables = index_tensor(group.variables, device)
     counted = (target.known[..., variables] >= 0).all(-1) & target.mask[..., variables].any(-1)

@@ -1,10 +1,10 @@
-r"""Pseudolikelihoods: the probability of some variables given all others, for all variables in turn.
+r"""Pseudolikelihoods: the conditional probability of each variable, or patch of variables, given all others.
 
     pseudolikelihood         -sum_i log p(x_i | x_-i)                              (Besag 1975)
     patch pseudolikelihood   -sum_P log p(x_P | x_-P)                              (Zhu & Liu 2002)
 
 (Domke 2013, section 4.1.4). The first needs no inference: p(x_i | x_-i) is a softmax of theta_i plus the slices of the
-factors around i. The second comes the closer to the likelihood the larger the patches are.
+factors that contain i. The second needs inference inside each patch. Larger patches bring it closer to the likelihood.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from riskfield.losses.loss import AbstractLoss, Target
 
 @dataclass(frozen=True)
 class Pseudolikelihood(AbstractLoss):
-    """`-sum_i log p(x_i | x_-i)`, without inference. With a true model and enough data it finds the true parameters.
+    """`-sum_i log p(x_i | x_-i)`. It needs no inference and is consistent if the model is well specified.
 
-    Variables given as evidence condition their neighbours. Hidden variables are left out, and so are the factors that
-    touch them.
+    Observed variables condition their neighbours. Hidden variables are left out, and so are the factors that contain
+    them.
 
     >>> import torch
     >>> from riskfield import Pseudolikelihood, chain
@@ -41,21 +41,22 @@ class Pseudolikelihood(AbstractLoss):
     """
 
     def evaluate(self, graph: FactorGraph, theta: Tensor, target: Target, inference: Inference | None) -> Tensor:
-        """One softmax per variable."""
+        """Compute one softmax per variable."""
         logits = conditional_logits(graph, theta, target.known, graph.factor_groups)
         return univariate_surprise(graph, logits, target.labels)
 
 
 @dataclass(frozen=True, eq=False)
 class PatchPseudolikelihood(AbstractLoss):
-    """`-sum_P log p(x_P | x_-P)` over patches of variables, by inference inside the patches.
+    """`-sum_P log p(x_P | x_-P)` over patches of variables, with inference inside the patches.
 
-    Patches that share no factor are worked off together: all variables outside them are clamped to their labels, and
-    one run of inference serves them all. `MessagePassing()` is exact for patches that are trees, such as the rows of a
-    grid. (`Exact()` is not helped by the clamping, which differs from copy to copy: it must fit the whole graph.)
+    The patches are coloured so that patches of one colour share no factor. For each colour, all variables outside its
+    patches are clamped to their labels. All colours run as one batch. `MessagePassing()` is exact for patches that are
+    trees, such as the rows of a grid. `Exact()` does not profit from the clamping, because the clamped variables differ
+    between the items of the batch: the whole graph must have small treewidth.
 
-    Hidden variables are summed over wherever they lie. They may tie patches together; those that are worked off
-    together are then predicted jointly.
+    Hidden variables are summed out, inside and outside of patches. A hidden variable may connect patches of one colour;
+    these patches are then predicted jointly.
 
     Arguments:
         patches: the patch of every variable, integers of shape (variable,).
@@ -78,7 +79,7 @@ class PatchPseudolikelihood(AbstractLoss):
         object.__setattr__(self, "patches", frozen(np.unique(patches, return_inverse=True)[1].reshape(-1)))
 
     def evaluate(self, graph: FactorGraph, theta: Tensor, target: Target, inference: Inference | None) -> Tensor:
-        """One run on as many clamped copies of the model as the patches have colours."""
+        """Run inference once on a batch with one clamped copy of the model per colour."""
         inference = self.require(inference)
         colour = index_tensor(self._colour(graph), theta.device)  # (variable,)
         count = int(colour.max()) + 1 if len(colour) else 0
@@ -89,7 +90,7 @@ class PatchPseudolikelihood(AbstractLoss):
         return free.log_partition.sum(0) - count * clamped_value(graph, theta, target, inference)
 
     def _colour(self, graph: FactorGraph) -> IntArray:
-        """A colour for every variable: patches that share a factor differ."""
+        """Return a colour for every variable. Patches that share a factor have different colours."""
         patches = np.asarray(self.patches)
         if patches.shape != (graph.num_variables,):
             raise ValueError(

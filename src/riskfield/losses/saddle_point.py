@@ -1,9 +1,9 @@
-r"""The saddle-point approximation: the most probable joint state in place of the marginals.
+r"""The saddle-point approximation: the most probable joint state replaces the marginals.
 
     max_x theta . f(x) - theta . f(x^),        gradient  f(x*) - f(x^)                       (Domke 2013, section 4.1.3)
 
-It is the likelihood's gradient if all probability sat at the maximiser x*: the structured perceptron. With hidden
-variables the second term is the maximum with the observed ones clamped.
+This is the gradient of the negative log-likelihood if the maximiser x* had probability 1; it is the update of the
+structured perceptron. With hidden variables the second term is the maximum with the known states clamped.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from riskfield.losses.loss import AbstractLoss, Target
 
 @dataclass(frozen=True)
 class SaddlePoint(AbstractLoss):
-    """theta . f(x*) - theta . f(x^), x* the most probable joint state that `algorithm` finds.
+    """theta . f(x*) - theta . f(x^), where x* is the most probable joint state that `algorithm` finds.
 
-    For sharply peaked distributions. It is 0 wherever the labels are the most probable state, so it asks for no margin
-    and does not fix the scale of theta; it is negative where the search for x* fails to do as well as the labels. The
-    algorithm and the adjoint of `inference` are not used, only when it stops; it may be left out.
+    Use it for sharply peaked distributions. It is 0 wherever the labels are the most probable state, so it enforces no
+    margin and does not fix the scale of theta. It is negative where the search finds an x* that scores less than the
+    labels. Of `inference` only the stopping rule is used, not its algorithm or adjoint; `inference` may be omitted.
 
     Arguments:
-        algorithm: how x* is found, by `solution.mode()`.
+        algorithm: finds x*, as `solution.mode()`.
 
     >>> import torch
     >>> from riskfield import SaddlePoint, chain
@@ -46,7 +46,7 @@ class SaddlePoint(AbstractLoss):
             raise TypeError(f"`algorithm` must be an algorithm such as `MaxProduct()`. Got {self.algorithm!r}.")
 
     def evaluate(self, graph: FactorGraph, theta: Tensor, target: Target, inference: Inference | None) -> Tensor:
-        """Find the maximiser, and that given the labels where something is hidden."""
+        """Find the maximiser and, if variables are hidden, the maximiser given the known states."""
         search = replace(inference or Inference(), algorithm=self.algorithm, adjoint=None)
         best = search(graph, theta.detach(), evidence=target.evidence).mode()
         labels = target.known

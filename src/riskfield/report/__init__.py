@@ -1,1 +1,1 @@
-"""Predictions to look at: how good they are, and a page that shows them."""
+"""The evaluation of predictions, and an HTML report that shows them."""

@@ -1,4 +1,4 @@
-"""Line charts as SVG, in colours that the page's style sheet gives them, so that they follow light and dark."""
+"""Line charts as SVG. Their colours come from the style sheet of the page, so they follow its light or dark mode."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 14, 26, 46  # margins for ticks and labels
 
 @dataclass(frozen=True)
 class Line:
-    """Points joined by a line.
+    """A line through points.
 
     Arguments:
         style: a CSS class, such as "s0" for the first series.
-        x, y: where the points are.
-        sizes: radii of dots on the points; none if empty.
-        label: what a pointer that rests on it is told.
+        x, y: the coordinates of the points.
+        sizes: the radii of the dots on the points. If empty, no dots are drawn.
+        label: the tooltip.
     """
 
     style: str
@@ -34,12 +34,12 @@ class Chart:
     """Lines on common axes.
 
     Arguments:
-        title: for those who cannot see it.
-        x_label, y_label: what the axes show.
-        lines: what is drawn.
-        x_range, y_range: of the axes; by default those of the finite points.
-        marks: {x: text} for vertical lines with a text above them.
-        diagonal: whether y = x is drawn.
+        title: the text for screen readers.
+        x_label, y_label: the labels of the axes.
+        lines: the lines to draw.
+        x_range, y_range: the ranges of the axes. By default they cover all finite points.
+        marks: vertical lines with a text above them, as {x: text}.
+        diagonal: whether to draw y = x.
     """
 
     title: str
@@ -52,7 +52,7 @@ class Chart:
     diagonal: bool = False
 
     def svg(self) -> str:
-        """The chart as an SVG element."""
+        """Return the chart as an SVG element."""
         x_axis = self.x_range or _range([x for line in self.lines for x in line.x])
         y_axis = self.y_range or _range([y for line in self.lines for y in line.y])
         plane = _Plane(x_axis, y_axis)
@@ -90,7 +90,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class _Plane:
-    """From numbers to places in the picture."""
+    """Maps data coordinates to SVG coordinates."""
 
     x_axis: tuple[float, float]
     y_axis: tuple[float, float]
@@ -104,7 +104,7 @@ class _Plane:
         return _HEIGHT - _BOTTOM - (value - low) / (high - low) * (_HEIGHT - _TOP - _BOTTOM)
 
     def path(self, xs: Sequence[float], ys: Sequence[float]) -> str:
-        """Points joined by a line, which has a gap where one is not finite."""
+        """Return a path through the points. It has a gap at every point that is not finite."""
         steps, pen = [], "M"
         for x, y in zip(xs, ys, strict=True):
             if not math.isfinite(y):
@@ -130,7 +130,7 @@ def _grid(plane: _Plane, x_axis: tuple[float, float], y_axis: tuple[float, float
 
 
 def ticks(low: float, high: float, most: int = 6) -> list[tuple[float, str]]:
-    """Round numbers between `low` and `high`, and how they are written.
+    """Return at most `most` + 1 round numbers between `low` and `high`, each with its text.
 
     >>> ticks(0, 1)
     [(0.0, '0'), (0.2, '0.2'), (0.4, '0.4'), (0.6, '0.6'), (0.8, '0.8'), (1.0, '1')]

@@ -1,4 +1,4 @@
-"""Pictures with their truth, marginals and predictions, whose classes can be faded out one by one."""
+"""Panels with pictures, true labels, marginals and predictions. Sliders set the opacity of each class."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from riskfield.report.evaluation import Floats
 from riskfield.report.html import element, text
 from riskfield.report.images import backdrop, layers, one_hot, photograph
 
-_SMALL = 260  # pixels: what is shown larger than it is keeps its edges
+_SMALL = 260  # pixels: smaller pictures are enlarged without smoothing
 
 
 def gallery(names: Sequence[str], pictures: Sequence[Picture], marginals: Mapping[str, Mapping[str, Floats]]) -> str:
-    """A row of panels for every picture.
+    """Return a row of panels for every picture.
 
     Arguments:
-        names: of the classes.
-        pictures: with labels.
-        marginals: for every run, those of each picture.
+        names: the names of the classes.
+        pictures: pictures with labels.
+        marginals: {run: {picture: marginals}}.
     """
     return _controls(names) + "".join(_row(names, picture, marginals) for picture in pictures)
 
@@ -62,7 +62,7 @@ def _row(names: Sequence[str], picture: Picture, marginals: Mapping[str, Mapping
 
 
 def _painted(title: str, shares: Floats, name: str) -> str:
-    """A panel with the picture in grey and a layer for every class."""
+    """Return a panel with the picture in grey and one layer per class."""
     images = "".join(
         f'<img style="opacity:var(--o{k},1)" src="{address}" alt="">' for k, address in enumerate(layers(shares))
     )

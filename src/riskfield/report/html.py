@@ -1,4 +1,4 @@
-"""Pieces of HTML. All text is escaped here."""
+"""HTML elements. All text is escaped here."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from html import escape
 
 
 def text(value: object) -> str:
-    """Text, escaped."""
+    """Escape a value as text."""
     return escape(str(value))
 
 
 def element(tag: str, content: str = "", **attributes: object) -> str:
-    """An element around content that is HTML already; `class_` is the attribute class.
+    """Return an element around `content`, which is HTML. `class_` sets the attribute class.
 
     >>> element("td", text("a < b"), class_="best")
     '<td class="best">a &lt; b</td>'
@@ -26,7 +26,7 @@ def element(tag: str, content: str = "", **attributes: object) -> str:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, caption: str = "", class_: str | None = None) -> str:
-    """A table that scrolls by itself where it is too wide. Cells are HTML: a `<td>` element, or what goes into one."""
+    """Return a table that scrolls horizontally if it is too wide. Cells are HTML: a `<td>` element or its content."""
     head = element("tr", "".join(element("th", cell, scope="col") for cell in header))
     body = "".join(element("tr", element("th", row[0], scope="row") + "".join(map(_cell, row[1:]))) for row in rows)
     title = element("caption", text(caption)) if caption else ""
@@ -36,12 +36,12 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, caption: str 
 
 
 def card(title: str, content: str) -> str:
-    """A box with a title."""
+    """Return a box with a title."""
     return element("section", element("h3", title) + content, class_="card")
 
 
 def section(anchor: str, title: str, explanation: str, content: str) -> str:
-    """A part of the page, with a sentence that says what it shows."""
+    """Return a section of the page, with an explanation of what it shows."""
     about = element("p", text(explanation), class_="soft") if explanation else ""
     return element("section", element("h2", text(title)) + about + content, id=anchor)
 

@@ -1,4 +1,4 @@
-"""Pictures inside of a page: as PNG or JPEG in base64, no larger than they are shown."""
+"""Pictures embedded in the page, as PNG or JPEG in base64, reduced to the size at which they are shown."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from riskfield.report.colours import as_bytes, class_colours
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-_LONGEST = 480  # pixels of a side
-_LEVELS = 63  # of opacity; more would only make the page larger
+_LONGEST = 480  # pixels, the longest side
+_LEVELS = 63  # of opacity; more levels only make the page larger
 
 
 def photograph(image: npt.NDArray[Any]) -> str:
-    """A picture, as the address of an image."""
+    """Return a picture as a data URL."""
     picture = _small(_from(as_bytes(image)))
     if picture.width * picture.height <= 2**15:
         return _address(picture, "png", optimize=True)
@@ -27,16 +27,16 @@ def photograph(image: npt.NDArray[Any]) -> str:
 
 
 def backdrop(image: npt.NDArray[Any]) -> str:
-    """A picture in grey, to be painted over."""
+    """Return a grey picture as a data URL, the background of class layers."""
     return _address(_small(_from(as_bytes(image))).convert("L"), "jpeg", quality=75)
 
 
 def layers(shares: npt.NDArray[np.float64]) -> list[str]:
-    """An image for each class, in its colour and as opaque as its share of (row, column, class)."""
+    """Return one image per class, in its colour. The opacity is the share of the class, from (row, column, class)."""
     opacities = np.append(np.round(np.arange(_LEVELS + 1) * 255 / _LEVELS), np.zeros(256 - _LEVELS - 1))
     found = []
     for k, colour in enumerate(class_colours(shares.shape[-1])):
-        # Reduced as floats: what is averaged afterwards are shares, not levels.
+        # Reduce before rounding to levels, so that shares are averaged and not levels.
         share = np.asarray(_small(_from(shares[..., k].astype(np.float32))))
         layer = _from(np.round(np.clip(share, 0, 1) * _LEVELS).astype(np.uint8)).convert("P")
         layer.putpalette(list(colour) * 256)
@@ -45,7 +45,7 @@ def layers(shares: npt.NDArray[np.float64]) -> list[str]:
 
 
 def one_hot(labels: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.float64]:
-    """Labels as shares: all of a pixel is its class, or none of it where there is no label."""
+    """Return labels as shares: 1 for the class of a pixel, 0 for the others, and all 0 without a label."""
     return np.asarray(labels[..., None] == np.arange(count), np.float64)
 
 

@@ -1,6 +1,6 @@
-"""The report: one page of HTML that shows what a run, or several side by side, has learned.
+"""The report: one HTML page about one run, or about several runs side by side.
 
-It holds everything it needs, style and pictures included, and asks the network for nothing.
+The page contains its style and pictures and loads nothing from the network.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ for (const slider of document.querySelectorAll("input[data-sets]"))
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """A run, how good it is, and its marginals of the pictures that are shown."""
+    """A run, its evaluation, and its marginals on the pictures in the gallery."""
 
     run: PictureRun
     evaluation: Evaluation
@@ -51,19 +51,19 @@ def write_report(
     num_shown: int = 6,
     progress: bool = False,
 ) -> list[Evaluation]:
-    """Write a page on one run, or on several of the same classes.
+    """Write a page about one run, or about several runs with the same classes.
 
     Arguments:
-        path: of the page. It is written whole or not at all.
-        runs: what was fitted.
-        pictures: with labels that number the classes of the runs, to judge them by.
-        title: of the page.
-        command: that makes this page, to be shown.
-        num_shown: how many pictures are shown, spread over the set.
-        progress: show progress bars.
+        path: where to write the page. It is replaced atomically.
+        runs: fitted runs.
+        pictures: the test pictures. Their labels must be indices into the classes of the runs.
+        title: the title of the page.
+        command: the command that writes this page, which the page shows.
+        num_shown: how many pictures the gallery shows. They are spread evenly over the set.
+        progress: whether to show progress bars.
 
     Returns:
-        How good each run is.
+        The evaluation of each run.
     """
     _check(runs, pictures, num_shown)
     check_writable(path)
@@ -113,25 +113,25 @@ def _page(title: str, found: Sequence[Result], shown: Sequence[Picture], command
         (
             "pictures",
             "Pictures",
-            "Colours are classes, and as strong as their marginals. The sliders fade classes out, one by one.",
+            "Each class has a colour, with the marginal as its opacity. The sliders fade single classes in and out.",
             gallery(list(runs[0].classes.values()), shown, {r.run.name: r.marginals for r in found}),
         ),
         (
             "confusion",
             "Confusion",
-            "Rows are true classes, columns predicted ones: of the pixels of a row, the share labelled so.",
+            "Rows are true classes and columns are predicted classes. Each row sums to 100 %.",
             confusions(runs, scores),
         ),
         (
             "calibration",
             "Calibration",
-            "Of all marginals of about the same size, how many belong to the true class? Honest marginals lie on the "
-            "diagonal; below it they claim more than is true. Larger dots stand for more marginals.",
+            "Marginals are grouped by size; the chart shows which share of each group belongs to the true class. "
+            "Calibrated marginals lie on the diagonal, overconfident ones below it. Larger dots are larger groups.",
             reliability(runs, scores),
         ),
-        ("training", "Training", "The objective, loss per pixel plus ridge, as it went down.", training(runs)),
+        ("training", "Training", "The objective (loss per pixel plus ridge) at each iteration.", training(runs)),
         ("settings", "Settings", "", settings(runs)),
-        ("timings", "Timings", "Seconds by the clock.", timings(runs, scores)),
+        ("timings", "Timings", "Wall-clock seconds.", timings(runs, scores)),
         ("commands", "Commands", "", commands(runs, command)),
     ]
     parts = [part for part in parts if part[3]]

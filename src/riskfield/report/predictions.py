@@ -13,12 +13,12 @@ from riskfield.report.evaluation import Evaluation, Floats, Tally
 def evaluate_run(
     run: PictureRun, pictures: Iterable[Picture], see: Callable[[Picture, Floats], None] | None = None
 ) -> Evaluation:
-    """How good a run is.
+    """Evaluate a run on pictures with labels.
 
     Arguments:
-        run: with a fitted estimator.
-        pictures: whose labels number the classes of the run.
-        see: is called with each picture and its marginals.
+        run: a run with a fitted estimator.
+        pictures: their labels must be indices into the classes of the run.
+        see: a function that is called with each picture and its marginals.
     """
     tally = Tally([*run.classes.values()])
     for picture in pictures:

@@ -17,7 +17,7 @@ _NOTHING = "\N{EN DASH}"
 
 
 def tiles(runs: Sequence[PictureRun], scores: Sequence[Evaluation]) -> str:
-    """The four numbers to see first: of the best run, where there are several."""
+    """Return the four main numbers. With several runs, each number is that of the best run."""
     shown: list[tuple[str, Callable[[Evaluation], float], Callable[[float], str], bool]] = [
         ("pixels labelled wrong", lambda s: s.error, percent, False),
         ("mean overlap (IoU)", lambda s: s.mean_overlap, percent, True),
@@ -35,7 +35,7 @@ def tiles(runs: Sequence[PictureRun], scores: Sequence[Evaluation]) -> str:
 
 
 def results(runs: Sequence[PictureRun], scores: Sequence[Evaluation]) -> str:
-    """A row for every run: errors of all pixels and of every class, overlap, log loss, calibration."""
+    """Return a table with one row per run: error, error of each class, overlap, log loss, calibration error."""
     names = scores[0].names
     header = [
         "",
@@ -55,7 +55,7 @@ def results(runs: Sequence[PictureRun], scores: Sequence[Evaluation]) -> str:
 
 
 def confusions(runs: Sequence[PictureRun], scores: Sequence[Evaluation]) -> str:
-    """A confusion matrix for every run."""
+    """Return a confusion matrix for every run."""
     return element(
         "div", "".join(card(_named(k, run.name), _confusion(score)) for k, (run, score) in _both(runs, scores)),
         class_="cards",
@@ -78,7 +78,7 @@ def _confusion(score: Evaluation) -> str:
 
 
 def reliability(runs: Sequence[PictureRun], scores: Sequence[Evaluation]) -> str:
-    """The reliability diagram of all runs, and the numbers behind it."""
+    """Return the reliability diagram of all runs, and a table of its numbers."""
     lines = []
     for k, (run, score) in _both(runs, scores):
         filled = score.bin_counts > 0
@@ -94,7 +94,7 @@ def reliability(runs: Sequence[PictureRun], scores: Sequence[Evaluation]) -> str
 
 
 def _bins(runs: Sequence[PictureRun], scores: Sequence[Evaluation]) -> str:
-    """The numbers behind the diagram: all of them of one run, and of several the shares."""
+    """Return the numbers of the diagram: counts, means and shares of one run, or only the shares of several runs."""
     rows = []
     for b in range(NUM_BINS):
         row = [f"{b / NUM_BINS:.1f} to {(b + 1) / NUM_BINS:.1f}"]
@@ -111,7 +111,7 @@ def _bins(runs: Sequence[PictureRun], scores: Sequence[Evaluation]) -> str:
 
 
 def training(runs: Sequence[PictureRun]) -> str:
-    """The objective against iterations, for every run that has a history."""
+    """Return a chart of the objective by iteration for every run that has a history."""
     charts = [
         card(_named(k, run.name), _curve(k, run)) for k, run in enumerate(runs) if any(f.history for f in run.fits)
     ]
@@ -120,7 +120,7 @@ def training(runs: Sequence[PictureRun]) -> str:
 
 def _curve(number: int, run: PictureRun) -> str:
     lines, marks, ends, done = [], {}, [], 0
-    for stage, fit in zip(run.crf.stages(), run.fits, strict=False):  # a run that was interrupted has fewer
+    for stage, fit in zip(run.crf.stages(), run.fits, strict=False):  # an interrupted run has fewer fits
         name = words(type(stage.loss).__name__)
         steps = [done + record.iteration for record in fit.history]
         lines.append(Line(_style(number), steps, [record.objective for record in fit.history], label=name))
@@ -129,11 +129,11 @@ def _curve(number: int, run: PictureRun) -> str:
         done += len(steps)
         ends.append(f"{name} ended after {len(steps)} iterations: {fit.explanation}")
     chart = Chart(f"Training of {run.name}", "iteration", "objective", lines, marks=marks)
-    return chart.svg() + "".join(element("div", text(end), class_="told") for end in ends)
+    return chart.svg() + "".join(element("div", text(end), class_="ending") for end in ends)
 
 
 def settings(runs: Sequence[PictureRun]) -> str:
-    """What was chosen, a column for every run."""
+    """Return a table of the settings, with one column per run."""
     names = list(dict.fromkeys(name for run in runs for name in run.settings))
     values: dict[str, list[object]] = {name: [run.settings.get(name, _NOTHING) for run in runs] for name in names}
     recipes = [run.crf.features_ for run in runs]
@@ -145,41 +145,41 @@ def settings(runs: Sequence[PictureRun]) -> str:
     }
     rows = [[text(name), *_shared([str(value) for value in of_runs])] for name, of_runs in values.items()]
     header = ["", *(_named(k, run.name) for k, run in enumerate(runs))]
-    return element("div", table(header, rows, class_="told-apart"), class_="card")
+    return element("div", table(header, rows, class_="settings"), class_="card")
 
 
 def _shared(values: Sequence[str]) -> list[str]:
-    """Cells, and only one for all where they agree."""
+    """Return one cell per value, or a single wide cell if all values are equal."""
     if len(set(values)) == 1:
         return [element("td", text(values[0]), colspan=len(values))]
     return [element("td", text(value)) for value in values]
 
 
 def timings(runs: Sequence[PictureRun], scores: Sequence[Evaluation]) -> str:
-    """How long things took."""
+    """Return a table of the time that each step took."""
     rows = []
     for k, (run, score) in _both(runs, scores):
         evaluations = sum(fit.history[-1].evaluations for fit in run.fits if fit.history)
         spent = [run.seconds.get(name, math.nan) for name in ("reading", "features", "training")]
         each = spent[2] / evaluations if evaluations else math.nan
-        told = [*map(_seconds, spent), f"{evaluations:,}" if evaluations else _NOTHING, _seconds(each)]
-        rows.append([_named(k, run.name), *told, _seconds(score.seconds / score.num_pictures)])
+        cells = [*map(_seconds, spent), f"{evaluations:,}" if evaluations else _NOTHING, _seconds(each)]
+        rows.append([_named(k, run.name), *cells, _seconds(score.seconds / score.num_pictures)])
     header = ["", "reading", "features", "training", "evaluations", "per evaluation", "prediction, per picture"]
     return element("div", table(header, rows), class_="card")
 
 
 def commands(runs: Sequence[PictureRun], command: str) -> str:
-    """The commands that made the runs and the page."""
+    """Return the commands that produced the runs and the page."""
     return "".join(element("pre", text(line)) for line in [*(run.command for run in runs), command] if line)
 
 
 def percent(share: float) -> str:
-    """A share in per cent."""
+    """Format a share as a percentage."""
     return _NOTHING if math.isnan(share) else f"{100 * share:.1f} %"
 
 
 def words(name: str) -> str:
-    """The name of a class as words.
+    """Return the name of a Python class as separate words.
 
     >>> words("CliqueLogistic"), words("SurrogateEM")
     ('clique logistic', 'surrogate EM')
@@ -191,7 +191,7 @@ def words(name: str) -> str:
 
 
 def _best_marked(values: Sequence[float], write: Callable[[float], str]) -> list[str]:
-    """Cells, the lowest value marked where there are several."""
+    """Return one cell per value. If there are several, the lowest value is marked."""
     finite = [value for value in values if not math.isnan(value)]
     best = min(finite) if len(values) > 1 and finite else None
     return [element("td", text(write(value)), class_="best" if value == best else None) for value in values]
