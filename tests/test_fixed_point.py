@@ -23,25 +23,26 @@ def repulsive():
 def test_acceleration_solves_what_iteration_cannot():
     graph, theta, algorithm = repulsive()
     expected = gradient(graph, theta, algorithm, STOP, rf.Unroll())
-    for accelerate in (None, True):
-        found = gradient(graph, theta, algorithm, STOP, rf.FixedPoint(accelerate=accelerate))
+    for solver in (rf.Iterate(), rf.GMRES()):
+        found = gradient(graph, theta, algorithm, STOP, rf.FixedPoint(solver=solver))
         torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-9)
     # The run needed damping, and so does going back: the native kernels do it, the torch kernels leave it to GMRES.
-    damped = gradient(graph, theta, algorithm, STOP, rf.FixedPoint(accelerate=False))
+    plain = rf.FixedPoint(solver=rf.Iterate(fallback=None))
+    damped = gradient(graph, theta, algorithm, STOP, plain)
     torch.testing.assert_close(damped, expected, rtol=1e-7, atol=1e-9)
     with pytest.raises(rf.AdjointError, match=r"still change the gradient by .* \(relative\) after \d+ steps"):
-        gradient(graph, theta, algorithm, STOP, rf.FixedPoint(accelerate=False), kernels="torch")
+        gradient(graph, theta, algorithm, STOP, plain, kernels="torch")
 
 
 def test_falling_short_is_a_warning_and_failing_an_error():
     graph = rf.grid(4, 4, 2)
     theta, algorithm = potentials(graph, 0), rf.MessagePassing(rf.TRW(0.5))
-    for kernels, accelerate in ((None, False), ("torch", None)):
-        adjoint = rf.FixedPoint(max_steps=2, accelerate=accelerate)
+    for kernels, solver in ((None, rf.Iterate(fallback=None)), ("torch", rf.Iterate())):
+        adjoint = rf.FixedPoint(max_steps=2, solver=solver)
         with pytest.raises(rf.AdjointError, match="after 2 steps; the tolerance is 1e-10"):
             gradient(graph, theta, algorithm, STOP, adjoint, kernels=kernels)
-    with pytest.warns(rf.AdjointWarning, match="the tolerance is 1e-10. Allow more steps"):
-        rf.FixedPoint()._check(1e-6, 1000)
+    with pytest.warns(rf.AdjointWarning, match=r"after 12 steps; the tolerance is 1e-10. Allow more steps"):
+        gradient(graph, theta, algorithm, STOP, rf.FixedPoint(max_steps=12, solver=rf.Iterate(fallback=None)))
 
 
 def test_messages_that_lag_behind_saturated_marginals_are_reported():
@@ -79,12 +80,19 @@ def test_rho_of_one_is_back_belief_propagation():
     [
         ({"tol": 0.0}, r"`tol` must lie in \(0, 1\). Got 0.0"),
         ({"max_steps": 0}, "`max_steps` must be a positive integer. Got 0"),
-        ({"accelerate": "gmres"}, "`accelerate` must be True, False or None. Got 'gmres'"),
+        ({"solver": "gmres"}, r"`solver` must be an object such as `Iterate\(\)` or `GMRES\(\)`. Got 'gmres'"),
     ],
 )
 def test_bad_settings(options, match):
-    with pytest.raises(ValueError, match=match):
+    with pytest.raises((ValueError, TypeError), match=match):
         rf.FixedPoint(**options)
+
+
+def test_bad_settings_of_solvers():
+    with pytest.raises(ValueError, match=r"`restart` must be a positive integer. Got 0"):
+        rf.GMRES(restart=0)
+    with pytest.raises(TypeError, match=r"`fallback` must be an object such as `GMRES\(\)`, or None. Got 'gmres'"):
+        rf.Iterate(fallback="gmres")
 
 
 def test_an_infinite_loss_gradient_is_refused():

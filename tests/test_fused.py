@@ -297,7 +297,9 @@ def test_an_empty_batch(as_on_a_gpu):
     assert not as_on_a_gpu  # a launch without blocks is an error
 
 
-@pytest.mark.parametrize("adjoint", [rf.FixedPoint(), rf.Perturb(), rf.FixedPoint(accelerate=False)], ids=repr)
+@pytest.mark.parametrize(
+    "adjoint", [rf.FixedPoint(), rf.Perturb(), rf.FixedPoint(solver=rf.Iterate(fallback=None))], ids=repr
+)
 @pytest.mark.parametrize("name", ["grid", "tied", "parts"])
 def test_gradients_at_convergence(name, adjoint, as_on_a_gpu):
     graph, _ = GRAPHS[name]

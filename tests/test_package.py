@@ -56,7 +56,7 @@ def test_the_public_surface():
         *("Solution", "Stop", "clamp", "hessian_vector_product", "infer"),
         *("effective_sample_size", "frequencies", "sample"),
         *("AbstractAdjoint", "AdjointError", "AdjointWarning", "Envelope", "FixedPoint", "Perturb", "Unroll"),
-        *("KKT", "Direct", "Minres", "GradientReport", "check_gradients"),
+        *("KKT", "Direct", "Minres", "GMRES", "Iterate", "GradientReport", "check_gradients"),
         *("Inference", "Role", "AbstractLoss", "AbstractMarginalLoss", "Custom", "empirical_risk", "num_counted"),
         *("UnivariateLogistic", "UnivariateQuadratic", "SmoothedClassification"),
         *("CliqueLogistic", "CliqueQuadratic", "CliqueSmoothedClassification"),

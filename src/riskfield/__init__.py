@@ -7,6 +7,7 @@ from riskfield.adjoints.check import GradientReport, check_gradients
 from riskfield.adjoints.envelope import Envelope
 from riskfield.adjoints.fixed_point import FixedPoint
 from riskfield.adjoints.kkt import KKT
+from riskfield.adjoints.linear_fixed_point import GMRES, Iterate
 from riskfield.adjoints.perturb import Perturb
 from riskfield.adjoints.second_order import hessian_vector_product
 from riskfield.adjoints.solvers import Direct, Minres
@@ -118,6 +119,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CRF",
+    "GMRES",
     "HOG",
     "KKT",
     "L1",
@@ -182,6 +184,7 @@ __all__ = [
     "Independent",
     "Inference",
     "Intensity",
+    "Iterate",
     "LearnsInference",
     "Levels",
     "LinearModel",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import torch
@@ -16,20 +16,26 @@ from riskfield.inference.infer import Request
 from riskfield.inference.message_passing import MaxProduct, MessagePassing
 from riskfield.inference.solution import Solution
 
-Vjp = Callable[[Tensor], Tensor | tuple[Tensor, ...]]
-
 _UNROLL = " Use `Unroll` for second ones."
 
 
-def attach(request: Request, solution: Solution, vjp: Vjp, numbers: Sequence[Tensor] = ()) -> Solution:
-    """`solution` with a mu whose gradient g, of the shape of mu, is sent to `request.theta` as vjp(g).
+@dataclass(frozen=True, eq=False)
+class Jacobian:
+    """The derivative J of mu in theta, and in other numbers that mu depends on, known by its products with vectors."""
 
-    Where there are other `numbers` to send gradients to, vjp(g) is a tuple of all of them, that of theta first. Second
-    derivatives through it are refused by autograd. What is handed out may be changed in place: a vjp that needs the
-    marginals keeps its own.
+    vjp: Callable[[Tensor], tuple[Tensor, ...]]  # J^T g, one part for each input, theta first; g of the shape of mu
+    jvp: Callable[[tuple[Tensor, ...]], Tensor]  # J v, of the shape of mu, for v with one part for each input
+
+
+def attach(request: Request, solution: Solution, jacobian: Jacobian, numbers: Sequence[Tensor] = ()) -> Solution:
+    """Return `solution` with a mu whose derivative in `request.theta` and `numbers` is `jacobian`.
+
+    A gradient J^T g can be differentiated again in the cotangent g, in which it is linear. Its derivative in theta and
+    in the numbers, which J depends on, is refused with an `AdjointError`. The caller may change the mu of the solution
+    in place: a Jacobian that needs the marginals must keep its own copy.
     """
     remedy = "" if isinstance(request.algorithm, ConvexFreeEnergy) else _UNROLL
-    mu = _Attached.apply(solution.mu, vjp, remedy, request.theta, *numbers)
+    mu = _Attached.apply(jacobian, remedy, solution.mu, request.theta, *numbers)
     return replace(solution, theta=request.theta, mu=mu, _value=request.algorithm.log_partition)
 
 
@@ -84,39 +90,84 @@ def require_finite(grad: Tensor, name: str) -> None:
         )
 
 
-def first_order_only(gradient: Tensor, theta: Tensor, name: str, remedy: str = _UNROLL) -> Tensor:
-    """`gradient`, through which a second derivative in theta raises.
+def constant_in(result: Tensor, inputs: Sequence[Tensor], name: str, remedy: str = _UNROLL) -> Tensor:
+    """Return `result`, the derivative of which in `inputs` raises an `AdjointError`; other derivatives are kept.
 
     Autograd's own `once_differentiable` raises only where no inputs are named: `torch.autograd.grad` with unused inputs
-    allowed would hand out zeros.
+    allowed would return zeros. The error here is raised exactly when autograd would need the missing derivative.
     """
-    if torch.is_grad_enabled() and theta.requires_grad:
-        return _FirstOrder.apply(gradient, theta, f"{name} has first derivatives only.{remedy}")  # type: ignore[no-any-return]
-    return gradient
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
+        zero: Tensor = _Refuse.apply(f"{name} has first derivatives only.{remedy}", result.detach(), *inputs)
+        return result + zero
+    return result
 
 
-class _FirstOrder(torch.autograd.Function):
+class _Refuse(torch.autograd.Function):
+    """A zero that depends on its inputs and cannot be differentiated."""
+
     @staticmethod
-    def forward(ctx: Any, gradient: Tensor, theta: Tensor, message: str) -> Tensor:
+    def forward(ctx: Any, message: str, like: Tensor, *inputs: Tensor) -> Tensor:
         ctx.message = message
-        return gradient.clone()
+        return like.new_zeros(())
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> NoReturn:
         raise AdjointError(ctx.message)
 
 
+@dataclass(frozen=True, eq=False)
+class _Linear:
+    """A Jacobian and the inputs it was taken at, in which it is constant as far as autograd is concerned."""
+
+    jacobian: Jacobian
+    inputs: tuple[Tensor, ...]
+    remedy: str
+
+    def transposed(self, grad: Tensor) -> list[Tensor]:
+        """J^T g."""
+        return [self._guarded(part) for part in _Transposed.apply(self, grad)]
+
+    def times(self, v: tuple[Tensor, ...]) -> Tensor:
+        """J v."""
+        return self._guarded(_Times.apply(self, *v))
+
+    def _guarded(self, result: Tensor) -> Tensor:
+        return constant_in(result, self.inputs, "This adjoint", self.remedy)
+
+
 class _Attached(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, value: Tensor, vjp: Vjp, remedy: str, *inputs: Tensor) -> Tensor:
-        ctx.vjp, ctx.remedy, ctx.inputs = vjp, remedy, inputs
+    def forward(ctx: Any, jacobian: Jacobian, remedy: str, value: Tensor, *inputs: Tensor) -> Tensor:
+        ctx.jacobian, ctx.remedy = jacobian, remedy
+        ctx.save_for_backward(*inputs)
         return value.detach()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        with torch.no_grad():
-            found = ctx.vjp(grad.detach())
-        gradients = [found] if isinstance(found, Tensor) else list(found)
-        for number in ctx.inputs:
-            gradients = [first_order_only(gradient, number, "This adjoint", ctx.remedy) for gradient in gradients]
-        return None, None, None, *gradients
+        return None, None, None, *_Linear(ctx.jacobian, ctx.saved_tensors, ctx.remedy).transposed(grad)
+
+
+class _Transposed(torch.autograd.Function):
+    """J^T g as a function of g."""
+
+    @staticmethod
+    def forward(ctx: Any, linear: _Linear, grad: Tensor) -> tuple[Tensor, ...]:
+        ctx.linear = linear
+        return linear.jacobian.vjp(grad.detach())
+
+    @staticmethod
+    def backward(ctx: Any, *v: Tensor) -> tuple[None, Tensor]:
+        return None, ctx.linear.times(v)
+
+
+class _Times(torch.autograd.Function):
+    """J v as a function of v."""
+
+    @staticmethod
+    def forward(ctx: Any, linear: _Linear, *v: Tensor) -> Tensor:
+        ctx.linear = linear
+        return linear.jacobian.jvp(tuple(part.detach() for part in v))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        return None, *ctx.linear.transposed(grad)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from riskfield.adjoints._attach import first_order_only, require_convergence
+from riskfield.adjoints._attach import constant_in, require_convergence
 from riskfield.errors import AdjointError
 from riskfield.inference.infer import AbstractAdjoint, Request
 from riskfield.inference.solution import Solution
@@ -82,5 +82,5 @@ class _Value(torch.autograd.Function):
             raise AdjointError("`Envelope`: the marginals, its gradient, were changed in place. Change a copy of them.")
         gradient = grad.unsqueeze(-1) * ctx.statistics
         if not ctx.statistics.requires_grad:
-            gradient = first_order_only(gradient, theta, "`Envelope` without `curvature`")
+            gradient = constant_in(gradient, (theta,), "`Envelope` without `curvature`")
         return gradient, None, None

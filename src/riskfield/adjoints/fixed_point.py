@@ -7,47 +7,41 @@ mu the implicit function theorem gives
 
 and the first equation is solved by iterating it: sweeping backwards, always at the same messages, until v settles. It
 is what back TRW (Domke 2013, section 7.2) becomes with a threshold in place of a number of sweeps; with pairwise
-factors and rho = 1, back belief propagation (Eaton & Ghahramani 2009). State and F of mean field: the log node
-marginals, and a round of updates.
+factors and rho = 1, back belief propagation (Eaton & Ghahramani 2009). For mean field the state is the log node
+marginals, and F a round of updates.
 
 F may be any sweep with the same fixed points, whatever schedule and damping the run needed. The native kernels iterate
-the run's own, of which the last one was recorded; it converges in about as many sweeps as inference did. Where that is
-too slow, and for gradients of other numbers than theta, autograd goes through an undamped sweep of the torch kernels:
-of the one that sends all messages at once, which is a handful of large tensor operations, then of the run's own
-schedule; on a GPU where that is fused, the other way round. Messages are normalised, so the directions that only scale
-them are mapped to nothing and do no harm.
+the run's own last sweep, which was recorded; that takes about as many sweeps as inference did. Where it is too slow,
+for algorithms without native kernels, and for gradients of other numbers than theta, autograd differentiates the sweeps
+that the algorithm offers in torch (`AbstractAlgorithm.fixed_point_maps`). Messages are normalised, so the directions
+that only scale them are mapped to zero and do no harm.
+
+The gradient is linear in g. Its derivative in g, for mixed second derivatives, is the derivative of mu along a
+direction (p, q) of theta and the other numbers, by the same theorem: u = (dF/dm) u + (dF/dtheta) p.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from riskfield.adjoints._attach import first_order_only, require_convergence, require_finite
-from riskfield.adjoints._linear import LinearSolution, solve_fixed_point
-from riskfield.entropy import Counting
+from riskfield.adjoints._attach import Jacobian, attach, require_convergence, require_finite
+from riskfield.adjoints.linear_fixed_point import AbstractLinearSolver, Iterate, LinearSolution
 from riskfield.errors import AdjointError, AdjointWarning
-from riskfield.graph.schedule import Parallel
 from riskfield.inference.algorithm import RecordingRun
 from riskfield.inference.infer import AbstractAdjoint, Request
-from riskfield.inference.mean_field import MeanField
-from riskfield.inference.message_passing import MessagePassing
 from riskfield.inference.solution import Solution
-from riskfield.kernels import LAST_SWEEP, fused, is_differentiated
-from riskfield.kernels.logspace import NEG_INF
-from riskfield.kernels.problem import MessagePassingProblem
-from riskfield.kernels.torch_reference import MeanFieldRun, MessagePassingRun
+from riskfield.kernels import LAST_SWEEP, is_differentiated
 
-# A gradient whose equation is solved no better than this is not handed out.
+# A gradient whose equation is solved no better than this is not returned.
 _WORTHLESS = 1e-4
-# Relative to mu g, gradients of messages that need not be known to the tolerance. The native kernels know it too.
+# Relative to mu g, gradients of messages that need not be known to the tolerance. The native kernels use it, too.
 _NEGLIGIBLE = 1e-8
-# Log-messages that change by more in a sweep are no fixed point, whatever the marginals say.
+# Log-messages that change by more in a sweep are no fixed point, whatever the marginals suggest.
 _UNSETTLED = 1e-2
 
 
@@ -63,13 +57,17 @@ class FixedPoint(AbstractAdjoint):
     Arguments:
         tol: how small the relative change of a backward sweep must become, |v_new - v| / |v_new|. It is computed in
             float64 whatever the dtype of theta.
-        max_steps: the most backward sweeps to make, of each kind that is tried.
-        accelerate: True to solve the same linear system by GMRES, False to iterate only, None to change to GMRES where
-            the iteration turns out slow or, as it may where inference needed damping, diverges.
+        max_steps: the most native backward sweeps to make, and the most backward sweeps in torch after those.
+        solver: `Iterate()` sweeps backwards until the gradient settles, and changes to GMRES where that turns out slow
+            or diverges; `GMRES()` begins with it; `Iterate(fallback=None)` does without.
 
     Raises:
-        ValueError: on use, for a run without a tolerance and for algorithms without messages to iterate.
-        AdjointError: in the backward pass, if the iteration fails. It warns (`AdjointWarning`) if it only falls short.
+        ValueError: on use, for a run without a tolerance and for algorithms without sweeps to iterate.
+        AdjointError: in the backward pass, if the iteration fails.
+
+    Warns:
+        AdjointWarning: in the backward pass, if the iteration falls short of its tolerance, or if inference did not
+            converge.
 
     >>> import torch
     >>> from riskfield import FixedPoint, MessagePassing, Stop, TRW, grid, infer
@@ -84,110 +82,181 @@ class FixedPoint(AbstractAdjoint):
 
     tol: float = 1e-10
     max_steps: int = 1000
-    accelerate: bool | None = None
+    solver: AbstractLinearSolver = field(default_factory=Iterate)
 
     def __post_init__(self) -> None:
         if not 0 < self.tol < 1:
             raise ValueError(f"`tol` must lie in (0, 1). Got {self.tol!r}.")
         if not isinstance(self.max_steps, int) or self.max_steps < 1:
             raise ValueError(f"`max_steps` must be a positive integer. Got {self.max_steps!r}.")
-        if self.accelerate not in (True, False, None):
-            raise ValueError(f"`accelerate` must be True, False or None. Got {self.accelerate!r}.")
+        if not isinstance(self.solver, AbstractLinearSolver):
+            raise TypeError(f"`solver` must be an object such as `Iterate()` or `GMRES()`. Got {self.solver!r}.")
 
     def apply(self, request: Request) -> Solution:
         """Run without gradients, on any kernels, and attach the gradient of the fixed point."""
-        algorithm = request.algorithm
         require_convergence(request, "FixedPoint", theta_only=False)
-        if not isinstance(algorithm, MessagePassing | MeanField):
+        graph, algorithm = request.graph, request.algorithm
+        numbers = algorithm.parameters(graph)
+        if algorithm.fixed_point_maps(graph, request.flat_theta().detach(), numbers) is None:
             raise ValueError(
                 f"`FixedPoint` sweeps backwards over messages, and {type(algorithm).__name__} has none. Use `Unroll`, "
                 "which differentiates what ran."
             )
-        run = None
-        native = request.theta.dtype == torch.float64 and request.kernels != "torch" and self.accelerate is not True
-        if native and is_differentiated(request.theta):
-            run = request.start_recording(LAST_SWEEP)
+        native = (
+            request.theta.dtype == torch.float64 and request.kernels != "torch" and isinstance(self.solver, Iterate)
+        )
+        run = request.start_recording(LAST_SWEEP) if native and is_differentiated(request.theta) else None
         solution = request.solve(run)
-        numbers: tuple[Tensor, ...] = ()
-        if isinstance(algorithm, MessagePassing):
-            counting = algorithm.entropy.counting(request.graph)
-            numbers = (counting.factor, counting.node_total)
-        mu = _AtFixedPoint.apply(self, request, run, solution, request.theta, *numbers)
-        return replace(solution, theta=request.theta, mu=mu, _value=algorithm.log_partition)
+        assert solution.messages is not None
+        point = _Point(self, request, numbers, run, solution.messages.clone(), bool(solution.converged.all()))
+        return attach(request, solution, Jacobian(point.vjp, point.jvp), numbers)
 
-    def vjp(
-        self, request: Request, run: RecordingRun | None, state: Tensor, numbers: tuple[Tensor, ...], grad: Tensor
-    ) -> list[Tensor]:
-        """dL/dtheta, and dL/dnumber for each of the counting numbers, from grad = dL/dmu.
 
-        Arguments:
-            request: what was run.
-            run: the native run in float64, if there was one.
-            state: the messages it converged to.
-            numbers: c_c and c^_i for message passing, nothing for mean field.
-            grad: of the shape of mu.
-        """
+@dataclass(frozen=True, eq=False)
+class _Point:
+    """The fixed point of one run, and products with the Jacobian of mu there."""
+
+    adjoint: FixedPoint
+    request: Request
+    numbers: tuple[Tensor, ...]  # the algorithm's parameters
+    run: RecordingRun | None  # the native run in float64, if there was one
+    state: Tensor  # the messages it converged to
+    converged: bool
+
+    def vjp(self, grad: Tensor) -> tuple[Tensor, ...]:
+        """dL/dtheta, and dL/dnumber for each of the algorithm's parameters, from grad = dL/dmu."""
         require_finite(grad, "FixedPoint")
-        if run is not None and not any(number.requires_grad for number in numbers):
-            flat = grad.reshape(grad.shape[:-1].numel(), grad.shape[-1])
-            found, residual, steps = run.backward_fixed_point(flat, self.max_steps, self.tol)
-            worst = float(residual.max()) if len(residual) else 0.0
-            if worst <= self.tol or self.accelerate is False:
-                self._check(worst, int(steps.max()) if len(steps) else 0)
-                return [found, *(torch.zeros_like(number) for number in numbers)]
-        theta = request.theta.detach().reshape(-1, request.graph.theta_size).double().requires_grad_()
-        state = state.detach().reshape(len(theta), state.shape[-1]).double().requires_grad_()
-        leaves = [theta, *(number.detach().requires_grad_(number.requires_grad) for number in numbers)]
-        wanted = [leaf for leaf in leaves if leaf.requires_grad]
-        g = grad.detach().reshape(len(theta), request.graph.mu_size).double()
-        # Zero messages stay zero, whatever else changes. A gradient in them would leak into their neighbours.
-        possible = state.detach() != NEG_INF
-        best: tuple[float, LinearSolution, list[Tensor]] | None = None
-        for reference in _reference_runs(request, theta, leaves[1:]):
-            with torch.enable_grad():
-                reference.begin_from(state)
-                mu = reference.marginals()
-                reference.advance(1, -1.0)
-                swept = reference.messages()
+        theta = self.request.theta
+        if self.run is not None and not any(number.requires_grad for number in self.numbers):
+            found = self._native_vjp(self.run, grad)
+            if found is not None:
+                return found.reshape(theta.shape), *(torch.zeros_like(number) for number in self.numbers)
+        rows = grad.reshape(grad.shape[:-1].numel(), grad.shape[-1]).double()
+        found_theta, *others = self._best(lambda linear, steps: linear.vjp(rows, self.adjoint, steps))
+        return found_theta.reshape(theta.shape).to(grad.dtype), *others
+
+    def jvp(self, v: tuple[Tensor, ...]) -> Tensor:
+        """The derivative of mu along v, a direction for theta and one for each of the parameters."""
+        along_theta = v[0].reshape(v[0].shape[:-1].numel(), v[0].shape[-1]).double()
+        (slope,) = self._best(lambda linear, steps: linear.jvp([along_theta, *v[1:]], self.adjoint, steps))
+        return slope.reshape(*self.request.theta.shape[:-1], slope.shape[-1]).to(v[0].dtype)
+
+    def _native_vjp(self, run: RecordingRun, grad: Tensor) -> Tensor | None:
+        adjoint = self.adjoint
+        rows = grad.reshape(grad.shape[:-1].numel(), grad.shape[-1])
+        found, residual, steps = run.backward_fixed_point(rows, adjoint.max_steps, adjoint.tol)
+        worst = float(residual.max()) if len(residual) else 0.0
+        if worst <= adjoint.tol or adjoint.solver == Iterate(fallback=None):
+            self._check(worst, int(steps.max()) if len(steps) else 0)
+            return found
+        return None
+
+    def _best(self, solve: Callable[[_Linearised, int], tuple[LinearSolution, list[Tensor]]]) -> list[Tensor]:
+        """The result by the first of the algorithm's sweeps that reaches the tolerance, else by the best of them."""
+        best: tuple[LinearSolution, list[Tensor]] | None = None
+        steps = 0
+        for linear in self._linearised():
             if best is None:
-                _warn_if_unsettled(state.detach(), swept.detach())
-            b, *direct = torch.autograd.grad(mu, [state, *wanted], g, retain_graph=True, materialize_grads=True)
-
-            def sweep_backwards(v: Tensor, swept: Tensor = swept) -> Tensor:
-                (out,) = torch.autograd.grad(swept, state, v, retain_graph=True)
-                return torch.where(possible, out, 0.0)
-
-            b = torch.where(possible, b, 0.0)
-            # The gradient is to be right beside mu g; what a saturated model makes of it may be far less than rounding.
-            floor = _NEGLIGIBLE * (mu.detach() * g).norm(dim=1)
-            solved = solve_fixed_point(sweep_backwards, b, floor, self.tol, self.max_steps, self.accelerate)
-            through = torch.autograd.grad(swept, wanted, solved.value, materialize_grads=True)
-            rank = solved.residual if solved.residual == solved.residual else float("inf")
-            if best is None or rank < best[0]:
-                best = rank, solved, [a + b for a, b in zip(direct, through, strict=True)]
-            if rank <= self.tol:
+                _warn_if_unsettled(linear.state.detach(), linear.swept.detach())
+            solved, result = solve(linear, self.adjoint.max_steps - steps)
+            steps += solved.steps
+            if best is None or not solved.residual >= best[0].residual:
+                best = solved, result
+            if solved.residual <= self.adjoint.tol or steps >= self.adjoint.max_steps:
                 break
         assert best is not None
-        self._check(best[1].residual, best[1].steps)
-        found_for = iter(best[2])
-        return [next(found_for) if leaf.requires_grad else torch.zeros_like(leaf) for leaf in leaves]
+        self._check(best[0].residual, steps)
+        return best[1]
+
+    def _linearised(self) -> Iterator[_Linearised]:
+        graph, algorithm = self.request.graph, self.request.algorithm
+        theta = self.request.theta.detach().reshape(-1, graph.theta_size).double().requires_grad_()
+        state = self.state.reshape(len(theta), self.state.shape[-1]).double().requires_grad_()
+        numbers = [number.detach().requires_grad_(number.requires_grad) for number in self.numbers]
+        for sweep in algorithm.fixed_point_maps(graph, theta, tuple(numbers)) or ():
+            with torch.enable_grad():
+                mu, swept = sweep(state)
+            yield _Linearised(state, (theta, *numbers), mu, swept)
 
     def _check(self, residual: float, steps: int) -> None:
-        if residual <= self.tol:
+        if residual <= self.adjoint.tol:
             return
         message = (
             f"The backward sweeps of `FixedPoint` still change the gradient by {residual:.2g} (relative) after "
-            f"{steps} steps; the tolerance is {self.tol:g}. "
+            f"{steps} steps; the tolerance is {self.adjoint.tol:g}. "
         )
+        if not self.converged:
+            message += "Inference did not converge, so there is no fixed point to differentiate. "
         if residual <= _WORTHLESS:
             warnings.warn(message + "Allow more steps, or ask for less.", AdjointWarning, stacklevel=2)
         else:
             raise AdjointError(message + "Allow more steps, use `Unroll`, or a concave entropy such as `TRW(0.5)`.")
 
 
+@dataclass(frozen=True, eq=False)
+class _Linearised:
+    """A sweep at the fixed point as autograd recorded it: mu = G(state, inputs), swept = F(state, inputs)."""
+
+    state: Tensor
+    inputs: tuple[Tensor, ...]
+    mu: Tensor
+    swept: Tensor
+
+    def vjp(self, grad: Tensor, adjoint: FixedPoint, max_steps: int) -> tuple[LinearSolution, list[Tensor]]:
+        """Solve for v, and differentiate in those inputs that require a gradient; zeros for the others."""
+        wanted = [number for number in self.inputs if number.requires_grad]
+        b, *direct = torch.autograd.grad(
+            self.mu, [self.state, *wanted], grad, retain_graph=True, materialize_grads=True
+        )
+
+        def sweep_backwards(v: Tensor) -> Tensor:
+            (out,) = torch.autograd.grad(self.swept, self.state, v, retain_graph=True)
+            return self._possible(out)
+
+        # The gradient is to be right beside mu g; what a saturated model makes of it may be far less than rounding.
+        floor = _NEGLIGIBLE * (self.mu.detach() * grad).norm(dim=1)
+        solved = adjoint.solver.solve(sweep_backwards, self._possible(b), floor, adjoint.tol, max_steps)
+        through = torch.autograd.grad(self.swept, wanted, solved.value, retain_graph=True, materialize_grads=True)
+        found = (a + b for a, b in zip(direct, through, strict=True))
+        return solved, [next(found) if number.requires_grad else torch.zeros_like(number) for number in self.inputs]
+
+    def jvp(self, v: list[Tensor], adjoint: FixedPoint, max_steps: int) -> tuple[LinearSolution, list[Tensor]]:
+        """Solve for the derivative u of the state along v, and follow it to mu."""
+        sweep, marginals = _pushforward(self.swept, self.state), _pushforward(self.mu, self.state)
+        b, direct = torch.zeros_like(self.state), torch.zeros_like(self.mu)
+        for number, along in zip(self.inputs, v, strict=True):
+            if number.requires_grad:
+                b = b + _pushforward(self.swept, number)(along)
+                direct = direct + _pushforward(self.mu, number)(along)
+        floor = _NEGLIGIBLE * v[0].norm(dim=1)
+        solved = adjoint.solver.solve(
+            lambda u: self._possible(sweep(u)), self._possible(b), floor, adjoint.tol, max_steps
+        )
+        return solved, [direct + marginals(solved.value)]
+
+    def _possible(self, x: Tensor) -> Tensor:
+        """Zero messages stay zero, whatever else changes. A gradient in them would leak into their neighbours."""
+        return torch.where(self.state.detach() == -torch.inf, 0.0, x)
+
+
+def _pushforward(output: Tensor, source: Tensor) -> Callable[[Tensor], Tensor]:
+    """The product of the Jacobian of `output` in `source` with a vector, as the derivative of J^T w in w."""
+    w = torch.zeros_like(output).requires_grad_()
+    with torch.enable_grad():
+        (pulled,) = torch.autograd.grad(output, source, w, create_graph=True, materialize_grads=True)
+
+    def product(v: Tensor) -> Tensor:
+        if not pulled.requires_grad:
+            return torch.zeros_like(output)
+        (found,) = torch.autograd.grad(pulled, w, v, retain_graph=True, materialize_grads=True)
+        return found
+
+    return product
+
+
 def _warn_if_unsettled(state: Tensor, swept: Tensor) -> None:
     """Saturated marginals can stand still while their log-messages are far from a fixed point."""
-    finite = (state != NEG_INF) & (swept != NEG_INF)
+    finite = (state != -torch.inf) & (swept != -torch.inf)
     change = float(torch.where(finite, swept - state, 0.0).abs().max()) if state.numel() else 0.0
     if change > _UNSETTLED:
         warnings.warn(
@@ -196,44 +265,3 @@ def _warn_if_unsettled(state: Tensor, swept: Tensor) -> None:
             AdjointWarning,
             stacklevel=2,
         )
-
-
-def _reference_runs(
-    request: Request, theta: Tensor, numbers: list[Tensor]
-) -> Iterator[MessagePassingRun | MeanFieldRun]:
-    """The runs whose sweeps to try, the fastest first."""
-    algorithm, graph = request.algorithm, request.graph
-    if isinstance(algorithm, MeanField):
-        yield MeanFieldRun(graph, algorithm.visits(graph), theta, None)
-    elif isinstance(algorithm, MessagePassing):
-        schedules = dict.fromkeys((Parallel(), algorithm.schedule))
-        problems = [MessagePassingProblem(graph, Counting(*numbers), schedule, 0.0, False) for schedule in schedules]
-        for problem in sorted(problems, key=lambda problem: not fused.available(problem, theta)):
-            yield MessagePassingRun(problem, theta, None)
-
-
-class _AtFixedPoint(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        adjoint: FixedPoint,
-        request: Request,
-        run: RecordingRun | None,
-        solution: Solution,
-        theta: Tensor,
-        *numbers: Tensor,
-    ) -> Tensor:
-        assert solution.messages is not None
-        ctx.adjoint, ctx.request, ctx.run = adjoint, request, run
-        ctx.save_for_backward(theta, solution.messages, *numbers)
-        return solution.mu.detach()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        theta, state, *numbers = ctx.saved_tensors
-        with torch.no_grad():
-            found, *others = ctx.adjoint.vjp(ctx.request, ctx.run, state, tuple(numbers), grad.detach())
-        gradients = [found.reshape(theta.shape).to(grad.dtype), *others]
-        for number in (theta, *numbers):
-            gradients = [first_order_only(gradient, number, "`FixedPoint`") for gradient in gradients]
-        return None, None, None, None, *gradients

@@ -23,13 +23,13 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from riskfield.adjoints._attach import attach, require_convergence, require_finite
+from riskfield.adjoints._attach import Jacobian, attach, require_convergence, require_finite
 from riskfield.adjoints._convex import solve_convex, unsettled_convex
 from riskfield.adjoints.solvers import AbstractSolver, Direct, FloatArray, System
 from riskfield.entropy import Counting
@@ -41,9 +41,6 @@ from riskfield.inference.exact import Exact
 from riskfield.inference.infer import AbstractAdjoint, Request
 from riskfield.inference.message_passing import MessagePassing
 from riskfield.inference.solution import Solution
-
-if TYPE_CHECKING:
-    pass
 
 _SMALLEST = 1e-300  # the inverse of smaller marginals, times a counting number, may not be finite
 # A warning is due where the marginals disagree by this share.
@@ -104,7 +101,11 @@ class KKT(AbstractAdjoint):
         graph, solution = request.graph, request.solve()
         mu, numbers = solution.mu.clone(), _counting_numbers(graph, algorithm.entropy.counting(graph))
         curvature = torch.where(mu > 0, numbers.to(mu).double() / mu.double(), 0)
-        return attach(request, solution, lambda grad: graph.collapse(self._vjp(graph, mu, curvature, grad, _UNROLL)))
+        jacobian = Jacobian(
+            vjp=lambda grad: (graph.collapse(self._product(graph, mu, curvature, grad, _UNROLL)),),
+            jvp=lambda v: self._product(graph, mu, curvature, graph.expand(v[0]), _UNROLL),
+        )
+        return attach(request, solution, jacobian)
 
     def _apply_convex(self, request: Request, algorithm: ConvexFreeEnergy) -> Solution:
         graph, solution = request.graph, request.solve()
@@ -112,7 +113,7 @@ class KKT(AbstractAdjoint):
         weights = [weight.to(mu).expand_as(mu) for weight in algorithm.weights(graph)]
         undecided = algorithm.undecided(graph, solution)
 
-        def vjp(grad: Tensor) -> tuple[Tensor, ...]:
+        def product(grad: Tensor) -> Tensor:
             if undecided.any():
                 warnings.warn(
                     f"`KKT`: {int(undecided.sum())} beliefs are at 0 and about to leave it, where they are not "
@@ -120,13 +121,20 @@ class KKT(AbstractAdjoint):
                     AdjointWarning,
                     stacklevel=2,
                 )
-            found = self._vjp(graph, mu, algorithm.curvature(graph, mu.double()), grad, _ENTROPY)
+            return self._product(graph, mu, algorithm.curvature(graph, mu.double()), grad, _ENTROPY)
+
+        def vjp(grad: Tensor) -> tuple[Tensor, ...]:
+            found = product(grad)
             return graph.collapse(found), *(-slope * found for slope in algorithm.slopes(mu))
 
-        return attach(request, solution, vjp, weights)
+        def jvp(v: tuple[Tensor, ...]) -> Tensor:
+            of_weights = sum(slope * part for slope, part in zip(algorithm.slopes(mu), v[1:], strict=True))
+            return product(graph.expand(v[0]) - of_weights)
 
-    def _vjp(self, graph: FactorGraph, mu: Tensor, curvature: Tensor, grad: Tensor, remedy: str) -> Tensor:
-        """dL/dtheta in the layout of mu, at marginals where -D is diag(curvature)."""
+        return attach(request, solution, Jacobian(vjp, jvp), weights)
+
+    def _product(self, graph: FactorGraph, mu: Tensor, curvature: Tensor, grad: Tensor, remedy: str) -> Tensor:
+        """The symmetric dmu/dtheta times `grad`, in the layout of mu, at marginals where -D is diag(curvature)."""
         require_finite(grad, "KKT")
         if not mu.numel():
             return torch.zeros_like(grad)

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from riskfield.adjoints._attach import attach, require_convergence, require_finite
+from riskfield.adjoints._attach import Jacobian, attach, require_convergence, require_finite
 from riskfield.errors import AdjointWarning
 from riskfield.graph._scopes import IntArray
 from riskfield.graph.factor_graph import FactorGraph
@@ -95,13 +95,18 @@ class Perturb(AbstractAdjoint):
     def apply(self, request: Request) -> Solution:
         """Run without gradients; the backward pass runs again, perturbed."""
         require_convergence(request, "Perturb")
-        solution = request.solve()
-        return attach(request, solution, lambda grad: self._vjp(request, solution, grad))
+        graph, solution = request.graph, request.solve()
+        jacobian = Jacobian(
+            vjp=lambda grad: (graph.collapse(self._product(request, solution, grad)),),
+            jvp=lambda v: self._product(request, solution, graph.expand(v[0])),
+        )
+        return attach(request, solution, jacobian)
 
-    def _vjp(self, request: Request, solution: Solution, grad: Tensor) -> Tensor:
+    def _product(self, request: Request, solution: Solution, grad: Tensor) -> Tensor:
+        """The symmetric dmu/dtheta of the graph without ties times `grad`, all in the layout of mu."""
         graph = request.graph
         if grad.numel() == 0:
-            return graph.collapse(grad)
+            return grad
         # The factors that share a table are perturbed each by its own part of g: sums over a table would be wrong.
         theta = graph.expand(request.theta.detach())
         size, scale = 1 + _largest(theta), _largest(grad)
@@ -141,7 +146,7 @@ class Perturb(AbstractAdjoint):
                 AdjointWarning,
                 stacklevel=2,
             )
-        return graph.collapse(runs.mu)
+        return runs.mu
 
     def _tolerance(self, tol: float | None, eps: float, size: Tensor, reach: Tensor) -> float:
         if self.tol is not None or tol is None:  # None: exact inference, which has nothing to stop

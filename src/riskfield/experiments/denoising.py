@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from riskfield.adjoints.fixed_point import FixedPoint
+from riskfield.adjoints.linear_fixed_point import Iterate
 from riskfield.data.berkeley import bsds500
 from riskfield.data.noise import PowerNoise, denoising
 from riskfield.data.pictures import Picture
@@ -90,7 +91,9 @@ def inference(tol: float, backward: float, sweeps: int = 1000) -> WarmStart:
 
     Where a line search goes so far that these sweeps do not suffice, it is told that the objective diverges, and turns.
     """
-    return WarmStart(MessagePassing(TRW(0.5)), Stop(sweeps, tol), FixedPoint(backward, sweeps, accelerate=False))
+    return WarmStart(
+        MessagePassing(TRW(0.5)), Stop(sweeps, tol), FixedPoint(backward, sweeps, solver=Iterate(fallback=None))
+    )
 
 
 def prediction(tol: float) -> Inference:

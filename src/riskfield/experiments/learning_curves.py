@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from riskfield.adjoints.fixed_point import FixedPoint
+from riskfield.adjoints.linear_fixed_point import Iterate
 from riskfield.adjoints.perturb import Perturb
 from riskfield.data.backgrounds import CLASSES, stanford_background
 from riskfield.data.splits import Recorded
@@ -158,5 +159,5 @@ class LearningCurves(AbstractStudy):
 def _inference(method: str, setting: float) -> Inference:
     if method == TRUNCATED:
         return Mode.TRW.after(int(setting))
-    adjoint = Perturb() if method == PERTURBED else FixedPoint(setting, _MOST_SWEEPS, accelerate=False)
+    adjoint = Perturb() if method == PERTURBED else FixedPoint(setting, _MOST_SWEEPS, solver=Iterate(fallback=None))
     return WarmStart(MessagePassing(TRW(0.5)), Stop(_MOST_SWEEPS, setting), adjoint)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
 from typing import ClassVar, Protocol
 
 import torch
@@ -69,6 +70,10 @@ class SteppedRun(Run, Protocol):
         ...
 
 
+# One sweep as a function of the state it begins from: the marginals there, of shape (batch, mu), and the next state.
+FixedPointMap = Callable[[Tensor], tuple[Tensor, Tensor]]
+
+
 class AbstractAlgorithm(ABC):
     """A frozen choice of algorithm and its settings."""
 
@@ -101,6 +106,20 @@ class AbstractAlgorithm(ABC):
         self, graph: FactorGraph, theta: Tensor, messages: Tensor | None, direction: Tensor, steps: Tensor
     ) -> SteppedRun | None:
         """Set up a native run of theta + step direction for steps of shape (step, batch); None where there is none."""
+        return None
+
+    def parameters(self, graph: FactorGraph) -> tuple[Tensor, ...]:
+        """The numbers besides theta that converged marginals depend on, such as counting numbers, for gradients."""
+        return ()
+
+    def fixed_point_maps(
+        self, graph: FactorGraph, theta: Tensor, parameters: tuple[Tensor, ...]
+    ) -> Iterable[FixedPointMap] | None:
+        """Sweeps in torch whose fixed points are the states that runs converge to, the fastest first; None by default.
+
+        `FixedPoint` needs one of them. They must be differentiable in the state, in theta of shape (batch, theta) and
+        in `parameters`, which stand in place of the algorithm's own. They should not be damped.
+        """
         return None
 
     @abstractmethod

@@ -11,7 +11,7 @@ overconfident; avoid it when calibrated marginals matter.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -20,8 +20,9 @@ from torch import Tensor
 from riskfield import kernels as kernel_choice
 from riskfield.entropy import negative_xlogx
 from riskfield.graph.factor_graph import FactorGraph
-from riskfield.inference.algorithm import AbstractAlgorithm, RecordingRun, Run, SteppedRun
+from riskfield.inference.algorithm import AbstractAlgorithm, FixedPointMap, RecordingRun, Run, SteppedRun
 from riskfield.inference.solution import inner_product
+from riskfield.kernels.torch_reference import MeanFieldRun
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,12 @@ class MeanField(AbstractAlgorithm):
         if chosen.NATIVE:
             run = chosen.MeanFieldRun(graph, self.visits(graph), theta, messages, along=(direction, steps))
         return run
+
+    def fixed_point_maps(
+        self, graph: FactorGraph, theta: Tensor, parameters: tuple[Tensor, ...]
+    ) -> Iterator[FixedPointMap]:
+        """A round of updates, of the log node marginals."""
+        yield MeanFieldRun(graph, self.visits(graph), theta, None).one_sweep
 
     def log_partition(self, graph: FactorGraph, theta: Tensor, mu: Tensor) -> Tensor:
         """theta . mu + the entropy of the product of the node marginals."""

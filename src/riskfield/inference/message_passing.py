@@ -12,6 +12,7 @@ Exact on trees (with Bethe). Loopy BP need not converge on loopy graphs with str
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import ModuleType
 
@@ -20,9 +21,11 @@ from torch import Tensor
 from riskfield import kernels as kernel_choice
 from riskfield.entropy import AbstractEntropy, Bethe, Counting
 from riskfield.graph.factor_graph import FactorGraph
-from riskfield.graph.schedule import Schedule, Sequential
-from riskfield.inference.algorithm import AbstractAlgorithm, RecordingRun, Run, SteppedRun
+from riskfield.graph.schedule import Parallel, Schedule, Sequential
+from riskfield.inference.algorithm import AbstractAlgorithm, FixedPointMap, RecordingRun, Run, SteppedRun
 from riskfield.inference.solution import inner_product, modes
+from riskfield.kernels import fused
+from riskfield.kernels.torch_reference import MessagePassingRun
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,26 @@ class MessagePassing(AbstractAlgorithm):
         if chosen.NATIVE:
             run = chosen.MessagePassingRun(problem, theta, messages, along=(direction, steps))
         return run
+
+    def parameters(self, graph: FactorGraph) -> tuple[Tensor, ...]:
+        """The counting numbers c_c of factors and c^_i of variables."""
+        counting = self.entropy.counting(graph)
+        return counting.factor, counting.node_total
+
+    def fixed_point_maps(
+        self, graph: FactorGraph, theta: Tensor, parameters: tuple[Tensor, ...]
+    ) -> Iterator[FixedPointMap]:
+        """Undamped sweeps that send all messages at once, a few large tensor operations, then the run's own schedule.
+
+        On a GPU, where that is fused, the other way round.
+        """
+        schedules = dict.fromkeys((Parallel(), self.schedule))
+        problems = [
+            kernel_choice.MessagePassingProblem(graph, Counting(*parameters), schedule, 0.0, False)
+            for schedule in schedules
+        ]
+        for problem in sorted(problems, key=lambda problem: not fused.available(problem, theta)):
+            yield MessagePassingRun(problem, theta, None).one_sweep
 
     def log_partition(self, graph: FactorGraph, theta: Tensor, mu: Tensor) -> Tensor:
         """theta . mu + H(mu)."""

@@ -155,6 +155,10 @@ class MessagePassingRun:
             parts.append((flat - logsumexp(flat, (2,), keepdim=True)).exp().flatten(1))
         return torch.cat(parts, dim=1)
 
+    def one_sweep(self, log_messages: Tensor) -> tuple[Tensor, Tensor]:
+        """The marginals at `log_messages`, and the messages one sweep later. Differentiable."""
+        return _one_sweep(self, log_messages)
+
     def _send(self, g: int, slot: int, rows: Tensor) -> Tensor:
         group = self.problem.graph.factor_groups[g]
         joint = self._scaled_table(g, rows)
@@ -281,6 +285,10 @@ class MeanFieldRun:
             parts.append(self._product(g, None, rows).flatten(1))
         return torch.cat(parts, dim=1)
 
+    def one_sweep(self, log_beliefs: Tensor) -> tuple[Tensor, Tensor]:
+        """The marginals at `log_beliefs`, and the beliefs one sweep later. Differentiable."""
+        return _one_sweep(self, log_beliefs)
+
     def _product(self, g: int, left_out: int | None, rows: Tensor) -> Tensor:
         group = self.graph.factor_groups[g]
         product = self.theta.new_ones(1, 1, *[1] * group.arity)
@@ -304,6 +312,13 @@ class MeanFieldRun:
         if others:
             expected, excluded = expected.sum(others), excluded.any(others)
         return torch.where(excluded, NEG_INF, expected)
+
+
+def _one_sweep(run: MessagePassingRun | MeanFieldRun, state: Tensor) -> tuple[Tensor, Tensor]:
+    run.begin_from(state)
+    mu = run.marginals()
+    run.advance(1, -1.0)
+    return mu, run.messages()
 
 
 def _advance(run: MessagePassingRun | MeanFieldRun, sweeps: int, tol: float) -> tuple[Tensor, Tensor]:
