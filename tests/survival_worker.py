@@ -6,7 +6,6 @@ It says `iteration NAME K` after each iteration and `result NAME REASON HASH` af
 import hashlib
 import os
 import resource
-import shutil
 import signal
 import sys
 from pathlib import Path
@@ -52,7 +51,7 @@ def say(*words):
 def kill_at(where, count):
     """Send this process the signal that cannot be caught, in the `count`-th call of a function of the file system."""
     left = [count]
-    owner, name = {"fsync": (os, "fsync"), "rename": (Path, "rename"), "rmtree": (shutil, "rmtree")}[where]
+    owner, name = {"fsync": (os, "fsync"), "replace": (os, "replace"), "unlink": (Path, "unlink")}[where]
     function = getattr(owner, name)
 
     def deadly(*arguments, **settings):

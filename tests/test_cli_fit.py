@@ -68,7 +68,7 @@ def test_fits_what_the_file_says_and_resumes(folder, capsys):
     assert said.startswith("Fit(iterations after 8 iterations, objective 0.")
     assert said.endswith("wrote model.safetensors\n")
     assert torch.equal(found(), expected())
-    assert [path.name for path in (folder / "run").iterdir()] == ["iteration-00000008"]
+    assert [path.name for path in (folder / "run").iterdir()] == ["iteration-00000008.safetensors"]
     assert main([*command, "--quiet"]) == 0
     assert capsys.readouterr().out == ""
     assert torch.equal(found(), expected())

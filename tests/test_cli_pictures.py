@@ -302,16 +302,30 @@ def test_results_do_not_replace_pictures(folder, capsys):
 
 
 def test_a_damaged_run(folder, capsys):
-    Path("model/run.json").write_text('{"format": 1, "settings": {}}')
-    assert "model/run.json is damaged: KeyError('classes')" in complaint(
-        capsys, ["predict", "model", "images", "--out", "x"]
-    )
-    Path("model/run.json").write_text('{"format": 1}')
-    assert "damaged one: KeyError('settings')" in complaint(capsys, [*FIT, "--out", "model", "--resume"])
-    Path("model/run.json").write_text("{")
-    assert "is no account of a run, or a damaged one" in complaint(capsys, ["predict", "model", "images", "--out", "x"])
+    predict = ["predict", "model", "images", "--out", "x"]
+    account = Path("model/run.json")
+    whole = json.loads(account.read_text())
+
+    def changed(**entries):
+        account.write_text(json.dumps({**whole, "tree": {**whole["tree"], **entries}}))
+        return complaint(capsys, predict)
+
+    first = whole["tree"]["fits"][0]
+    assert "run.json is damaged: ValueError('`best` must be one of" in changed(fits=[{**first, "best": 10**6}])
+    assert "run.json is damaged: TypeError(" in changed(fits=[{**first, "history": 5}])
+    assert "run.json is damaged: ValueError(" in changed(seconds={"fit": "long"})
+    assert "run.json is damaged: TypeError(" in changed(classes=[3])
+    assert "run.json is damaged: it holds no settings." in changed(settings=[])
+    account.write_text('{"format": 2, "kind": "run", "tree": {"settings": {}}}')
+    assert "model/run.json is damaged: KeyError('classes')" in complaint(capsys, predict)
+    account.write_text('{"format": 2, "kind": "run", "tree": {}}')
+    assert "run.json is damaged: it holds no settings." in complaint(capsys, [*FIT, "--out", "model", "--resume"])
+    account.write_text("{")
+    assert "run.json is damaged: Expecting property name" in complaint(capsys, predict)
+    account.write_text("[" * 10**5)
+    assert "run.json is damaged: it is nested more than 64 levels deep." in complaint(capsys, predict)
     Path("model/model.safetensors").write_bytes(b"nothing")
-    assert "is no model, or a damaged one" in complaint(capsys, ["predict", "model", "images", "--out", "x"])
+    assert "is no safetensors file, or only part of one" in complaint(capsys, predict)
 
 
 def test_classes_without_names_are_called_by_their_values(folder):

@@ -14,7 +14,8 @@ import riskfield as rf
 from riskfield.features.hog import dense_hog
 from riskfield.features.image import THRESHOLDS, as_floats
 from riskfield.features.resample import reduce_labels, resize
-from riskfield.io.model_file import read_model, write_model
+from riskfield.io.codec import read_tree, write_tree
+from riskfield.learning.registry import SAVED
 
 
 @pytest.fixture
@@ -143,7 +144,7 @@ def test_invalid_recipes():
         rf.ImageFeatures(pixels=(rf.ColourDifference(),))
     with pytest.raises(TypeError, match="`edges` must be a tuple"):
         rf.ImageFeatures(edges=())
-    with pytest.raises(ValueError, match="`cell` must be a positive integer"):
+    with pytest.raises(ValueError, match="`cell` must be an integer from 1 to 1024"):
         rf.HOG(0)
     with pytest.raises(ValueError, match="`thresholds` must be a tuple of finite numbers"):
         rf.SobelResponse(())
@@ -158,8 +159,8 @@ def test_recipes_can_be_kept_with_a_model(tmp_path):
         edges=(rf.Constant(), rf.ColourDifference((0.1, 0.2)), rf.SobelResponse()),
         scale=0.2,
     )
-    write_model(tmp_path / "model", {"features": recipe})
-    assert read_model(tmp_path / "model")["features"] == recipe
+    write_tree(tmp_path / "model", "recipe", {"features": recipe}, SAVED)
+    assert read_tree(tmp_path / "model", "recipe", SAVED)["features"] == recipe
 
 
 def test_features_of_a_photograph_take_well_under_a_second():

@@ -14,7 +14,7 @@ import torch
 
 import riskfield as rf
 from learning_cases import EXACT, chain_examples, chain_model, values
-from riskfield.io.state import read_state, write_state
+from riskfield.io.codec import read_tree, write_tree
 
 TESTS = Path(__file__).parent
 LOSS = rf.UnivariateLogistic()
@@ -76,7 +76,7 @@ def test_killed_at_random_moments_it_ends_bit_by_bit_the_same(tmp_path, undistur
 
 def test_killed_while_writing_a_checkpoint_it_ends_bit_by_bit_the_same(tmp_path, undisturbed):
     """In the middle of the files, before one is moved into place, before the last one is gone."""
-    for scene in ("fsync=6", "rename=3", "rmtree=2"):
+    for scene in ("fsync=6", "replace=3", "unlink=2"):
         process = worker(tmp_path, scene)
         _, complaints = finish(process)
         assert process.returncode == -signal.SIGKILL, complaints
@@ -142,13 +142,13 @@ def test_a_file_system_that_takes_no_more_leaves_the_earlier_checkpoint(tmp_path
     assert (
         "checkpoint of iteration 6 could not be written (File too large); that of iteration 4 is intact" in complaints
     )
-    assert [path.name for path in (tmp_path / "adam").iterdir()] == ["iteration-00000004"]
+    assert [path.name for path in (tmp_path / "adam").iterdir()] == ["iteration-00000004.safetensors"]
     lines, complaints = finish(worker(tmp_path, "only=adam"))
     assert results(lines) == undisturbed[1:2], complaints
 
 
 def test_no_space_left_keeps_model_and_checkpoint(tmp_path, monkeypatch):
-    sync, left = os.fsync, [8]
+    sync, left = os.fsync, [4]
 
     def full(handle):
         left[0] -= 1
@@ -171,9 +171,9 @@ def test_no_space_left_keeps_model_and_checkpoint(tmp_path, monkeypatch):
             callbacks=[lambda record, model: seen.append(values(model))],
         )
     assert info.value.errno == errno.ENOSPC
-    assert [path.name for path in (tmp_path / "run").iterdir()] == ["iteration-00000002"]
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["iteration-00000002.safetensors"]
     assert torch.equal(values(model), seen[-1])
-    state = read_state(tmp_path / "run" / "iteration-00000002")
+    state = read_tree(tmp_path / "run" / "iteration-00000002.safetensors", "checkpoint")
     assert len(state["history"]) == 2
 
 
@@ -251,14 +251,67 @@ def test_another_run_is_not_resumed(tmp_path, settings, message):
 
 def test_a_damaged_checkpoint_is_named(tmp_path):
     train(tmp_path, 2)
-    (folder,) = tmp_path.iterdir()
-    tensors = folder / "tensors.safetensors"
-    tensors.write_bytes(tensors.read_bytes()[:-20])
-    with pytest.raises(rf.FileFormatError, match="iteration-00000002 does not hold a whole state"):
-        train(tmp_path, 4, resume=True)
-    tensors.unlink()
-    with pytest.raises(rf.FileFormatError, match=r"holds no state: tensors.safetensors is missing"):
-        train(tmp_path, 4, resume=True)
+    (path,) = tmp_path.iterdir()
+    whole = path.read_bytes()
+    for content, message in [
+        (whole[:-20], "iteration-00000002.safetensors is damaged"),
+        (whole[:-4] + b"\0\0\0\0", "does not match its digest"),
+        (b"", "is empty"),
+    ]:
+        path.write_bytes(content)
+        with pytest.raises(rf.FileFormatError, match=message):
+            train(tmp_path, 4, resume=True)
+
+
+LBFGS, ADAM, SMD = rf.LBFGS(iterations=4), rf.Torch(epochs=4), rf.SMD(epochs=4)
+
+
+@pytest.mark.parametrize(
+    ("optimiser", "place", "value", "message"),
+    [
+        (LBFGS, "best/iteration", 7, r"`best` must be one of 4 iterations. Got 7."),
+        (LBFGS, "best/iteration", -1, r"`best` must be one of 4 iterations. Got -1."),
+        (LBFGS, "best/iteration", "2", r"`best` must be one of 4 iterations. Got '2'."),
+        (LBFGS, "best/value", None, r"`value` must be a float. Got None."),
+        (LBFGS, "best/model", {}, r"the best parameters must have the shapes of the last ones"),
+        (LBFGS, "best", [1], r"`best` must be a dict. Got \[1\]."),
+        (LBFGS, "history", {}, r"`history` must be a list. Got {}."),
+        (LBFGS, "history/1/1", "small", r"`objective` must be of type float. Got 'small'."),
+        (LBFGS, "history/1/0", 9, r"`iteration` must be 2. Got 9."),
+        (LBFGS, "history/1", [1.0], r"a record must be a list of 8 values"),
+        (LBFGS, "identity", None, r"`identity` must be a dict. Got None."),
+        (LBFGS, "model", {"nodes": 3}, r"`model` must hold tensors by name. Got 3 for 'nodes'."),
+        (LBFGS, "reason", "tired", r"'tired' is not a valid Reason"),
+        (LBFGS, "looks_since_best", 0.5, r"`looks_since_best` must be a int. Got 0.5."),
+        (LBFGS, "optimiser", {}, r"holds no state of this optimiser: KeyError\('torch'\)"),
+        (LBFGS, "optimiser/torch", {1: {}}, r"`torch` must hold H_diag, d, "),
+        (LBFGS, "optimiser/torch/0/d", torch.zeros(3), r"`torch/0/d` must have 1 or \d+ floating entries. Got 3 of"),
+        (LBFGS, "optimiser/torch/0/old_dirs/1", "x", r"`torch/0/old_dirs/1` must hold tensors and numbers. Got 'x'."),
+        (LBFGS, "optimiser/here", [1.0, 2.0], r"holds no state of this optimiser: ValueError"),
+        (ADAM, "optimiser/torch/0/exp_avg", torch.zeros(2), r"`torch/0/exp_avg` must have 1 or \d+ floating entries"),
+        (ADAM, "optimiser/torch", {9: {}}, r"`torch` must be of 3 parameters. Got number 9."),
+        (ADAM, "optimiser/torch", [1], r"holds no state of this optimiser"),
+        (SMD, "optimiser/gains", torch.zeros(2), r"`optimiser/gains` must have 1 or \d+ floating entries"),
+        (SMD, "optimiser/lowest", "low", r"`optimiser/lowest` must hold tensors and numbers. Got 'low'."),
+    ],
+)
+def test_an_ill_typed_checkpoint_is_named(tmp_path, optimiser, place, value, message):
+    """What cannot be a checkpoint of the run is refused before anything goes on from it."""
+    train(tmp_path, 4, optimiser=optimiser)
+    (path,) = tmp_path.iterdir()
+    state = read_tree(path, "checkpoint")
+    *parents, last = [int(key) if key.isdigit() else key for key in place.split("/")]
+    inner = state
+    for key in parents:
+        inner = inner[key]
+    inner[last] = value
+    write_tree(path, "checkpoint", state)
+    model = chain_model()
+    before = values(model)
+    with pytest.raises(rf.FileFormatError, match=message) as caught:
+        train(tmp_path, 6, model=model, optimiser=optimiser, resume=True)
+    assert "iteration-00000004.safetensors" in str(caught.value)
+    assert torch.equal(values(model), before)
 
 
 # -- the files --------------------------------------------------------------------------------------------------------
@@ -272,9 +325,8 @@ def test_states_come_back_bit_by_bit(tmp_path):
         "views": [torch.arange(6).reshape(2, 3).T, torch.ones(2, dtype=torch.bfloat16)],
         "#tensor": {"nested": {}},
     }
-    write_state(tmp_path / "state", state)
-    found = read_state(tmp_path / "state")
-    assert sorted(path.name for path in (tmp_path / "state").iterdir()) == ["state.json", "tensors.safetensors"]
+    write_tree(tmp_path / "state", "state", state)
+    found = read_tree(tmp_path / "state", "state")
 
     def same(a, b):
         if isinstance(a, torch.Tensor):
@@ -286,8 +338,6 @@ def test_states_come_back_bit_by_bit(tmp_path):
         return type(a) is type(b) and repr(a) == repr(b)
 
     assert same(state, found)
-    with pytest.raises(TypeError, match=r"A state holds tensors, numbers, strings, lists and dicts. Got set."):
-        write_state(tmp_path / "other", {"set": {1}})
-    with pytest.raises(OSError, match=r"exist|empty"):
-        write_state(tmp_path / "state", state)
+    with pytest.raises(TypeError, match=r"`a/set` must be made of plain values .* Got {1}."):
+        write_tree(tmp_path / "other", "state", {"a": {"set": {1}}})
     assert [path.name for path in tmp_path.iterdir()] == ["state"]

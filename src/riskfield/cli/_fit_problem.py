@@ -13,7 +13,8 @@ from typing import Any
 import typer
 
 from riskfield.cli._common import divergence_said
-from riskfield.io._atomic import check_writable, write_bytes
+from riskfield.io._atomic import check_writable
+from riskfield.io.codec import write_tree
 from riskfield.learning.checkpoint import Checkpoints
 from riskfield.learning.fit import fit as run_fit
 from riskfield.learning.ranks import Ranks, ranks
@@ -46,7 +47,7 @@ def fit_problem(problem: Path, out: Path, checkpoint: Path | None, every: int, s
                 ranks=group,
             )
         if group.rank == 0:
-            _write(model, out)
+            write_tree(out, "parameters", model.state_dict())
             if not quiet:
                 typer.echo(f"{result}\nwrote {out}")
     if result.reason is Reason.INTERRUPTED:
@@ -79,9 +80,3 @@ def _share(data: Any, group: Ranks) -> Any:
     if isinstance(data, Validation):
         return replace(data, data=group.shard(data.data))
     return None if data is None else group.shard(data)
-
-
-def _write(model: Any, out: Path) -> None:
-    from safetensors.torch import save
-
-    write_bytes(out, save({name: tensor.cpu().contiguous() for name, tensor in model.state_dict().items()}))

@@ -9,20 +9,22 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
+from riskfield.errors import FileFormatError
 from riskfield.features.image import ImageFeatures, PictureFeatures
-from riskfield.io._atomic import write_bytes
+from riskfield.io.codec import read_tree, write_tree
 
-_VERSION = 1  # to be raised when a feature of the same name and settings becomes another
-_DIGEST = 32
+_VERSION = 1  # raise it when the numbers of a feature change and its name and settings do not
+_KIND = "features"
 _PARTS = ("pixels", "horizontal", "vertical")
 
 
 class FeatureCache:
     """Computes features of pictures once, and keeps them in a folder.
 
-    A file's name is a digest of the recipe and of the picture, so that no file is ever out of date. Files are written
-    whole or not at all, and carry a digest of their content: what is damaged is computed again.
+    A file's name is a digest of the recipe and of the picture, so that no file is ever out of date. A damaged file is
+    computed again.
 
     Arguments:
         folder: is made if it is not there. It may be shared by processes, and emptied at any time.
@@ -55,21 +57,14 @@ def _key(features: ImageFeatures, picture: npt.NDArray[Any]) -> str:
 
 
 def _write(path: Path, features: PictureFeatures) -> None:
-    from safetensors.torch import save
-
-    content = save({name: getattr(features, name).contiguous() for name in _PARTS})
-    write_bytes(path, hashlib.sha256(content).digest() + content)
+    write_tree(path, _KIND, {name: getattr(features, name) for name in _PARTS})
 
 
 def _read(path: Path) -> PictureFeatures | None:
     """The features in a file, or None if there is none or it is damaged."""
-    from safetensors.torch import load
-
     try:
-        content = path.read_bytes()
-    except FileNotFoundError:
+        content = read_tree(path, _KIND)
+    except (FileNotFoundError, FileFormatError):
         return None
-    if hashlib.sha256(content[_DIGEST:]).digest() != content[:_DIGEST]:
-        return None
-    # Clones, because torch's kernels may round differently on memory that is not aligned as torch aligns its own.
-    return PictureFeatures(**{name: part.clone() for name, part in load(content[_DIGEST:]).items()})
+    parts = [part for part in map(content.get, _PARTS) if isinstance(part, Tensor) and part.ndim == 3]
+    return PictureFeatures(*parts) if len(parts) == len(_PARTS) else None

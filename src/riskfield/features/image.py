@@ -32,6 +32,7 @@ Floats = npt.NDArray[np.float64]
 
 # In photographs the median colour difference of neighbours is about 0.02, and one in a thousand is above 0.6.
 THRESHOLDS = (0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.18, 0.27, 0.4, 0.6)
+_MAX_CELL = 1024  # the picture is padded by a cell on every side
 
 
 def _check_parts(name: str, parts: object, kind: type) -> None:
@@ -172,8 +173,8 @@ class HOG(AbstractPixelFeature):
     num_features = _HOG_FEATURES
 
     def __post_init__(self) -> None:
-        if not isinstance(self.cell, int) or self.cell < 1:
-            raise ValueError(f"`cell` must be a positive integer. Got {self.cell!r}.")
+        if not isinstance(self.cell, int) or not 1 <= self.cell <= _MAX_CELL:
+            raise ValueError(f"`cell` must be an integer from 1 to {_MAX_CELL}. Got {self.cell!r}.")
 
     def map(self, picture: Floats) -> Floats:
         """Compute the 36 features."""

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from sklearn.base import BaseEstimator
 from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_consistent_length, check_is_fitted
+from torch import Tensor
 
 from riskfield.adjoints.unroll import Unroll
 from riskfield.entropy import TRW
@@ -18,12 +21,15 @@ from riskfield.errors import FileFormatError
 from riskfield.inference.infer import Stop
 from riskfield.inference.message_passing import MessagePassing
 from riskfield.inference.settings import Inference
-from riskfield.io.model_file import read_model, write_model
+from riskfield.io.codec import read_tree, write_tree
 from riskfield.learning.labels import Array, as_labels, is_known, known_labels, type_of
 from riskfield.learning.loss_names import LOSSES
 from riskfield.learning.optimiser import AbstractOptimiser
+from riskfield.learning.registry import SAVED
 from riskfield.losses.loss import AbstractLoss, LossLike, as_loss
 from riskfield.models.conditional import LinearModel
+
+_KIND = "estimator"  # of saved files
 
 TRUNCATED = Inference(MessagePassing(TRW(0.5)), Stop(sweeps=10, tol=None), Unroll())
 
@@ -83,7 +89,7 @@ class AbstractEstimator(BaseEstimator):  # type: ignore[misc]
         """
         check_is_fitted(self)
         kept = {"estimator": type(self).__name__, "parameters": self.model_.state_dict(), **self.get_params(deep=False)}
-        write_model(path, kept | {name: getattr(self, name) for name in self._fitted})
+        write_tree(path, _KIND, kept | {name: getattr(self, name) for name in self._fitted}, SAVED)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -92,7 +98,7 @@ class AbstractEstimator(BaseEstimator):  # type: ignore[misc]
         Raises:
             FileFormatError: if the file is damaged, or holds something else.
         """
-        content = read_model(path)
+        content = read_tree(path, _KIND, SAVED)
         kind = content.pop("estimator", None)
         if kind != cls.__name__:
             raise FileFormatError(f"{path} must hold a {cls.__name__}. It holds {kind or 'no estimator'}.")
@@ -101,9 +107,8 @@ class AbstractEstimator(BaseEstimator):  # type: ignore[misc]
             estimator = cls(**content)
             for name, value in fitted.items():
                 setattr(estimator, name, value)
-            estimator.model_ = estimator._model()
-            estimator.model_.load_state_dict(parameters)
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            estimator.model_ = _with_parameters(estimator._model, parameters)
+        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
             raise FileFormatError(f"{path} is a damaged {cls.__name__}: {error}") from error
         return estimator
 
@@ -128,3 +133,18 @@ class AbstractEstimator(BaseEstimator):  # type: ignore[misc]
         tags.input_tags.two_d_array, tags.input_tags.three_d_array = False, True
         tags.target_tags.required = tags.target_tags.multi_output = True
         return tags
+
+
+def _with_parameters(make: Callable[[], LinearModel], parameters: Mapping[str, Tensor]) -> LinearModel:
+    """The model that `make` makes, with saved parameters.
+
+    It is made without memory first: the sizes in a file cannot ask for more than the parameters in it have.
+    """
+    with torch.device("meta"):
+        model = make()
+    wanted = {name: (tuple(t.shape), t.dtype) for name, t in model.state_dict().items()}
+    saved = {name: (tuple(t.shape), t.dtype) for name, t in parameters.items()}
+    if wanted != saved:
+        raise ValueError(f"its parameters must be {wanted}. They are {saved}.")
+    model.load_state_dict(parameters, assign=True)
+    return model

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from riskfield.learning.objective import Diverged, Evaluation, Objective, assign, flat, unflatten
-from riskfield.learning.optimiser import AbstractOptimiser, Step, check_counts, check_positive
+from riskfield.learning.optimiser import AbstractOptimiser, Step, check_counts, check_positive, check_saved
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,10 @@ class LBFGS(AbstractOptimiser):
                 "something. Use `Torch(...)`."
             )
         return _Run(self, objective, seed)
+
+
+# What torch keeps from one step to the next.
+_KEPT = {"func_evals", "n_iter", "d", "t", "old_dirs", "old_stps", "ro", "H_diag", "prev_flat_grad", "prev_loss"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,8 +154,12 @@ class _Run:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        self.torch.load_state_dict({**self.torch.state_dict(), "state": state["torch"]})
+        gamma, kept = flat(self.parameters).detach(), state["torch"]
+        check_saved(kept, "torch", gamma.numel())
+        if kept and (set(kept) != {0} or not kept[0].keys() >= _KEPT):
+            raise ValueError(f"`torch` must hold {', '.join(sorted(_KEPT))} of parameter 0.")
+        self.torch.load_state_dict({**self.torch.state_dict(), "state": kept})
         if state["here"] is not None:
-            gamma = flat(self.parameters).detach()
             value, risk, gradient = state["here"]
-            self.here = _Point(gamma, Evaluation(value, risk, gradient.to(gamma)))
+            check_saved(gradient, "here", gamma.numel())
+            self.here = _Point(gamma, Evaluation(float(value), float(risk), gradient.to(gamma).view_as(gamma)))

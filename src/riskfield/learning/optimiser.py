@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+from torch import Tensor
 
 from riskfield.learning.objective import Evaluation, Objective
 
@@ -57,6 +58,21 @@ class AbstractOptimiser(ABC):
 def seed_of(seed: int, iteration: int) -> int:
     """A seed for one iteration, so that it does not matter what happened before."""
     return int(np.random.SeedSequence([seed, iteration]).generate_state(1, np.uint64)[0] >> 1)
+
+
+def check_saved(state: Any, name: str, num_entries: int) -> None:
+    """Raise unless all tensors in a saved state are floating, with one entry or `num_entries`."""
+    if isinstance(state, Tensor):
+        if not state.is_floating_point() or state.numel() not in (1, num_entries):
+            raise ValueError(
+                f"`{name}` must have 1 or {num_entries} floating entries. Got {state.numel()} of type {state.dtype}."
+            )
+    elif isinstance(state, dict | list):
+        pairs = state.items() if isinstance(state, dict) else enumerate(state)
+        for key, entry in pairs:
+            check_saved(entry, f"{name}/{key}", num_entries)
+    elif state is not None and not isinstance(state, bool | int | float):
+        raise TypeError(f"`{name}` must hold tensors and numbers. Got {state!r:.80}.")
 
 
 def check_positive(**settings: float) -> None:

@@ -7,19 +7,19 @@ checkpoint/         what it takes to go on
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from riskfield.errors import FileFormatError
-from riskfield.io._atomic import check_writable, write_text
+from riskfield.io._atomic import check_writable
+from riskfield.io.codec import read_text_tree, write_text_tree
 from riskfield.learning.image_crf import ImageCRF
-from riskfield.learning.result import Fit, Reason, Record
+from riskfield.learning.result import Fit, Reason, dump_history, find_best, load_history
 
-_FORMAT = 1
+_KIND = "run"  # of saved files
 _MODEL, _RUN, _CHECKPOINT = "model.safetensors", "run.json", "checkpoint"
 _MAY_CHANGE = ("iterations",)  # settings that may be others when a run goes on
 
@@ -59,7 +59,7 @@ class PictureRun:
         """The run in a folder.
 
         Raises:
-            FileNotFoundError: if there is none, or none that is finished.
+            FileNotFoundError: if there is none, or it is not finished.
             FileFormatError: if it is damaged.
         """
         path = Path(folder)
@@ -74,13 +74,13 @@ class PictureRun:
                 path.resolve().name,
                 crf,
                 {int(value): str(name) for value, name in kept["classes"]},
-                kept["ignore"],
+                None if kept["ignore"] is None else int(kept["ignore"]),
                 kept["settings"],
-                kept["command"],
+                str(kept["command"]),
                 tuple(map(_fit, kept["fits"])),
-                kept["seconds"],
+                {str(what): float(seconds) for what, seconds in kept["seconds"].items()},
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise FileFormatError(f"{path / _RUN} is damaged: {error!r}") from error
 
     def save(self, folder: str | os.PathLike[str]) -> None:
@@ -135,20 +135,14 @@ def prepare(folder: str | os.PathLike[str], settings: Mapping[str, Any], resume:
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:
-    write_text(path, json.dumps({"format": _FORMAT, **content}, indent=1) + "\n")
+    write_text_tree(path, _KIND, content)
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if content["format"] != _FORMAT:
-            raise FileFormatError(f"{path} has format {content['format']}; this version reads format {_FORMAT}.")
-        dict(content["settings"])
-    except (ValueError, KeyError, TypeError) as error:
-        if isinstance(error, FileFormatError):
-            raise
-        raise FileFormatError(f"{path} is no account of a run, or a damaged one: {error!r}") from error
-    return dict(content)
+    content = read_text_tree(path, _KIND)
+    if not isinstance(content.get("settings"), dict):
+        raise FileFormatError(f"{path} is damaged: it holds no settings.")
+    return content
 
 
 def _plain(fit: Fit) -> dict[str, Any]:
@@ -156,11 +150,10 @@ def _plain(fit: Fit) -> dict[str, Any]:
         "reason": fit.reason.value,
         "explanation": fit.explanation,
         "best": fit.best and fit.best.iteration,
-        "history": [asdict(record) for record in fit.history],
+        "history": dump_history(fit.history),
     }
 
 
 def _fit(kept: Mapping[str, Any]) -> Fit:
-    history = tuple(Record(**record) for record in kept["history"])
-    best = None if kept["best"] is None else history[kept["best"] - 1]
-    return Fit(Reason(kept["reason"]), kept["explanation"], history, best)
+    history = load_history(kept["history"])
+    return Fit(Reason(kept["reason"]), str(kept["explanation"]), tuple(history), find_best(history, kept["best"]))

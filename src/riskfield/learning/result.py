@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, fields
 from enum import Enum
+from typing import Any
 
 
 class Reason(Enum):
@@ -44,3 +46,48 @@ class Fit:
     def __repr__(self) -> str:
         found = "" if self.best is None else f", objective {self.best.objective:.6g}"
         return f"Fit({self.reason.value} after {len(self.history)} iterations{found}: {self.explanation})"
+
+
+_KINDS = {"int": int, "float": float, "bool": bool, "float | None": float}  # of the fields of a record
+
+
+def dump_history(history: Sequence[Record]) -> list[list[Any]]:
+    """Records as rows of plain values, to be saved."""
+    return [list(astuple(record)) for record in history]
+
+
+def load_history(rows: Any) -> list[Record]:
+    """The records that `dump_history` was given.
+
+    Raises:
+        TypeError, ValueError: if `rows` are something else.
+    """
+    if not isinstance(rows, list):
+        raise TypeError(f"`history` must be a list. Got {rows!r:.80}.")
+    return [_record(row, k + 1) for k, row in enumerate(rows)]
+
+
+def find_best(history: Sequence[Record], iteration: Any) -> Record | None:
+    """The record of an iteration, or None for None.
+
+    Raises:
+        ValueError: if there is no such iteration.
+    """
+    if iteration is None:
+        return None
+    if type(iteration) is not int or not 1 <= iteration <= len(history):
+        raise ValueError(f"`best` must be one of {len(history)} iterations. Got {iteration!r:.80}.")
+    return history[iteration - 1]
+
+
+def _record(row: Any, iteration: int) -> Record:
+    columns = fields(Record)
+    if not isinstance(row, list) or len(row) != len(columns):
+        raise ValueError(f"a record must be a list of {len(columns)} values. Got {row!r:.80}.")
+    for column, value in zip(columns, row, strict=True):
+        optional = str(column.type).endswith("None")
+        if type(value) is not _KINDS[str(column.type)] and not (optional and value is None):
+            raise TypeError(f"`{column.name}` must be of type {column.type}. Got {value!r:.80}.")
+    if row[0] != iteration:
+        raise ValueError(f"`iteration` must be {iteration}. Got {row[0]}.")
+    return Record(*row)

@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 from torch.nn import Module
 
-from riskfield.io.state import read_files, unpack_state
-from riskfield.learning.checkpoint import Checkpoints
+from riskfield.errors import FileFormatError
+from riskfield.learning.checkpoint import Checkpoints, decode_checkpoint
 from riskfield.learning.objective import Diverged, Objective
 from riskfield.learning.optimiser import OptimiserRun, Step
-from riskfield.learning.result import Fit, Reason, Record
+from riskfield.learning.result import Fit, Reason, Record, dump_history, find_best, load_history
 
 # An objective that exceeds its first value by so many times that value (or 1) will not come back.
 _GROWTH = 100.0
@@ -124,7 +125,7 @@ class Session:
             "identity": self.identity,
             "model": self.model.state_dict(),
             "optimiser": self.run.state(),
-            "history": [asdict(record) for record in self.history],
+            "history": dump_history(self.history),
             "best": {"value": value, "iteration": best and best.iteration, "model": parameters},
             "looks_since_best": self._looks_since_best,
             "reason": self.reason and self.reason.value,
@@ -134,33 +135,98 @@ class Session:
             checkpoints.save(self.iteration, state)
 
     def resume(self, checkpoints: Checkpoints) -> None:
-        """Go on from the newest checkpoint, as rank 0 finds it, if there is one."""
-        ranks, newest = self.objective.ranks, checkpoints.newest()
-        files = {} if newest is None or ranks.rank > 0 else read_files(newest)
-        names = ranks.broadcast_bytes("/".join(files).encode()).decode()
-        if names:
-            content = {name: ranks.broadcast_bytes(files.get(name, b"")) for name in names.split("/")}
-            self._load(unpack_state(content, str(newest)))
+        """Continue from the newest checkpoint that rank 0 finds, if there is one.
 
-    def _load(self, state: dict[str, Any]) -> None:
+        Raises:
+            FileFormatError: if the checkpoint is damaged.
+            ValueError: if it is that of a run with other settings or another model.
+        """
+        ranks, newest = self.objective.ranks, checkpoints.newest()
+        content = ranks.broadcast_bytes(newest.read_bytes() if newest is not None and ranks.rank == 0 else b"")
+        if newest is not None and not content and ranks.rank == 0:
+            raise FileFormatError(f"{newest} is empty.")
+        if content:
+            source = str(newest or Path(checkpoints.folder))
+            self._load(_Saved.decode(decode_checkpoint(content, source), source), source)
+
+    def _load(self, saved: _Saved, source: str) -> None:
         for name, value in self.identity.items():
-            was = state["identity"].get(name)
+            was = saved.identity.get(name)
             if was != value:
                 raise ValueError(f"`{name}` was {was!r} in the run to be resumed. Got {value!r}.")
-        _check_same(self.model, state["model"])
-        self.model.load_state_dict(state["model"])
-        self.run.load(state["optimiser"])
-        self.history = [Record(**record) for record in state["history"]]
-        best, last = state["best"], self.history[-1] if self.history else None
-        record = None if best["iteration"] is None else self.history[best["iteration"] - 1]
-        self._best = (best["value"], record, best["model"])
-        self._looks_since_best = state["looks_since_best"]
-        if last is not None:
-            self.objective.evaluations = last.evaluations
-            self._began -= last.seconds
-        reason = None if state["reason"] is None else Reason(state["reason"])
-        if reason in _FINAL:
-            self.end(reason, state["explanation"])
+        _check_same(self.model, saved.model)
+        self.model.load_state_dict(saved.model)
+        try:
+            self.run.load(saved.optimiser)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
+            self.restore_best()
+            raise FileFormatError(f"{source} holds no state of this optimiser: {error!r}") from error
+        self.history = saved.history
+        self._best = (saved.best_value, saved.best, saved.best_model)
+        self._looks_since_best = saved.looks_since_best
+        if self.history:
+            self.objective.evaluations = self.history[-1].evaluations
+            self._began -= self.history[-1].seconds
+        if saved.reason in _FINAL:
+            self.end(saved.reason, saved.explanation)
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """What a checkpoint holds, checked."""
+
+    identity: dict[str, Any]
+    model: dict[str, Tensor]
+    optimiser: dict[str, Any]
+    history: list[Record]
+    best_value: float
+    best: Record | None
+    best_model: dict[str, Tensor]
+    looks_since_best: int
+    reason: Reason | None
+    explanation: str
+
+    @classmethod
+    def decode(cls, state: Mapping[str, Any], source: str) -> _Saved:
+        """The content of the checkpoint `source`.
+
+        Raises:
+            FileFormatError: if an entry is missing, of another type or out of range.
+        """
+        try:
+            best, reason = _of(dict, state, "best"), state["reason"]
+            history = load_history(state["history"])
+            saved = cls(
+                _of(dict, state, "identity"),
+                _tensors(state, "model"),
+                _of(dict, state, "optimiser"),
+                history,
+                _of(float, best, "value"),
+                find_best(history, best["iteration"]),
+                _tensors(best, "model"),
+                _of(int, state, "looks_since_best"),
+                None if reason is None else Reason(reason),
+                _of(str, state, "explanation"),
+            )
+            if {k: t.shape for k, t in saved.best_model.items()} != {k: t.shape for k, t in saved.model.items()}:
+                raise ValueError("the best parameters must have the shapes of the last ones.")
+        except (KeyError, TypeError, ValueError) as error:
+            raise FileFormatError(f"{source} is damaged: {error}") from error
+        return saved
+
+
+def _of(kind: type, tree: Mapping[str, Any], name: str) -> Any:
+    if type(tree[name]) is not kind:
+        raise TypeError(f"`{name}` must be a {kind.__name__}. Got {tree[name]!r:.80}.")
+    return tree[name]
+
+
+def _tensors(tree: Mapping[str, Any], name: str) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = _of(dict, tree, name)
+    for key, value in found.items():
+        if not isinstance(key, str) or not isinstance(value, Tensor):
+            raise TypeError(f"`{name}` must hold tensors by name. Got {value!r:.80} for {key!r}.")
+    return found
 
 
 def _copy(model: Module) -> dict[str, Tensor]:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from riskfield.learning.objective import Evaluation, Objective, assign, flat
-from riskfield.learning.optimiser import AbstractOptimiser, Step, check_counts, check_positive
+from riskfield.learning.optimiser import AbstractOptimiser, Step, check_counts, check_positive, check_saved
 from riskfield.learning.stochastic import EpochRun
 
 
@@ -100,5 +100,6 @@ class _Run(EpochRun):
         return {"gains": self.gains, "past": self.past, "lowest": self.lowest}
 
     def load(self, state: dict[str, Any]) -> None:
-        self.gains, self.past = state["gains"].to(self.gains), state["past"].to(self.past)
-        self.lowest = state["lowest"]
+        check_saved(state, "optimiser", self.gains.numel())
+        self.gains, self.past = (state[name].to(self.gains).view_as(self.gains) for name in ("gains", "past"))
+        self.lowest = float(state["lowest"])

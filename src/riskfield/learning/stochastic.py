@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from riskfield.learning.objective import Evaluation, Objective, flat, unflatten
-from riskfield.learning.optimiser import AbstractOptimiser, Step, check_counts, seed_of
+from riskfield.learning.optimiser import AbstractOptimiser, Step, check_counts, check_saved, seed_of
 
 
 class EpochRun(ABC):
@@ -97,4 +97,9 @@ class _Run(EpochRun):
         return {"torch": self.torch.state_dict()["state"]}
 
     def load(self, state: dict[str, Any]) -> None:
-        self.torch.load_state_dict({**self.torch.state_dict(), "state": state["torch"]})
+        kept, parameters = state["torch"], self.objective.parameters
+        for number, own in kept.items():
+            if type(number) is not int or not 0 <= number < len(parameters):
+                raise ValueError(f"`torch` must be of {len(parameters)} parameters. Got number {number!r}.")
+            check_saved(own, f"torch/{number}", parameters[number].numel())
+        self.torch.load_state_dict({**self.torch.state_dict(), "state": kept})
