@@ -260,6 +260,35 @@ def test_chains_by_any_other_name():
         np.testing.assert_allclose(a, c, rtol=0, atol=1e-9)
 
 
+def test_the_graph_decides_how_marginals_are_computed():
+    """Not the form in which it was given, and not what the estimator was fitted to."""
+    X, y = sentences(10, lengths=(4, 4))
+    shuffled = np.array([[2, 3], [0, 1], [2, 1]])  # a chain; its variables in another order than the numbering
+    star, square = np.array([[0, 3], [3, 1], [3, 2]]), np.array([[0, 1], [1, 2], [2, 3], [3, 0]])
+    as_graphs = [(x, chain_edges(4)) for x in X]
+    plain, listed = CRF(ridge=1e-3).fit(X, y), CRF(ridge=1e-3).fit(as_graphs, y)
+    for a, b in zip(plain.predict_marginals(X), listed.predict_marginals(as_graphs), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-9)
+    joint = clone(plain).set_params(decoder=rf.MAP()).fit(X, y)
+    for fitted, edges in [(plain, shuffled), (plain, star), (plain, square), (listed, star), (joint, shuffled)]:
+        graph = rf.FactorGraph([3] * 4, edges, tables=np.zeros(len(edges), int))
+        nodes = torch.from_numpy(np.concatenate([X[0], np.ones((4, 1))], 1))
+        theta = fitted.model_(graph, {"nodes": nodes, "factors": torch.ones(1, 1, dtype=torch.float64)}).detach()
+        if graph.is_forest:
+            expected = rf.infer(graph, theta, rf.Exact())
+        else:
+            expected = rf.infer(graph, theta, rf.MessagePassing(rf.TRW(0.5)), stop=rf.Stop(10, tol=None))
+        own = [(X[0], edges)]
+        np.testing.assert_allclose(fitted.predict_marginals(own)[0], expected.node_marginals[0], rtol=0, atol=1e-12)
+        if fitted is joint:
+            assert fitted.predict(own)[0].tolist() == rf.infer(graph, theta, rf.MaxProduct()).mode().tolist()
+    row, truth = pictures(4, rows=2)
+    one_row = GridCRF().fit(row, truth).predict_marginals(row[:1, :1])
+    exact = GridCRF(inference=EXACT, optimiser=rf.LBFGS(iterations=1)).fit(row, truth)
+    exact.model_ = GridCRF().fit(row, truth).model_
+    np.testing.assert_allclose(one_row, exact.predict_marginals(row[:1, :1]), rtol=0, atol=1e-12)
+
+
 def test_graphs_that_differ_and_edges_that_speak():
     """Neighbours agree or disagree, as the feature of their edge says; their own features say nothing."""
     rng = np.random.default_rng(0)
@@ -277,7 +306,7 @@ def test_graphs_that_differ_and_edges_that_speak():
     assert CRF().fit(X, y).score(X, y) > 0.95
     without = [x[:2] for x in X]
     assert CRF().fit(without, y).score(without, y) < 0.8
-    assert CRF().fit(X, y).inference_.algorithm.entropy.rho == 0.5
+    assert CRF().fit(X, y).inference_.loopy.algorithm.entropy.rho == 0.5
     with pytest.raises(ValueError, match=r"`X\[1\]` must have 2 features per edge .* Got 1."):
         CRF().fit([X[0], without[1]], y[:2])
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 
 import riskfield as rf
@@ -73,3 +74,36 @@ def test_settings_of_message_passing_are_checked():
             TypeError, match=r"`schedule` must be `Sequential\(...\)` or `Parallel\(\)`. Got 'parallel'"
         ):
             kind(schedule="parallel")
+
+
+def random_forest(seed):
+    """Factors of one to four variables that never close a cycle, on variables numbered at random."""
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(1, 12))
+    name, factors, size = rng.permutation(n), [], 1
+    while size < n:
+        arity = min(int(rng.integers(2, 5)), n - size + 1)
+        first = [] if rng.random() < 0.2 else [rng.integers(size)]  # now and then another tree begins
+        scope = [*first, *range(size, size + arity - len(first))] if first else [*range(size, size + 1)]
+        factors.append(rng.permutation(name[scope]).tolist())
+        size += arity - 1 if first else 1
+    return rf.FactorGraph(rng.integers(2, 4, n), factors)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_one_sweep_is_exact_on_any_forest(seed):
+    graph = random_forest(seed)
+    assert graph.is_forest
+    theta = 3 * torch.randn(graph.theta_size, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    once = rf.Stop(sweeps=1, tol=None)
+    exact = rf.infer(graph, theta, rf.Exact())
+    found = rf.infer(graph, theta, rf.MessagePassing(), stop=once)
+    torch.testing.assert_close(found.mu, exact.mu, rtol=0, atol=1e-12)
+    torch.testing.assert_close(found.log_partition, exact.log_partition, rtol=1e-12, atol=1e-12)
+    longer = rf.infer(graph, theta, rf.MaxProduct(), stop=rf.Stop(sweeps=50, tol=None))
+    assert rf.infer(graph, theta, rf.MaxProduct(), stop=once).mode().tolist() == longer.mode().tolist()
+
+
+def test_the_default_order_keeps_a_numbering_from_the_leaves():
+    for graph in (rf.chain(6, 2), rf.grid(3, 4, 2), rf.from_edges(2, [(0, 2), (1, 2), (2, 3)], num_variables=4)):
+        assert rf.compile_levels(graph).rank.tolist() == list(range(graph.num_variables))

@@ -74,7 +74,7 @@ from riskfield.inference.gibbs import frequencies, sample
 from riskfield.inference.infer import AbstractAdjoint, Stop, infer
 from riskfield.inference.mean_field import MeanField
 from riskfield.inference.message_passing import MaxProduct, MessagePassing
-from riskfield.inference.settings import Inference, Role
+from riskfield.inference.settings import ExactOnForests, Inference, Role
 from riskfield.inference.solution import Solution
 from riskfield.io.uai import UAIModel, read_evidence, read_uai, write_mar, write_pr
 from riskfield.learning.checkpoint import Checkpoints
@@ -164,6 +164,7 @@ __all__ = [
     "Envelope",
     "EqualCount",
     "Exact",
+    "ExactOnForests",
     "Examples",
     "ExpectedValue",
     "FMeasure",

@@ -34,10 +34,10 @@ class Sequential:
     """Update messages one variable after the other, forwards then backwards (Gauss-Seidel).
 
     Arguments:
-        order: the order of the variables, a permutation; by default their numbering. On a grid that order makes
-            tree-reweighted message passing with rho = 1/2 convergent (every row and column is a monotonic chain), and
-            on a chain, or a tree numbered from the leaves to the root, one sweep is exact. `colour_order(graph)` needs
-            few levels on any sparse graph.
+        order: the order of the variables, a permutation. By default a forest is visited from the leaves to the roots,
+            so that one sweep of belief propagation is exact, and any other graph in the numbering of its variables. On
+            a grid the numbering makes tree-reweighted message passing with rho = 1/2 convergent (every row and column
+            is a monotonic chain). `colour_order(graph)` needs few levels on any sparse graph.
     """
 
     order: Sequence[int] | None = None
@@ -56,8 +56,10 @@ Schedule = Sequential | Parallel
 
 
 def compile_levels(graph: FactorGraph, order: npt.ArrayLike | None = None) -> Levels:
-    """The levels of a sequential order (by default the numbering of the variables)."""
+    """The levels of a sequential order (by default that of `Sequential()`)."""
     n = graph.num_variables
+    if order is None:
+        order = _leaf_order(graph)
     rank = np.arange(n)
     if order is not None:
         order = integers(order, "order")
@@ -67,6 +69,33 @@ def compile_levels(graph: FactorGraph, order: npt.ArrayLike | None = None) -> Le
         rank[order] = np.arange(n)
     level = _longest_paths(n, rank, graph.neighbour_pairs())
     return Levels(frozen(rank), frozen(level), int(level.max()) + 1 if n else 0)
+
+
+def _leaf_order(graph: FactorGraph) -> IntArray | None:
+    """An order of a forest in which every variable comes after its subtree; None where the numbering serves."""
+    n = graph.num_variables
+    waiting = np.zeros(n, np.int64)  # in how many factors a variable is not the last one
+    for group in graph.factor_groups:
+        earlier = group.variables < group.variables.max(axis=1, keepdims=True)
+        waiting += np.bincount(group.variables[earlier], minlength=n)
+    # With at most one such factor per variable, its parent, the numbering goes from the leaves to the roots.
+    if (waiting <= 1).all() or not graph.is_forest:
+        return None
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import breadth_first_order, connected_components
+
+    # Nodes: the variables, the factors, and one that joins a variable of every tree.
+    size = n + graph.num_factors + 1
+    ends = np.concatenate([group.variables.ravel() for group in graph.factor_groups])
+    factors = np.concatenate([np.repeat(group.factors, group.arity) for group in graph.factor_groups])
+    edges = coo_array((np.ones(len(ends)), (ends, n + factors)), (size, size))
+    _, tree = connected_components(edges, directed=False)
+    roots = np.unique(tree[:n], return_index=True)[1]
+    ends, others = np.concatenate([ends, roots]), np.concatenate([n + factors, np.full(len(roots), size - 1)])
+    edges = coo_array((np.ones(len(ends)), (ends, others)), (size, size)).tocsr()
+    visited = breadth_first_order(edges, size - 1, directed=False, return_predecessors=False)[::-1]
+    order: IntArray = visited[visited < n].astype(np.int64)
+    return order
 
 
 def _longest_paths(n: int, rank: IntArray, pairs: IntArray) -> IntArray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TypeAlias
 
 from torch import Tensor
 
@@ -63,3 +64,39 @@ class Inference:
     ) -> Solution:
         """Run it on `theta`, of shape (*batch, theta), with `evidence` clamped."""
         return infer(graph, theta, self.algorithm, stop=self.stop, evidence=evidence, adjoint=self.adjoint)
+
+    def on(self, graph: FactorGraph) -> Inference:
+        """The inference to use on `graph`: this one, whatever the graph."""
+        return self
+
+
+@dataclass(frozen=True)
+class ExactOnForests:
+    """Exact inference on graphs without cycles, and another inference on all others.
+
+    On a forest one sweep of belief propagation, from the leaves to the roots and back, gives the exact marginals and
+    log-partition function. The graph alone decides, however it was described.
+
+    Arguments:
+        loopy: the inference on graphs with cycles.
+
+    >>> from riskfield import TRW, Inference, MessagePassing, Stop, chain, grid
+    >>> choice = ExactOnForests(Inference(MessagePassing(TRW(0.5)), Stop(sweeps=10, tol=None)))
+    >>> choice.on(chain(3, num_states=2)).stop
+    Stop(sweeps=1, tol=None)
+    >>> choice.on(grid(3, 3, num_states=2)).stop
+    Stop(sweeps=10, tol=None)
+    """
+
+    loopy: Inference
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.loopy, Inference):
+            raise TypeError(f"`loopy` must be an object such as `Inference(MessagePassing())`. Got {self.loopy!r}.")
+
+    def on(self, graph: FactorGraph) -> Inference:
+        """The inference to use on `graph`."""
+        return Inference(MessagePassing(), Stop(sweeps=1, tol=None)) if graph.is_forest else self.loopy
+
+
+InferenceChoice: TypeAlias = Inference | ExactOnForests

@@ -20,7 +20,7 @@ from riskfield.entropy import TRW
 from riskfield.errors import FileFormatError
 from riskfield.inference.infer import Stop
 from riskfield.inference.message_passing import MessagePassing
-from riskfield.inference.settings import Inference
+from riskfield.inference.settings import ExactOnForests, Inference, InferenceChoice
 from riskfield.io.codec import read_tree, write_tree
 from riskfield.learning.labels import Array, as_labels, is_known, known_labels, type_of
 from riskfield.learning.loss_names import LOSSES
@@ -31,14 +31,14 @@ from riskfield.models.conditional import LinearModel
 
 _KIND = "estimator"  # of saved files
 
-TRUNCATED = Inference(MessagePassing(TRW(0.5)), Stop(sweeps=10, tol=None), Unroll())
+DEFAULT_INFERENCE = ExactOnForests(Inference(MessagePassing(TRW(0.5)), Stop(sweeps=10, tol=None), Unroll()))
 
 
 class AbstractEstimator(BaseEstimator):  # type: ignore[misc]
     """A linear model, a loss and an inference. Subclasses say what an example is."""
 
     loss: str | LossLike
-    inference: Inference | None
+    inference: InferenceChoice | None
     ridge: float
     optimiser: AbstractOptimiser | None
     chunk_size: int | None
@@ -46,6 +46,7 @@ class AbstractEstimator(BaseEstimator):  # type: ignore[misc]
     verbose: bool
 
     classes_: Array
+    inference_: InferenceChoice
     model_: LinearModel
     _fitted: ClassVar[tuple[str, ...]]  # what `fit` finds out besides the parameters of `model_`
 

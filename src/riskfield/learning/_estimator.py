@@ -10,19 +10,14 @@ import numpy as np
 import torch
 from sklearn.utils.validation import check_consistent_length, check_is_fitted
 
-from riskfield.adjoints.unroll import Unroll
 from riskfield.data.examples import Examples
 from riskfield.decoders import AbstractDecoder, as_decoder, decode
-from riskfield.inference.infer import Stop
-from riskfield.inference.message_passing import MessagePassing
-from riskfield.inference.settings import Inference
-from riskfield.learning._base import TRUNCATED, AbstractEstimator
-from riskfield.learning._designs import Chain, Design
+from riskfield.learning._base import DEFAULT_INFERENCE, AbstractEstimator
+from riskfield.learning._designs import Design
 from riskfield.learning.fit import fit
 from riskfield.learning.labels import Array, as_labels, classes_of
 from riskfield.models.conditional import LinearModel
 
-_EXACT_ON_CHAINS = Inference(MessagePassing(), Stop(sweeps=1, tol=None), Unroll())
 _SIZES = ("features per variable", "features per edge (a constant among them)", "variables per edge")
 
 
@@ -35,10 +30,6 @@ class AbstractCRF(AbstractEstimator):
     @abstractmethod
     def _design(self, example: Any, name: str) -> Design:
         """One example of X, checked; `name` is its name in errors."""
-
-    def _default_inference(self, designs: Sequence[Design]) -> Inference:
-        """Exact on chains, else truncated tree-reweighting."""
-        return _EXACT_ON_CHAINS if all(isinstance(d.structure, Chain) for d in designs) else TRUNCATED
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Fit the model.
@@ -60,7 +51,7 @@ class AbstractCRF(AbstractEstimator):
         ]
         self.classes_ = classes_of(labels)
         self.n_features_in_, self.n_edge_features_in_, self.arity_ = designs[0].sizes
-        self.inference_ = self._default_inference(designs) if self.inference is None else self.inference
+        self.inference_ = DEFAULT_INFERENCE if self.inference is None else self.inference
         self.model_ = self._model()
         weights = None if sample_weight is None else np.asarray(sample_weight, np.float64)
         self.result_ = fit(
@@ -81,7 +72,8 @@ class AbstractCRF(AbstractEstimator):
 
         def of_block(block: Examples) -> Array:
             theta = self.model_(block.graph, block.inputs)
-            labels: Array = self.classes_[decode(block.graph, theta, self.inference_, self.decoder).numpy()]
+            inference = self.inference_.on(block.graph)
+            labels: Array = self.classes_[decode(block.graph, theta, inference, self.decoder).numpy()]
             return labels
 
         return self._predict(X, of_block)
@@ -91,7 +83,8 @@ class AbstractCRF(AbstractEstimator):
 
         def of_block(block: Examples) -> Array:
             theta = self.model_(block.graph, block.inputs)
-            return np.asarray(self.inference_(block.graph, theta).node_marginals[0].numpy())
+            solution = self.inference_.on(block.graph)(block.graph, theta)
+            return np.asarray(solution.node_marginals[0].numpy())
 
         return self._predict(X, of_block)
 

@@ -14,7 +14,7 @@ from sklearn.base import BaseEstimator, TransformerMixin, clone
 from sklearn.utils.validation import check_is_fitted
 
 from riskfield.decoders import AbstractDecoder
-from riskfield.inference.settings import Inference
+from riskfield.inference.settings import InferenceChoice
 from riskfield.learning._designs import Design, Floats, listed, picture, sequence
 from riskfield.learning._estimator import AbstractCRF
 from riskfield.learning.optimiser import AbstractOptimiser
@@ -40,8 +40,9 @@ class CRF(AbstractCRF):
         loss: "univariate-logistic", "clique-logistic", "univariate-quadratic", "clique-quadratic",
             "smoothed-classification", "likelihood" (which sums over unknown labels), "pseudolikelihood", "piecewise" or
             "independent"; or a loss object; or a function of (solution, labels, mask).
-        inference: how marginals are computed, in training as in prediction. By default exactly on chains, and elsewhere
-            by ten sweeps of tree-reweighted message passing with rho = 1/2.
+        inference: how marginals are computed, in training as in prediction. By default the graph of each example
+            decides: exact inference on a graph without cycles, such as a chain, however it was described; ten sweeps of
+            tree-reweighted message passing with rho = 1/2 on any other.
         decoder: how marginals become labels. By default the most probable one of each variable.
         ridge: the weight of the squares of all parameters, relative to the loss per variable.
         optimiser: such as `LBFGS(iterations=200)`, the default without a number, or `Torch(torch.optim.Adam)`.
@@ -49,8 +50,8 @@ class CRF(AbstractCRF):
         random_state: seeds what is random; L-BFGS on a loss that draws nothing is not.
         verbose: show a progress bar.
 
-    After `fit` there are `classes_`, the labels in order; `model_`, the `LinearModel`; `inference_`; and `result_`, how
-    the fit went.
+    After `fit` there are `classes_`, the labels in order; `model_`, the `LinearModel`; `inference_`, what `inference`
+    came to be; and `result_`, how the fit went.
 
     >>> import numpy as np
     >>> from riskfield import CRF
@@ -68,7 +69,7 @@ class CRF(AbstractCRF):
         graph: Any = "chain",
         *,
         loss: str | LossLike = "univariate-logistic",
-        inference: Inference | None = None,
+        inference: InferenceChoice | None = None,
         decoder: AbstractDecoder | None = None,
         ridge: float = 1e-4,
         optimiser: AbstractOptimiser | None = None,
@@ -143,7 +144,7 @@ class GridCRF(AbstractCRF):
         edge_features: str = "constant",
         *,
         loss: str | LossLike = "univariate-logistic",
-        inference: Inference | None = None,
+        inference: InferenceChoice | None = None,
         decoder: AbstractDecoder | None = None,
         ridge: float = 1e-4,
         optimiser: AbstractOptimiser | None = None,

@@ -20,7 +20,7 @@ from torch.nn import Module
 
 from riskfield.data.examples import DataSet
 from riskfield.errors import DivergenceWarning, RiskfieldError
-from riskfield.inference.settings import Inference
+from riskfield.inference.settings import InferenceChoice
 from riskfield.learning.checkpoint import Checkpoints
 from riskfield.learning.lbfgs import LBFGS
 from riskfield.learning.objective import Diverged, Objective
@@ -39,7 +39,7 @@ def fit(
     model: Module,
     data: DataSet,
     loss: LossLike,
-    inference: Inference | None = None,
+    inference: InferenceChoice | None = None,
     *,
     optimiser: AbstractOptimiser | None = None,
     ridge: float = 0.0,
@@ -65,7 +65,7 @@ def fit(
         data: `Examples`, or several of them on different graphs.
         loss: such as `UnivariateLogistic()`, or a function of (solution, labels, mask).
         inference: how marginals are computed, here and later for predictions: `Inference(algorithm, stop, adjoint)`,
-            or `WarmStart(...)`. Losses without inference need none.
+            `WarmStart(...)` or `ExactOnForests(...)`. Losses without inference need none.
         optimiser: `LBFGS(...)` (the default), `Torch(torch.optim.Adam, {...})`, `SMD(...)`.
         ridge: adds ridge times the sum of the squares of all parameters to the risk.
         per_variable: divide the risk by the number of variables that count, so that `ridge` means the same for pictures

@@ -17,8 +17,8 @@ from riskfield.data.pictures import Picture
 from riskfield.features.image import ImageFeatures, as_floats
 from riskfield.features.resample import resize
 from riskfield.graph.builders import grid
-from riskfield.inference.settings import Inference
-from riskfield.learning._base import TRUNCATED, AbstractEstimator
+from riskfield.inference.settings import InferenceChoice
+from riskfield.learning._base import DEFAULT_INFERENCE, AbstractEstimator
 from riskfield.learning.checkpoint import Checkpoints
 from riskfield.learning.labels import Array, as_labels, classes_of
 from riskfield.learning.lbfgs import LBFGS
@@ -44,8 +44,7 @@ class ImageCRF(AbstractEstimator):
             Below the resolution of the pictures a pixel of the grid learns the label that covers most of it, and
             marginals are interpolated back.
         loss: a loss object, or its name, as for `CRF`.
-        inference: how marginals are computed, in training as in prediction. By default ten sweeps of tree-reweighted
-            message passing with rho = 1/2, differentiated as they ran.
+        inference: how marginals are computed, in training as in prediction. By default as for `CRF`.
         ridge: the weight of the squares of all parameters, relative to the loss per pixel.
         optimiser: by default `LBFGS(iterations=200)`.
         initial: losses to fit first, in turn. By default, as in the paper, `Independent()`, and in front of a smoothed
@@ -77,7 +76,7 @@ class ImageCRF(AbstractEstimator):
         features: ImageFeatures | None = None,
         *,
         loss: str | LossLike = "clique-logistic",
-        inference: Inference | None = None,
+        inference: InferenceChoice | None = None,
         ridge: float = 1e-3,
         optimiser: AbstractOptimiser | None = None,
         initial: Sequence[LossLike] | None = None,
@@ -115,7 +114,7 @@ class ImageCRF(AbstractEstimator):
         if not isinstance(self.features_, ImageFeatures):
             raise TypeError(f"`features` must be a recipe such as `ImageFeatures()`. Got {self.features_!r}.")
         stages = self.stages()
-        self.inference_ = TRUNCATED if self.inference is None else self.inference
+        self.inference_ = DEFAULT_INFERENCE if self.inference is None else self.inference
         labels = [as_labels(own, p.shape[:2], f"y[{k}]") for k, (p, own) in enumerate(zip(pictures, y, strict=True))]
         self.classes_ = classes_of(labels)
         pairs = enumerate(zip(pictures, labels, strict=True))
@@ -150,7 +149,7 @@ class ImageCRF(AbstractEstimator):
     def stages(self) -> list[Stage]:
         """What `fit` does, loss after loss."""
         loss = self._loss()
-        inference = TRUNCATED if self.inference is None else self.inference
+        inference = DEFAULT_INFERENCE if self.inference is None else self.inference
         optimiser = LBFGS(iterations=200) if self.optimiser is None else self.optimiser
         initial = _papers_initial(loss) if self.initial is None else self.initial
         if not isinstance(initial, Sequence) or isinstance(initial, str):
@@ -164,7 +163,7 @@ class ImageCRF(AbstractEstimator):
         for picture in _pictures(X):
             features = self.features_(picture)
             graph = grid(*features.shape, len(self.classes_))
-            solution = self.inference_(graph, self.model_(graph, features.inputs()))
+            solution = self.inference_.on(graph)(graph, self.model_(graph, features.inputs()))
             coarse = solution.node_marginals[0].reshape(*features.shape, -1)
             found.append(resize(coarse, picture.shape[:2]).numpy())
         return found

@@ -19,7 +19,7 @@ from torch.nn import Module, Parameter
 
 from riskfield.data.examples import DataSet, Examples, blocks
 from riskfield.errors import RiskfieldError
-from riskfield.inference.settings import Inference
+from riskfield.inference.settings import InferenceChoice
 from riskfield.learning.ranks import Ranks
 from riskfield.learning.warm_start import Memory, Remembering, WarmStart
 from riskfield.losses.loss import AbstractLoss, empirical_risk, num_counted
@@ -75,13 +75,15 @@ class Objective:
         model: Module,
         data: DataSet,
         loss: AbstractLoss,
-        inference: Inference | None,
+        inference: InferenceChoice | None,
         *,
         ridge: float = 0.0,
         per_variable: bool = True,
         chunk_size: int | None = None,
         ranks: Ranks | None = None,
     ):
+        if inference is not None and not isinstance(inference, InferenceChoice):
+            raise TypeError(f"`inference` must be an object such as `Inference(MessagePassing())`. Got {inference!r}.")
         self.model, self.loss, self.inference, self.ridge = model, loss, inference, ridge
         self.data, self.chunk_size = blocks(data), chunk_size
         self.ranks = Ranks() if ranks is None else ranks
@@ -161,7 +163,7 @@ class Objective:
         order = torch.randperm(len(self._amounts), generator=torch.Generator().manual_seed(seed))
         yield from order.tensor_split(math.ceil(self.num_examples / size))
 
-    def with_inference(self, inference: Inference) -> Objective:
+    def with_inference(self, inference: InferenceChoice) -> Objective:
         """The same risk by another inference."""
         other = copy.copy(self)
         other.inference, other._memory = inference, {}
@@ -195,7 +197,7 @@ class Objective:
             )
         return risk
 
-    def _inference_on(self, chunk: _Chunk) -> Inference | None:
+    def _inference_on(self, chunk: _Chunk) -> InferenceChoice | None:
         if not isinstance(self.inference, WarmStart):
             return self.inference
         how = (self.inference.algorithm, self.inference.stop, self.inference.adjoint)

@@ -12,7 +12,7 @@ import torch
 from torch.nn import Module
 
 from riskfield.data.examples import DataSet, Examples, blocks, take
-from riskfield.inference.settings import Inference
+from riskfield.inference.settings import InferenceChoice
 from riskfield.learning.checkpoint import Checkpoints
 from riskfield.learning.fit import fit
 from riskfield.learning.lbfgs import LBFGS
@@ -34,7 +34,7 @@ class Stage:
     """
 
     loss: LossLike
-    inference: Inference | None = None
+    inference: InferenceChoice | None = None
     optimiser: AbstractOptimiser | None = None
     ridge: float = 0.0
     examples: int | None = None

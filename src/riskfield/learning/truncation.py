@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from riskfield.inference.exact import Exact
 from riskfield.inference.infer import Stop
+from riskfield.inference.settings import ExactOnForests, InferenceChoice
 from riskfield.learning.objective import Objective
 from riskfield.learning.validation import evaluating
 
@@ -18,14 +19,20 @@ def overstatement(objective: Objective) -> str | None:
     done yet, in place of parameters that fit. Where truncation does no harm, more sweeps change next to nothing.
     """
     inference = objective.inference
-    if objective.loss.lower_bound == -math.inf or inference is None or inference.stop.tol is not None:
+    truncated = inference.loopy if isinstance(inference, ExactOnForests) else inference
+    if objective.loss.lower_bound == -math.inf or truncated is None or truncated.stop.tol is not None:
         return None
-    if isinstance(inference.algorithm, Exact):
+    if isinstance(truncated.algorithm, Exact):
         return None
-    sweeps = inference.stop.sweeps
-    longer = objective.with_inference(replace(inference, stop=Stop(2 * sweeps, tol=None)))
+    sweeps = truncated.stop.sweeps
+    longer = replace(truncated, stop=Stop(2 * sweeps, tol=None))
+    other: InferenceChoice = longer
+    if isinstance(inference, ExactOnForests):
+        if all(block.graph.is_forest for block in objective.data):
+            return None
+        other = ExactOnForests(longer)
     with evaluating(objective.model):
-        claimed, found = objective.risk(), longer.risk()
+        claimed, found = objective.risk(), objective.with_inference(other).risk()
     # A tenth, and a hundredth of a nat per variable, are beyond what matters.
     if found - claimed <= 0.1 * abs(claimed) + 0.01 * objective.unit:
         return None

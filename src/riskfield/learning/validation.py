@@ -10,7 +10,7 @@ from typing import Any
 from torch.nn import Module
 
 from riskfield.data.examples import DataSet
-from riskfield.inference.settings import Inference
+from riskfield.inference.settings import InferenceChoice
 from riskfield.learning.objective import Objective
 from riskfield.learning.optimiser import check_counts
 from riskfield.losses.loss import AbstractLoss, LossLike, as_loss
@@ -31,7 +31,7 @@ class Validation:
 
     data: DataSet
     loss: LossLike | None = None
-    inference: Inference | None = None
+    inference: InferenceChoice | None = None
     patience: int = 10
     every: int = 1
 
@@ -43,7 +43,12 @@ class Watch:
     """The risk of a model on a validation set."""
 
     def __init__(
-        self, validation: Validation, model: Module, loss: AbstractLoss, inference: Inference | None, **settings: Any
+        self,
+        validation: Validation,
+        model: Module,
+        loss: AbstractLoss,
+        inference: InferenceChoice | None,
+        **settings: Any,
     ):
         self.settings = validation
         loss = loss if validation.loss is None else as_loss(validation.loss)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.inference.algorithm import AbstractAlgorithm
 from riskfield.inference.convex import ConvexFreeEnergy, ConvexFunction, Term
-from riskfield.inference.settings import Inference
+from riskfield.inference.settings import Inference, InferenceChoice
 
 
 @runtime_checkable
@@ -87,9 +87,9 @@ class ConvexModel(nn.Module):
 
 
 def inference_of(
-    model: nn.Module, inference: Inference | None, graph: FactorGraph, inputs: Any = None
+    model: nn.Module, inference: InferenceChoice | None, graph: FactorGraph, inputs: Any = None
 ) -> Inference | None:
-    """`inference` as a model has learned it; unchanged for a model of theta alone.
+    """The inference to use on `graph`, with the weights that a model has learned for it.
 
     Raises:
         ValueError: if `inference` does not run the algorithm that the model is about.
@@ -104,6 +104,9 @@ def inference_of(
     tensor([[0.2500, 0.2500],
             [0.2500, 0.2500]], dtype=torch.float64)
     """
-    if not isinstance(model, LearnsInference) or inference is None:
-        return inference
-    return replace(inference, algorithm=model.algorithm(inference.algorithm, graph, inputs))
+    if inference is None:
+        return None
+    chosen = inference.on(graph)
+    if not isinstance(model, LearnsInference):
+        return chosen
+    return replace(chosen, algorithm=model.algorithm(chosen.algorithm, graph, inputs))
