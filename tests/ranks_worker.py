@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 import riskfield as rf
-from learning_cases import EXACT, chain_examples, chain_model, denoising, values
+from learning_cases import EXACT, TRUNCATED, chain_examples, chain_model, denoising, values
 
 LOSS = rf.UnivariateLogistic()
 WARM = rf.WarmStart(rf.MessagePassing(rf.TRW(0.5)), rf.Stop(tol=1e-10), rf.FixedPoint(tol=1e-10))
@@ -39,7 +39,18 @@ def fits(group, **settings):
     rf.fit_stages(model, share(chain_examples(20)), plan, progress=False, ranks=group)
     yield "stages", model
 
-    model = chain_model()  # one batch per epoch, in whatever order
+    # The batches are the same on any number of ranks. An odd number of examples, so that shares differ.
+    mixed = [chain_examples(9), chain_examples(4, seed=1, graph=rf.chain(8, 3, tied=True))]
+    model = chain_model()
+    optimiser = rf.Torch(torch.optim.Adam, {"lr": 0.1}, batch_size=3, epochs=4)
+    rf.fit(model, share(mixed), LOSS, EXACT, optimiser=optimiser, **settings)
+    yield "batches", model
+
+    model = chain_model()
+    rf.fit(model, share(mixed), LOSS, TRUNCATED, optimiser=rf.SMD(batch_size=4, epochs=2), **settings)
+    yield "smd", model
+
+    model = chain_model()  # one batch per epoch
     optimiser = rf.Torch(torch.optim.Adam, {"lr": 0.1}, batch_size=20, epochs=5)
     rf.fit(model, share(chain_examples(20)), LOSS, EXACT, optimiser=optimiser, **settings)
     yield "adam", model

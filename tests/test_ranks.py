@@ -39,7 +39,7 @@ def test_two_ranks_find_what_one_process_finds(tmp_path):
     code, found, said = torchrun(tmp_path)
     assert code == 0, said
     alone = dict(fits(rf.Ranks()))
-    assert set(found) == set(alone) == {"lbfgs", "warm", "stages", "adam"}
+    assert set(found) == set(alone) == {"lbfgs", "warm", "stages", "adam", "batches", "smd"}
     for name, model in alone.items():
         assert torch.equal(found[name][0], found[name][1]), f"{name}: the ranks differ"
         assert torch.allclose(found[name][0], values(model), rtol=1e-5, atol=1e-7), name
@@ -92,12 +92,23 @@ def test_shards_are_all_of_the_data():
         rf.Ranks(0, 8).shard(data)
 
 
+@pytest.mark.parametrize("counts", [[3], [4, 3], [2, 5], [0, 3, 1], [5, 1, 4]])
+def test_ranks_number_all_examples(counts):
+    class Some(rf.Ranks):
+        def sum_(self, tensor):
+            return torch.tensor(counts)
+
+    own = [Some(rank, len(counts)).numbers(count).tolist() for rank, count in enumerate(counts)]
+    turns = sorted((turn, rank) for rank, count in enumerate(counts) for turn in range(count))
+    assert [own[rank][turn] for turn, rank in turns] == list(range(sum(counts)))
+
+
 def test_small_stages_are_shared_out_alike():
     from riskfield.learning.stages import _subset
 
     class Two(rf.Ranks):
         def sum_(self, tensor):
-            return tensor.fill_(20) if tensor.dtype == torch.int64 else tensor
+            return tensor.fill_(10) if len(tensor) == 2 else tensor.fill_(20)  # a count of each rank, or of both
 
     data = chain_examples(20)
     whole = _subset(data, 7, 3, rf.Ranks())[0].labels.tolist()

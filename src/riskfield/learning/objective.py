@@ -99,6 +99,7 @@ class Objective:
         # What each example adds to the denominator. Undivided, all make 1, and a batch estimates the whole sum.
         self._amounts = counted if per_variable else weights / weight
         self.num_examples = int(number)
+        self._numbers = self.ranks.numbers(len(weights))  # of this rank's examples among all
         self.unit = 1.0 if per_variable else variables  # what a risk of 1 per variable comes to
         # Inference to a tolerance may end a little below what the loss can be.
         self._floor = loss.lower_bound - 1e-3 * self.unit
@@ -156,12 +157,16 @@ class Objective:
         return float(numerator / amount)
 
     def batches(self, size: int, seed: int) -> Iterator[Tensor]:
-        """The numbers of this rank's examples in random order, in the same number of parts on every rank.
+        """Batches of about `size` examples of all ranks, in random order: the numbers of those that this rank has.
 
-        Over all ranks a part has about `size` examples; on one rank it may be empty.
+        The draw depends on the seed and the number of examples alone, not on the number of ranks. A batch may have none
+        of this rank's examples.
         """
-        order = torch.randperm(len(self._amounts), generator=torch.Generator().manual_seed(seed))
-        yield from order.tensor_split(math.ceil(self.num_examples / size))
+        here = torch.full((self.num_examples,), -1)
+        here[self._numbers] = torch.arange(len(self._numbers))
+        order = torch.randperm(self.num_examples, generator=torch.Generator().manual_seed(seed))
+        for batch in here[order].tensor_split(math.ceil(self.num_examples / size)):
+            yield batch[batch >= 0]
 
     def with_inference(self, inference: InferenceChoice) -> Objective:
         """The same risk by another inference."""

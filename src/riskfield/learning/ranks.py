@@ -1,7 +1,9 @@
 """Several processes, one fit: each keeps its share of the examples, and sums go through `torch.distributed`.
 
-`torchrun` starts the processes and tells them of each other; `ranks()` connects them. Outside `torchrun` there is one
-rank, and nothing to connect.
+`torchrun` starts the processes, and `ranks()` connects them. Outside `torchrun` there is one rank, and nothing to
+connect. The result does not depend on the number of ranks, up to rounding: sums run over all of them, and what is drawn
+at random (the batches, the examples of a stage) is drawn among all examples by the seed alone. The exception is what a
+model or a loss draws itself, such as dropout or the chains of contrastive divergence.
 """
 
 from __future__ import annotations
@@ -33,6 +35,21 @@ class Ranks:
         if number < self.size:
             raise ValueError(f"`data` must hold at least one example for each of {self.size} ranks. Got {number}.")
         return tuple(block.to(self.device) for block in take(data, torch.arange(self.rank, number, self.size)))
+
+    def numbers(self, count: int) -> Tensor:
+        """The numbers of this rank's `count` examples among those of all ranks, which count them in turn.
+
+        Where `shard` has shared them out, these are their numbers in the whole data set.
+        """
+        counts = torch.zeros(self.size, dtype=torch.int64, device=self.device)
+        counts[self.rank] = count
+        counts = self.sum_(counts).cpu()
+        mine = torch.arange(count)
+        # Before its j-th example, an earlier rank has counted j + 1 of its own and a later one j, if it has so many.
+        before = [
+            torch.minimum(mine + (other < self.rank), counts[other]) for other in range(self.size) if other != self.rank
+        ]
+        return mine + sum(before, torch.zeros_like(mine))
 
     def sum_(self, tensor: Tensor) -> Tensor:
         """Replace `tensor` by the sum over all ranks, the same bits on each of them."""

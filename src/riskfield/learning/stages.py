@@ -122,10 +122,11 @@ def fit_stages(
 
 
 def _subset(data: DataSet, number: int, seed: int, ranks: Ranks) -> tuple[Examples, ...]:
-    """The first `number` of all ranks' examples in a random order: those this rank has, if shared out by `shard`."""
+    """The first `number` of all ranks' examples in a random order: those that this rank has."""
     check_counts(examples=number)
-    here = sum(len(block) for block in blocks(data))
-    total = int(ranks.sum_(torch.tensor([here], device=ranks.device)))
-    chosen = torch.randperm(total, generator=torch.Generator().manual_seed(seed))[:number]
-    mine = chosen[chosen % ranks.size == ranks.rank] // ranks.size
-    return take(data, mine[mine < here])
+    count = sum(len(block) for block in blocks(data))
+    total = int(ranks.sum_(torch.tensor([count], device=ranks.device)))
+    here = torch.full((total,), -1)
+    here[ranks.numbers(count)] = torch.arange(count)
+    chosen = here[torch.randperm(total, generator=torch.Generator().manual_seed(seed))[:number]]
+    return take(data, chosen[chosen >= 0])
