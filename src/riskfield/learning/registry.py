@@ -35,7 +35,7 @@ from riskfield.inference.exact import Exact
 from riskfield.inference.infer import Stop
 from riskfield.inference.mean_field import MeanField
 from riskfield.inference.message_passing import MaxProduct, MessagePassing
-from riskfield.inference.settings import Inference
+from riskfield.inference.settings import ExactOnForests, Inference
 from riskfield.io.codec import Registry
 from riskfield.learning.lbfgs import LBFGS
 from riskfield.learning.smd import SMD
@@ -63,6 +63,7 @@ _INFERENCE: dict[str, Any] = {
     "Direct": Direct,
     "Envelope": Envelope,
     "Exact": Exact,
+    "ExactOnForests": ExactOnForests,
     "FixedPoint": FixedPoint,
     "Inference": Inference,
     "KKT": KKT,
