@@ -95,6 +95,49 @@ def test_predictions_are_files(folder, capsys):
         assert bluer[~is_figure].mean() > 30 > -30 > bluer[is_figure].mean()
 
 
+@pytest.fixture
+def bad_pictures(folder):
+    """Among good pictures an empty file, half a file, a huge picture, and one with an unknown value in its mask."""
+    for name in ("empty", "cut", "huge", "odd"):
+        shutil.copy("images/a.png", f"images/{name}.png")
+        shutil.copy("masks/a.png", f"masks/{name}.png")
+    Path("images/empty.png").write_bytes(b"")
+    Path("images/cut.png").write_bytes(Path("images/a.png").read_bytes()[:60])
+    Image.new("1", (9000, 9000)).save("images/huge.png")
+    mask = np.asarray(Image.open("masks/a.png")).copy()
+    mask[0, 0] = 77
+    Image.fromarray(mask).save("masks/odd.png")
+    return folder
+
+
+def test_one_bad_picture_never_ends_a_batch(bad_pictures, capsys, monkeypatch):
+    good = sorted(SHAPES)
+    assert main(["predict", "model", "images", "--out", "x", "-q"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(": ")[0] for line in lines] == ["riskfield"] * 3
+    for line, name in zip(lines, ["images/cut.png", "images/empty.png", "images/huge.png"], strict=True):
+        assert line.startswith(f"riskfield: {name} ")
+    assert "at most 67108864 are read" in lines[2]
+    assert sorted(path.stem for path in Path("x/labels").iterdir()) == sorted([*good, "odd"])
+
+    data = ["--images", "images", "--masks", "masks"]
+    assert main(["evaluate", "model", *data, "--json", "scores.json"]) == 2
+    said = capsys.readouterr()
+    for line, name in zip(said.err.splitlines(), ["cut", "empty", "huge", "odd"], strict=True):
+        assert line.startswith(f"riskfield: {name}: ")
+    assert json.loads(Path("scores.json").read_text())["pictures"] == len(good)
+    assert "log loss" in said.out
+
+    assert main(["report", "model", *data, "--out", "page.html"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 4
+    assert Path("page.html").is_file()
+
+    monkeypatch.setattr("riskfield.features.image.physical_memory", lambda: 10)
+    assert main(["predict", "model", "images/a.png", "--out", "y", "-q"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("riskfield: images/a.png: Features of a picture of ")
+
+
 def test_predictions_can_be_evaluated_as_masks(folder, capsys):
     assert main(["predict", "model", "images", "--out", "out", "--quiet"]) == 0
     assert main(["evaluate", "model", "--images", "images", "--masks", "out/labels", "--json", "all.json", "-q"]) == 0
@@ -246,7 +289,8 @@ def test_bad_folders_are_refused_and_nothing_is_lost(folder, capsys, what, messa
     scores = ["evaluate", "model", "--images", "images", "--masks", "masks", "--json", "scores.json"]
     assert message in complaint(capsys, scores)
     assert not (folder / "new").exists()
-    assert not (folder / "scores.json").exists()
+    # A picture that cannot be read is left out of the scores.
+    assert (folder / "scores.json").exists() == (what in ("cut", "size", "value"))
     assert (folder / "model" / "model.safetensors").read_bytes() == before
 
 

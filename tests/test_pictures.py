@@ -79,10 +79,12 @@ def test_folders_that_will_not_do(folders, tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"`masks`: .*empty has no images \(.png"):
         rf.image_folder(images, tmp_path / "empty")
+    pictures = rf.image_folder(images, masks, classes={0: "0", 128: "1", 255: "2"})
     with pytest.raises(rf.FileFormatError, match=r"a.png has the values 7, which are none of the classes 0, 128, 255"):
-        rf.image_folder(images, masks, classes={0: "0", 128: "1", 255: "2"})
+        pictures[0]
+    pictures = rf.image_folder(images, masks, classes={1: "1"}, ignore=7)
     with pytest.raises(rf.FileFormatError, match=r"has the values 0, 128, 255, which .* nor 7, to be ignored"):
-        rf.image_folder(images, masks, classes={1: "1"}, ignore=7)
+        pictures[0]
     with pytest.raises(ValueError, match=r"`ignore` must be none of the classes 0, 7. Got 7"):
         rf.image_folder(images, masks, classes={0: "0", 7: "1"}, ignore=7)
     (masks / "b.png").rename(masks / "d.png")
@@ -116,6 +118,24 @@ def test_damaged_images(folders, kept):
     mask.write_bytes(b"no image at all")
     with pytest.raises(rf.FileFormatError, match=r"masks.a.png cannot be read as an image"):
         rf.image_folder(*folders, ignore=7)
+
+
+@pytest.mark.parametrize(("side", "read"), [(9000, read_image), (9000, read_mask), (15000, read_image)])
+def test_a_small_file_of_many_pixels_is_refused_before_they_are_read(tmp_path, monkeypatch, side, read):
+    """Pillow alone reads 81 megapixels, and warns of or refuses 225."""
+    path = tmp_path / "bomb.png"
+    Image.new("1", (side, side)).save(path)
+    assert path.stat().st_size < 40_000
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", lambda self: pytest.fail("the pixels are read"))
+    with pytest.raises(rf.FileFormatError, match=r"bomb.png (has 9000 x 9000 pixels; at most 67108864 are|cannot be)"):
+        read(path)
+
+
+def test_features_that_would_not_fit_are_refused(monkeypatch):
+    monkeypatch.setattr("riskfield.features.image.physical_memory", lambda: 10**6)
+    assert rf.ImageFeatures()(np.zeros((20, 20))).shape == (20, 20)
+    with pytest.raises(MemoryError, match=r"of 30 x 20 pixels would take about 0.00144 GB; this machine has 0.001 GB"):
+        rf.ImageFeatures()(np.zeros((30, 20)))
 
 
 def test_modes_of_images(tmp_path):

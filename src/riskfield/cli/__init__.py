@@ -6,7 +6,6 @@ code 2.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import traceback
@@ -16,10 +15,8 @@ import typer
 
 from riskfield import __version__
 from riskfield.cli import evaluate, fit, infer, predict, report, reproduce
+from riskfield.cli._common import USAGE_ERROR, complain, message_of
 from riskfield.errors import RiskfieldError
-
-# Typer keeps a copy of click in some versions and imports it in others; this name holds in both.
-_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 app = typer.Typer(
     name="riskfield",
@@ -39,21 +36,21 @@ def main(arguments: list[str] | None = None) -> int:
         # The reader of a pipe, such as `head`, has left. Python flushes once more at exit; give it somewhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    except _UsageError as error:
+    except USAGE_ERROR as error:
         context = getattr(error, "ctx", None)
-        return _complain(f"{_message_of(error)} Try '{context.command_path if context else 'riskfield'} --help'.")
+        return complain(f"{message_of(error)} Try '{context.command_path if context else 'riskfield'} --help'.")
     except (RiskfieldError, OSError, ValueError, MemoryError) as error:
-        return _complain(_message_of(error))
+        return complain(message_of(error))
     except KeyboardInterrupt:
         code = 130
     except Exception as error:
         if os.environ.get("RISKFIELD_TRACEBACK"):
             traceback.print_exc()
         hint = "This is a bug; RISKFIELD_TRACEBACK=1 in the environment shows where."
-        _complain(f"{type(error).__name__}: {_message_of(error)} {hint}")
+        complain(f"{type(error).__name__}: {message_of(error)} {hint}")
         return 1
     if code == 130:
-        _complain("interrupted.")
+        complain("interrupted.")
     return int(code)
 
 
@@ -77,18 +74,3 @@ app.command()(predict.predict)
 app.command()(evaluate.evaluate)
 app.command()(report.report)
 app.add_typer(reproduce.app, name="reproduce")
-
-
-def _complain(message: str) -> int:
-    """Say in one line what is wrong, and return the exit code for it."""
-    with contextlib.suppress(OSError):  # standard error may be closed as well
-        print(f"riskfield: {' '.join(message.split())}", file=sys.stderr)
-    return 2
-
-
-def _message_of(error: BaseException) -> str:
-    if isinstance(error, _UsageError):
-        return str(error.format_message())  # type: ignore[attr-defined]
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}." if error.filename is not None else f"{error.strerror}."
-    return str(error) or ("Out of memory." if isinstance(error, MemoryError) else type(error).__name__)

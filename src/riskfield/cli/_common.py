@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import tomllib
 import warnings
 from collections.abc import Iterator
@@ -11,7 +13,45 @@ from typing import Annotated, Any
 
 import typer
 
+from riskfield.data.pictures import PictureSet
 from riskfield.errors import DivergenceWarning
+
+# What can be wrong with one picture of many: the file, its size, its values.
+BAD_PICTURE = (OSError, ValueError, MemoryError)
+
+# Typer keeps a copy of click in some versions and imports it in others; this name holds in both.
+USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
+
+
+def complain(message: str) -> int:
+    """Print in one line what is wrong, and return the exit code for it."""
+    with contextlib.suppress(OSError):  # standard error may be closed as well
+        print(f"riskfield: {' '.join(message.split())}", file=sys.stderr)
+    return 2
+
+
+def message_of(error: BaseException) -> str:
+    """What an error says, for people."""
+    if isinstance(error, USAGE_ERROR):
+        return str(error.format_message())  # type: ignore[attr-defined]
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}." if error.filename is not None else f"{error.strerror}."
+    return str(error) or ("Out of memory." if isinstance(error, MemoryError) else type(error).__name__)
+
+
+def readable(pictures: PictureSet) -> PictureSet:
+    """The pictures that can be read; the others are reported on standard error."""
+    good = []
+    for number, name in enumerate(pictures.names):
+        try:
+            pictures[number]
+        except BAD_PICTURE as error:
+            complain(f"{name}: {message_of(error)}")
+        else:
+            good.append(name)
+    if not good:
+        raise typer.Exit(2)
+    return pictures.select(good)
 
 
 @contextmanager
@@ -39,6 +79,8 @@ def _read_config(context: typer.Context, path: Path | None) -> Path | None:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
+    except RecursionError:
+        raise ValueError(f"{path} is nested too deep.") from None
     options: dict[str, str] = {}
     for parameter in context.command.params:
         long = [option.removeprefix("--") for option in parameter.opts if option.startswith("--")]

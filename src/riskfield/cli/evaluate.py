@@ -10,11 +10,11 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from riskfield.cli._common import Config, Images, Masks, Quiet, Run
+from riskfield.cli._common import BAD_PICTURE, Config, Images, Masks, Quiet, Run, complain, message_of
 from riskfield.data.folders import image_folder
 from riskfield.io._atomic import check_writable, write_text
 from riskfield.progress import bar
-from riskfield.report.evaluation import Evaluation
+from riskfield.report.evaluation import Evaluation, Tally
 
 
 def evaluate(
@@ -31,7 +31,8 @@ def evaluate(
     predicted pixels over their union. For all: the share of wrong pixels; the log loss, which judges the marginals; and
     the calibration error, the mean distance of a marginal from how often such marginals are right. Then the confusion
     matrix: of the pixels of the class of a row, the share labelled as the class of a column. Masks have the values they
-    had in training, and pixels to be ignored then are ignored now.
+    had in training, and pixels to be ignored then are ignored now. A picture that cannot be read or labelled is
+    reported and left out; the exit code is 2 then.
 
     \b
     Examples:
@@ -39,17 +40,28 @@ def evaluate(
       riskfield evaluate model/ --images test/images/ --masks test/masks/ --json scores.json --quiet
     """
     from riskfield.learning.picture_run import PictureRun  # here, because scikit-learn takes a second to load
-    from riskfield.report.predictions import evaluate_run
+    from riskfield.report.predictions import evaluate_picture
 
     if json_file is not None:
         check_writable(json_file)
     run = PictureRun.load(model)
     pictures = image_folder(images, masks, classes=run.classes, ignore=run.ignore)
-    found = evaluate_run(run, bar(pictures, shown=not quiet and sys.stderr.isatty(), what="evaluating"))
+    tally, failed = Tally([*run.classes.values()]), 0
+    for number in bar(range(len(pictures)), shown=not quiet and sys.stderr.isatty(), what="evaluating"):
+        try:
+            evaluate_picture(run, pictures[number], tally)
+        except BAD_PICTURE as error:
+            complain(f"{pictures.names[number]}: {message_of(error)}")
+            failed += 1
+    if failed == len(pictures):
+        raise typer.Exit(2)
+    found = tally.evaluation()
     if json_file is not None:
         write_text(json_file, json.dumps(found.as_dict(), indent=1) + "\n")
     if not quiet:
         _print(found)
+    if failed:
+        raise typer.Exit(2)
 
 
 def _print(found: Evaluation) -> None:

@@ -13,10 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import typer
 
-from riskfield.cli._common import Config, Quiet, Run
+from riskfield.cli._common import BAD_PICTURE, Config, Quiet, Run, complain, message_of
 from riskfield.data.folders import image_files
 from riskfield.data.pictures import read_image
-from riskfield.errors import FileFormatError
 from riskfield.io._atomic import check_writable, write_bytes
 from riskfield.progress import bar
 from riskfield.report.colours import overlay
@@ -35,8 +34,8 @@ def predict(
 
     The folder --out gets, for horse.jpg: labels/horse.png, an image with the values that the masks had in training;
     overlays/horse.png, the picture with its labels in colours; and marginals/horse.npz, with the arrays marginals (row,
-    column, class), values (of the classes in masks) and names. An image that cannot be read is reported, and the others
-    are labelled all the same.
+    column, class), values (of the classes in masks) and names. An image that cannot be read or labelled is
+    reported and left out, and the exit code is 2.
 
     \b
     Examples:
@@ -53,11 +52,11 @@ def predict(
     for name, path in bar(files.items(), shown=not quiet and sys.stderr.isatty(), what="predicting"):
         try:
             image = read_image(path)
-        except (FileFormatError, OSError) as error:
-            typer.echo(f"riskfield: {error}", err=True)
+            (marginals,) = run.crf.predict_marginals([image])
+        except BAD_PICTURE as error:
+            complain(f"{path}: {message_of(error)}".replace(f"{path}: {path}", str(path)))
             failed += 1
             continue
-        (marginals,) = run.crf.predict_marginals([image])
         chosen = marginals.argmax(-1)
         write_bytes(out / "labels" / f"{name}.png", _png(values[chosen]))
         write_bytes(out / "overlays" / f"{name}.png", _png(overlay(image, chosen, len(run.classes))))

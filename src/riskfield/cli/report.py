@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from riskfield.cli._common import Config, Images, Masks, Quiet
+from riskfield.cli._common import Config, Images, Masks, Quiet, readable
 from riskfield.data.folders import image_folder
 
 
@@ -29,7 +29,8 @@ def report(
 
     One file of HTML that needs no network: errors, confusion, calibration of the marginals, pictures with truth,
     marginals and predictions, the course of the training, settings, timings and commands. Numbers are those of all the
-    pictures in --images, by the labels in --masks; use others than in training.
+    pictures in --images, by the labels in --masks; use others than in training. A picture that cannot be read
+    is reported and left out; the exit code is 2 then.
 
     \b
     Examples:
@@ -41,6 +42,7 @@ def report(
 
     runs = [PictureRun.load(model) for model in models]
     test = image_folder(images, masks, classes=runs[0].classes, ignore=runs[0].ignore)
+    good = readable(test)
     path = out or models[0] / "report.html"
     words = [
         "riskfield",
@@ -57,7 +59,7 @@ def report(
     write_report(
         path,
         runs,
-        test,
+        good,
         title=title,
         command=shlex.join([*words, "--pictures", str(pictures)]),
         num_shown=pictures,
@@ -65,3 +67,5 @@ def report(
     )
     if not quiet:
         typer.echo(f"wrote {path}")
+    if len(good) < len(test):
+        raise typer.Exit(2)

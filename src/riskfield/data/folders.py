@@ -36,8 +36,8 @@ def image_folder(
     Raises:
         FileNotFoundError: if there is no such folder.
         ValueError: if there are no images, or images without a mask, or `ignore` is one of the classes.
-        FileFormatError: if a mask has a value that is no class; and, when a picture is read, if it is damaged or its
-            mask has another size.
+        FileFormatError: if `classes` have to be found and a mask is damaged; and, when a picture is read, if it or its
+            mask is damaged, or the mask has another size or a value that is no class.
     """
     if classes is not None and ignore in classes:
         raise ValueError(f"`ignore` must be none of the classes {few([*classes])}. Got {ignore}.")
@@ -48,19 +48,12 @@ def image_folder(
     without = [path.name for name, path in files.items() if name not in mask_files]
     if without:
         raise ValueError(f"`masks`: {masks} has no mask for {few(without)}. A mask has the name of its image.")
-    found = {name: np.unique(read_mask(mask_files[name])).tolist() for name in files}
     if classes is None:
-        classes = {value: str(value) for value in sorted(set().union(*found.values()) - {ignore})}
+        found = set().union(*(np.unique(read_mask(mask_files[name])).tolist() for name in files))
+        classes = {value: str(value) for value in sorted(found - {ignore})}
     if not classes:
         raise ValueError(f"`masks`: {masks} has no labels but {ignore}, to be ignored.")
     values = [*classes]
-    for name, own in found.items():
-        unknown = [value for value in own if value not in classes and value != ignore]
-        if unknown:
-            raise FileFormatError(
-                f"{mask_files[name]} has the values {few(unknown)}, which are none of the classes {few(values)}"
-                f"{'' if ignore is None else f' nor {ignore}, to be ignored'}."
-            )
 
     def read(name: str) -> Picture:
         image, mask = read_image(files[name]), read_mask(mask_files[name])
@@ -68,6 +61,12 @@ def image_folder(
             wanted, got = (" x ".join(map(str, shape)) for shape in (image.shape[:2], mask.shape))
             raise FileFormatError(
                 f"{mask_files[name]} must have the size of {files[name].name}, {wanted} pixels. It has {got}."
+            )
+        unknown = [value for value in np.unique(mask).tolist() if value not in values and value != ignore]
+        if unknown:
+            raise FileFormatError(
+                f"{mask_files[name]} has the values {few(unknown)}, which are none of the classes {few(values)}"
+                f"{'' if ignore is None else f' nor {ignore}, to be ignored'}."
             )
         return Picture(name, image, _labels(mask, values))
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import struct
+import warnings
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +20,9 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 Labels = npt.NDArray[np.int64]
+
+# A file of a few kilobytes can claim any size. 67 million pixels of three bytes are 200 MB.
+MAX_PIXELS = 2**26
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,10 +109,10 @@ class PictureSet(Sequence[Picture]):
 def read_image(path: str | os.PathLike[str]) -> npt.NDArray[Any]:
     """The image in a file: grey (row, column), in bytes or 16-bit integers, or coloured (row, column, 3), in bytes.
 
-    It is turned as its EXIF data say; transparency is left out.
+    It is rotated as its EXIF data say. Transparency is ignored.
 
     Raises:
-        FileFormatError: if the file holds no image, or only part of one.
+        FileFormatError: if the file holds no image, or part of one, or one of more than `MAX_PIXELS` pixels.
     """
     with _opened(path) as image:
         if image.mode.startswith("I"):
@@ -118,7 +124,7 @@ def read_mask(path: str | os.PathLike[str]) -> Labels:
     """The integers in an image of one channel: grey levels, or the indices of a palette.
 
     Raises:
-        FileFormatError: if the file holds no such image.
+        FileFormatError: if the file holds no such image, or one of more than `MAX_PIXELS` pixels.
     """
     with _opened(path) as image:
         if image.mode in ("1", "L", "P") or image.mode.startswith("I"):
@@ -140,14 +146,32 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[Image]:
     from PIL import Image, ImageOps
 
     try:
-        with Image.open(path) as image:
-            image.load()
-            yield ImageOps.exif_transpose(image)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        # Pillow reports a damaged file in all these ways; a file that cannot be opened has an error number.
-        if isinstance(error, FileFormatError) or (isinstance(error, OSError) and error.errno is not None):
+        with warnings.catch_warnings():
+            # Pillow warns of large pictures, and of metadata it cannot read. The limit here is stricter.
+            warnings.simplefilter("ignore")
+            with Image.open(path) as image:
+                columns, rows = image.size
+                if columns * rows > MAX_PIXELS:  # known from the header, before there is memory for the pixels
+                    raise FileFormatError(
+                        f"{path} has {rows} x {columns} pixels; at most {MAX_PIXELS} are read. Scale it down first."
+                    )
+                image.load()
+                upright = ImageOps.exif_transpose(image)
+        yield upright
+    except FileFormatError:
+        raise
+    except OSError as error:  # a file that cannot be opened has an error number, a damaged one has not
+        if error.errno is not None:
             raise
-        raise FileFormatError(f"{path} cannot be read as an image: {error}") from error
+        raise _damaged(path, error) from error
+    except (ValueError, SyntaxError, TypeError, LookupError, ArithmeticError, AttributeError, RuntimeError) as error:
+        raise _damaged(path, error) from error  # Pillow's decoders report damage in all these ways
+    except (EOFError, MemoryError, struct.error, zlib.error, Image.DecompressionBombError) as error:
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: str | os.PathLike[str], error: Exception) -> FileFormatError:
+    return FileFormatError(f"{path} cannot be read as an image: {error or type(error).__name__}")
 
 
 def _sixteen_bits(image: Image, path: str | os.PathLike[str]) -> npt.NDArray[np.uint16]:

@@ -13,10 +13,13 @@ and then averaged by area to the resolution of inference. Edge features compare 
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,6 +35,8 @@ Floats = npt.NDArray[np.float64]
 
 # In photographs the median colour difference of neighbours is about 0.02, and one in a thousand is above 0.6.
 THRESHOLDS = (0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.18, 0.27, 0.4, 0.6)
+# At the resolution of the picture: float64, with two copies while they are computed.
+_BYTES_PER_FEATURE = 24
 _MAX_CELL = 1024  # the picture is padded by a cell on every side
 
 
@@ -308,6 +313,7 @@ class ImageFeatures:
 
     def __call__(self, picture: npt.ArrayLike) -> PictureFeatures:
         """Compute the features of `picture`."""
+        self._check_memory(np.shape(picture))
         values = as_floats(picture)
         shape = self.shape(*values.shape[:2])
         pixels = torch.cat([_coarse(feature.map(values), shape) for feature in self.pixels], dim=-1)
@@ -317,6 +323,15 @@ class ImageFeatures:
             horizontal.append(feature.compare(values_at[:, :-1], values_at[:, 1:]))
             vertical.append(feature.compare(values_at[:-1], values_at[1:]))
         return PictureFeatures(pixels.float(), _joined(horizontal), _joined(vertical))
+
+    def _check_memory(self, shape: tuple[int, ...]) -> None:
+        """Raise before the maps of a picture are computed if they would not fit."""
+        needed, available = math.prod(shape[:2]) * self.num_pixel_features * _BYTES_PER_FEATURE, physical_memory()
+        if needed > available:
+            raise MemoryError(
+                f"Features of a picture of {' x '.join(map(str, shape[:2]))} pixels would take about "
+                f"{needed / 1e9:.3g} GB; this machine has {available / 1e9:.3g} GB. Scale the picture down first."
+            )
 
 
 def as_floats(picture: npt.ArrayLike, name: str = "picture") -> Floats:
@@ -336,6 +351,14 @@ def as_floats(picture: npt.ArrayLike, name: str = "picture") -> Floats:
     if not np.isfinite(floats).all():
         raise ValueError(f"`{name}` must be finite.")
     return floats
+
+
+def physical_memory() -> int:
+    """The memory of this machine, or of the container it is, in bytes."""
+    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")] if hasattr(os, "sysconf") else [2**36]
+    with contextlib.suppress(OSError, ValueError):  # there is no such file, or it says "max"
+        found.append(int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
+    return min(found)
 
 
 def _coarse(values: Floats, shape: tuple[int, int]) -> Tensor:

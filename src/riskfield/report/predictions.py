@@ -22,11 +22,17 @@ def evaluate_run(
     """
     tally = Tally([*run.classes.values()])
     for picture in pictures:
-        if picture.labels is None:
-            raise ValueError(f"`pictures` must have labels. {picture.name} has none.")
-        began = time.perf_counter()
-        (marginals,) = run.crf.predict_marginals([picture.image])
-        tally.add(picture.labels, marginals, time.perf_counter() - began)
+        marginals = evaluate_picture(run, picture, tally)
         if see is not None:
             see(picture, marginals)
     return tally.evaluation()
+
+
+def evaluate_picture(run: PictureRun, picture: Picture, tally: Tally) -> Floats:
+    """Add the errors on one picture to `tally`, and return the picture's marginals."""
+    if picture.labels is None:
+        raise ValueError(f"`pictures` must have labels. {picture.name} has none.")
+    began = time.perf_counter()
+    marginals: Floats = run.crf.predict_marginals([picture.image])[0]
+    tally.add(picture.labels, marginals, time.perf_counter() - began)
+    return marginals
