@@ -1,10 +1,10 @@
-"""What a loss and its gradient cost in convex inference, against the size of a picture.
+"""The time of a loss and its gradient with convex inference, as a function of the size of the picture.
 
     python benchmarks/convex.py [--json results/convex_speed.json]
 
-Binary grids with random potentials and random weights of b log b; the univariate logistic loss and its gradient in
-theta and all weights by `KKT`. Warm runs begin from the messages of a run with potentials that differ by a hundredth.
-Times are those of the processor, of one thread.
+The models are binary grids with random potentials and random weights of b log b. The benchmark measures the univariate
+logistic loss and its gradient with respect to theta and all weights, by `KKT`. Warm runs start from the messages of a
+run whose potentials differ by a hundredth. Times are processor times on one thread.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def loss_and_gradient(graph: rf.FactorGraph, theta: Tensor, weights: Tensor, mes
 
 
 def measure(rows: int, columns: int, items: int, rounds: int) -> list[dict[str, object]]:
-    """The shortest times of cold and of warm evaluations, per picture."""
+    """Return the shortest times of cold and of warm evaluations, per picture."""
     graph, generator = rf.grid(rows, columns, 2), torch.manual_seed(0)
     theta = torch.randn(items, graph.theta_size, dtype=torch.float64, generator=generator)
     weights = 0.05 + 2 * torch.rand(graph.mu_size, dtype=torch.float64, generator=generator)
@@ -57,7 +57,9 @@ def measure(rows: int, columns: int, items: int, rounds: int) -> list[dict[str, 
 def main() -> None:
     """Measure, print, and write JSON and Markdown."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])  # type: ignore[union-attr]
-    parser.add_argument("--json", type=Path, help="write the numbers here, and a table beside it with the ending .md")
+    parser.add_argument(
+        "--json", type=Path, help="write the numbers to this file, and a table to the same path with the suffix .md"
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     rf.set_num_threads(1)

@@ -1,9 +1,9 @@
-"""How fast gradients are: beside inference itself, eager PyTorch autograd and PGMax, measured in one run on one core.
+"""The speed of gradients, compared with inference alone, eager PyTorch autograd and PGMax in one run on one core.
 
     python benchmarks/gradients.py [--json results/gradient_speed.json]
 
-Sweeps alone are those of a run that keeps nothing. The tape is what the process grows by while 20 sweeps are recorded,
-beside the same run without a tape.
+"Sweeps alone" are sweeps of a run that records nothing. Memory is the growth of the peak memory of a fresh process over
+the given number of sweeps and their gradient.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def uniform(graph: rf.FactorGraph, batch: tuple[int, ...] = ()) -> Tensor:
 
 
 def interleaved(*work: Callable[[], object], rounds: int = 15) -> list[float]:
-    """The shortest times of several pieces of work done in turn, so that a busy moment hits all of them."""
+    """Return the shortest time of each piece of work. They run in turn, so that a busy moment affects all of them."""
     best = [float("inf")] * len(work)
     for _ in range(rounds):
         for k, piece in enumerate(work):
@@ -46,7 +46,7 @@ def interleaved(*work: Callable[[], object], rounds: int = 15) -> list[float]:
 
 
 def unroll(states: int, rows: int, columns: int, entropy: rf.AbstractEntropy) -> dict[str, float]:
-    """Seconds of sweeps alone, of sweeps with a tape, and of the way back."""
+    """Return the seconds of sweeps alone, of recorded sweeps, and of the backward pass."""
     graph = rf.grid(rows, columns, states)
     problem = MessagePassingProblem(graph, entropy.counting(graph), rf.Sequential(), 0.0, False)
     theta = uniform(graph, (1,))
@@ -81,7 +81,7 @@ def unroll(states: int, rows: int, columns: int, entropy: rf.AbstractEntropy) ->
 
 
 def eager_autograd() -> float:
-    """Seconds of as many flooding sweeps and their gradient in eager PyTorch."""
+    """Return the seconds of the same number of flooding sweeps and their gradient in eager PyTorch."""
     grid = EagerGrid(_ROWS, _COLUMNS, 2, 0.5)
     for potential in grid.potentials:
         potential.requires_grad_()
@@ -99,7 +99,7 @@ def eager_autograd() -> float:
 def end_to_end(
     graph: rf.FactorGraph, algorithm: rf.MessagePassing, stop: rf.Stop, adjoints: list[rf.AbstractAdjoint]
 ) -> list[float]:
-    """Seconds of `infer`, and of `infer` and the gradient of the univariate logistic loss by each adjoint."""
+    """Return the seconds of `infer` alone, and with the gradient of the univariate logistic loss by each adjoint."""
     theta = uniform(graph)
     labels = torch.randint(graph.node_groups[0].num_states, (graph.num_variables, 1), generator=torch.manual_seed(1))
 
@@ -114,7 +114,7 @@ def end_to_end(
 
 
 def pgmax_times(rows: int, columns: int, states: int) -> tuple[float, float] | None:
-    """Seconds of 20 iterations of PGMax, and of the gradient through them; None where it is not installed."""
+    """Return the seconds of 20 iterations of PGMax and of the gradient through them, or None if it is not installed."""
     grid = pgmax_grid(rows, columns, states)
     if grid is None:
         return None
@@ -130,7 +130,7 @@ def pgmax_times(rows: int, columns: int, states: int) -> tuple[float, float] | N
 
 
 def growth(sweeps: int, adjoint: str) -> float:
-    """Bytes by which a fresh process has grown at most, with a run of so many sweeps and its gradient."""
+    """Return the bytes by which the peak memory of a fresh process grows during a run of `sweeps` and its gradient."""
     code = f"""
 import pathlib, re, torch, riskfield as rf
 rf.set_num_threads(1)
@@ -141,7 +141,7 @@ def gradient(sweeps, adjoint):
     mu = rf.infer(graph, theta, rf.MessagePassing(rf.TRW(0.5)), stop=stop, adjoint=adjoint).mu
     torch.autograd.grad(mu.sum(), theta)  # not kept, as backward() would
 gradient(1, rf.Unroll())
-# Not getrusage: what it says of a process includes the one it was forked from.
+# Not getrusage: its peak includes that of the process this one was forked from.
 peak = lambda: 1024 * int(re.search(r"VmHWM:\\s+(\\d+)", pathlib.Path("/proc/self/status").read_text())[1])
 before = peak()
 gradient({sweeps}, {adjoint})
@@ -153,7 +153,9 @@ print(peak() - before)
 def main() -> None:
     """Measure, print, and write JSON and Markdown."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])  # type: ignore[union-attr]
-    parser.add_argument("--json", type=Path, help="write the numbers here, and a table beside it with the ending .md")
+    parser.add_argument(
+        "--json", type=Path, help="write the numbers to this file, and a table to the same path with the suffix .md"
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     rf.set_num_threads(1)

@@ -2,11 +2,11 @@
 
     python benchmarks/smd.py --json results/smd.json
 
-1000 examples of 200 binary variables, a third of them observed, and 1051 edges; 100 iterations of loopy belief
-propagation, all messages at once, in each of 50 steps; every step has a gradient and an exact Hessian-vector product of
-the squared error of the outputs, through the iterations. The rival is the same arithmetic in eager PyTorch:
-log-messages as one tensor per batch, differentiated twice by autograd. It does fewer steps, and its pass is computed
-from those.
+The model has 200 binary variables, a third of them observed, and 1051 edges. There are 1000 examples. Each of the 50
+steps of a pass runs 100 iterations of loopy belief propagation with the parallel schedule, and computes a gradient and
+an exact Hessian-vector product of the squared error of the outputs through the iterations. The comparison is the same
+arithmetic in eager PyTorch: log-messages are one tensor per batch, differentiated twice by autograd. It runs fewer
+steps, from which the time of a pass is extrapolated.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ EXAMPLES, BATCH, ITERATIONS = 1000, 20, 100
 
 
 def problem(num_variables: int, num_edges: int, examples: int) -> tuple[rf.Generative, rf.Examples]:
-    """The model of all variables at its true parameters, and examples that observe a third of them."""
+    """Return the model at its true parameters, and examples in which a third of the variables are observed."""
     drawn = RandomModel.draw(num_variables, num_edges, seed=0, num_examples=examples)
     graph = rf.from_edges(2, drawn.edges, num_variables=num_variables)
     model = rf.Generative(graph)
@@ -42,7 +42,7 @@ def problem(num_variables: int, num_edges: int, examples: int) -> tuple[rf.Gener
 
 @dataclass(frozen=True)
 class Spent:
-    """Seconds on the clock, and of all processors together: on a machine with other work to do the latter counts."""
+    """Wall-clock seconds, and seconds of all processors together. On a busy machine the latter is more meaningful."""
 
     clock: float
     processors: float
@@ -52,28 +52,28 @@ class Spent:
 
 
 def spent(work: Callable[[], object]) -> Spent:
-    """What `work` takes."""
+    """Measure the time of `work`."""
     clock, processors = time.perf_counter(), time.process_time()
     work()
     return Spent(time.perf_counter() - clock, time.process_time() - processors)
 
 
 def one_pass(model: rf.Generative, examples: rf.Examples, iterations: int, batch: int) -> None:
-    """A pass of SMD."""
+    """Run one pass of SMD."""
     inference = rf.Inference(rf.MessagePassing(schedule=rf.Parallel()), rf.Stop(iterations, tol=None), rf.Unroll())
     smd = rf.SMD(gain=1.0, batch_size=batch, epochs=1)
     rf.fit(model, examples, rf.MSE(), inference, optimiser=smd, progress=False)
 
 
 def eager_loss(theta: Tensor, examples: rf.Examples, iterations: int) -> Tensor:
-    """The mean squared error after so many iterations, by tensor operations; theta is (node + factor entries,)."""
+    """Return the mean squared error after `iterations`, by tensor operations; theta has shape (theta,)."""
     graph, evidence = examples.graph, examples.evidence
     assert evidence is not None
     edges = torch.from_numpy(graph.factor_groups[0].variables.copy())
     nodes = theta[: graph.node_size].view(-1, 2).expand(len(examples), -1, -1)
     tables = theta[graph.node_size :].view(-1, 2, 2)
     excluded = (evidence >= 0).unsqueeze(-1) & (evidence.unsqueeze(-1) != torch.arange(2))
-    nodes = torch.where(excluded, -1e3, nodes)  # infinity has no second derivative here
+    nodes = torch.where(excluded, -1e3, nodes)  # -inf would make second derivatives NaN
     both = torch.cat([tables, tables.transpose(1, 2)])  # (message, sender, receiver)
     sender, receiver = torch.cat([edges, edges.flip(1)]).T
     opposite = torch.arange(len(sender)).roll(len(edges))
@@ -88,7 +88,7 @@ def eager_loss(theta: Tensor, examples: rf.Examples, iterations: int) -> Tensor:
 
 
 def eager_step(model: rf.Generative, examples: rf.Examples, iterations: int, v: Tensor) -> tuple[Tensor, Tensor]:
-    """A gradient and its product with the Hessian."""
+    """Return the gradient and the product of the Hessian with v."""
     theta = flat(list(model.parameters())).detach().requires_grad_()
     (gradient,) = torch.autograd.grad(eager_loss(theta, examples, iterations), theta, create_graph=True)
     (product,) = torch.autograd.grad(gradient @ v, theta)
@@ -101,7 +101,7 @@ def main() -> None:
     parser.add_argument("--edges", type=int, default=1051)
     parser.add_argument("--examples", type=int, default=EXAMPLES)
     parser.add_argument("--iterations", type=int, default=ITERATIONS)
-    parser.add_argument("--steps", type=int, default=2, help="of the rival (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=2, help="steps of eager PyTorch (default: %(default)s)")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     model, examples = problem(options.variables, options.edges, options.examples)

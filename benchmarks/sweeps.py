@@ -1,13 +1,13 @@
-"""How fast a sweep is: the native engine beside eager PyTorch, PGMax and the memory bandwidth, measured in one run.
+"""The speed of a sweep: the native engine, eager PyTorch, PGMax and the bandwidth bound, measured in one run.
 
     python benchmarks/sweeps.py [--quick] [--json results/sweeps.json]
 
-One *message* is one update m_c(x_i) for one factor and one of its variables; a sweep of a pairwise graph updates two
-per factor. All runs have uniform [-1, 1] potentials. The bound is the time to move, at the bandwidth of a triad
-a = b + 3 c of the same working set, the bytes a sweep cannot avoid: every pass reads each table and one message per
-factor, writes the other message, and reads theta and the old belief and writes the new belief of every node, each with
-one number per state. It ignores write-allocation, indices and arithmetic. (The engine keeps messages to binary
-variables in a single number; counted that way the bound for two states is 18 % lower.)
+One *message* is one update m_c(x_i) of one factor and one of its variables; a sweep of a pairwise graph updates two
+messages per factor. Potentials are uniform on [-1, 1]. The bound is the time to move the bytes that a sweep must move,
+at the bandwidth of a triad a = b + 3 c with the same working set. Every pass reads each table and one message per
+factor, writes the other message, reads theta and the old belief of every node, and writes its new belief, with one
+number per state. The bound ignores write-allocation, indices and arithmetic. (The engine stores a message to a binary
+variable as a single number; with this the bound for two states would be 18 % lower.)
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Row:
 
 
 def triad_bandwidth(working_set: float) -> float:
-    """Bytes per second of a = b + 3 c on one thread, with arrays of `working_set` bytes together."""
+    """Return the bytes per second of a = b + 3 c on one thread, with arrays of `working_set` bytes in total."""
     torch.set_num_threads(1)
     n = max(int(working_set / 24), 1000)
     a, b, c = (torch.ones(n, dtype=torch.float64) for _ in range(3))
@@ -55,7 +55,7 @@ def triad_bandwidth(working_set: float) -> float:
 
 
 def bytes_per_sweep(graph: rf.FactorGraph, width: int) -> tuple[float, float]:
-    """What one forward-backward sweep of a pairwise graph must move, and the memory it works on, in bytes."""
+    """Return the bytes that a forward-backward sweep of a pairwise graph must move, and its working set in bytes."""
     tables = sum(g.num_factors * g.table_size for g in graph.factor_groups)
     messages = graph.message_size
     nodes = graph.node_size
@@ -110,7 +110,7 @@ def eager(rows: int, columns: int, states: int, rho: float) -> Row:
 
 
 def pgmax(rows: int, columns: int, states: int) -> Row | None:
-    """Time PGMax where it is installed."""
+    """Time PGMax, if it is installed."""
     grid = pgmax_grid(rows, columns, states)
     if grid is None:
         return None
@@ -129,7 +129,7 @@ def _rival(
 
 
 def measure(quick: bool) -> list[Row]:
-    """All rows of the table, printed as they come."""
+    """Measure all rows of the table, and print each one when it is done."""
     found: list[Row] = []
 
     def add(row: Row | None) -> None:
@@ -228,7 +228,9 @@ def main() -> None:
     """Measure, print, and write JSON and Markdown."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])  # type: ignore[union-attr]
     parser.add_argument("--quick", action="store_true", help="only the 200x300 binary grid")
-    parser.add_argument("--json", type=Path, help="write the rows here, and a table beside it with the ending .md")
+    parser.add_argument(
+        "--json", type=Path, help="write the rows to this file, and a table to the same path with the suffix .md"
+    )
     arguments = parser.parse_args()
     found = measure(arguments.quick)
     lines = ratios(found)

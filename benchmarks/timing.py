@@ -1,4 +1,4 @@
-"""What the benchmarks share: how to time, the rivals, and how results are written."""
+"""Code that the benchmarks share: timing, the implementations to compare with, and the output of results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from riskfield.kernels.native import engine_name
 
 
 def best_time(work: Callable[[], object], seconds: float = 1.0) -> float:
-    """The shortest of several runs of `work`, over about `seconds`."""
+    """Return the shortest time of several runs of `work`, which take about `seconds` in total."""
     work()
     best, spent, runs = float("inf"), 0.0, 0
     while runs < 5 or (spent < seconds and runs < 200):
@@ -32,7 +32,7 @@ def best_time(work: Callable[[], object], seconds: float = 1.0) -> float:
 
 
 class EagerGrid:
-    """Flooding on a grid written with whole-image tensor operations, the fastest way to write it in eager PyTorch."""
+    """Flooding on a grid with whole-image tensor operations, the fastest way to write it in eager PyTorch."""
 
     def __init__(self, rows: int, columns: int, states: int, rho: float):
         torch.manual_seed(0)
@@ -44,13 +44,13 @@ class EagerGrid:
         self.messages = 2 * (rows * (columns - 1) + (rows - 1) * columns)
 
     def start(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Uniform messages: to the right, left, down and up."""
+        """Return uniform messages to the right, left, down and up."""
         right, left = (torch.zeros_like(self.across[..., 0]) for _ in range(2))
         lower, upper = (torch.zeros_like(self.down[..., 0]) for _ in range(2))
         return right, left, lower, upper
 
     def beliefs(self, messages: tuple[Tensor, Tensor, Tensor, Tensor]) -> Tensor:
-        """Unnormalised log-beliefs."""
+        """Return unnormalised log-beliefs."""
         right, left, lower, upper = messages
         belief = self.unary.clone()
         belief[:, 1:] += self.rho * right
@@ -60,7 +60,7 @@ class EagerGrid:
         return belief
 
     def sweep(self, messages: tuple[Tensor, Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """All messages at once."""
+        """Update all messages at once."""
         right, left, lower, upper = messages
         belief, across, down = self.beliefs(messages), self.across / self.rho, self.down / self.rho
         return (
@@ -92,11 +92,11 @@ class PGMaxGrid:
         self.messages = 2 * len(edges)
 
     def run(self, arrays: Any, iterations: int) -> Any:
-        """Sum-product without damping."""
+        """Run sum-product without damping."""
         return self.bp.run(arrays, num_iters=iterations, damping=0.0, temperature=1.0)
 
     def loss(self, evidence: Any, potentials: Any, iterations: int) -> Any:
-        """The univariate logistic loss after so many iterations."""
+        """Return the univariate logistic loss after `iterations`."""
         import jax.numpy as jnp
         from pgmax import infer
 
@@ -106,7 +106,7 @@ class PGMaxGrid:
 
 
 def pgmax_grid(rows: int, columns: int, states: int) -> PGMaxGrid | None:
-    """None where PGMax is not installed."""
+    """Return a grid, or None if PGMax is not installed."""
     try:
         return PGMaxGrid(rows, columns, states)
     except ImportError:
@@ -114,7 +114,7 @@ def pgmax_grid(rows: int, columns: int, states: int) -> PGMaxGrid | None:
 
 
 def about() -> dict[str, object]:
-    """What a reader has to know to repeat a measurement."""
+    """Return the facts that are needed to repeat a measurement."""
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
     return {
         "command": " ".join(["python", "benchmarks/" + Path(sys.argv[0]).name, *sys.argv[1:]]),
@@ -127,7 +127,7 @@ def about() -> dict[str, object]:
 
 
 def write(path: Path, title: str, facts: dict[str, object], ratios: list[str], table: str, rows: list[Any]) -> None:
-    """Results as JSON, and as Markdown beside it."""
+    """Write results as JSON, and as Markdown beside it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"about": facts, "ratios": ratios, "rows": rows}, indent=1))
     listed = "\n".join(f"- {key}: {value}" for key, value in facts.items())

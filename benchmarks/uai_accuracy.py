@@ -1,8 +1,8 @@
-"""Accuracy of every algorithm on UAI instances whose exact answers are known.
+"""Accuracy of every algorithm on UAI instances with known exact answers.
 
-For each NAME.uai in a folder that has NAME.uai.MAR and NAME.uai.PR beside it (and perhaps NAME.uai.evid), every
-algorithm runs once, on one thread in float64. Writes all numbers as JSON and prints a Markdown table; `--docs` replaces
-the table in a page, between the lines `<!-- accuracy: begin -->` and `<!-- accuracy: end -->`.
+Every algorithm runs once, on one thread in float64, on each NAME.uai of a folder that also contains NAME.uai.MAR and
+NAME.uai.PR (and optionally NAME.uai.evid). The script writes all numbers as JSON and prints a Markdown table. `--docs`
+replaces the table in a page, between the lines `<!-- accuracy: begin -->` and `<!-- accuracy: end -->`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from riskfield.threads import set_num_threads
 
 BEGIN, END = "<!-- accuracy: begin -->", "<!-- accuracy: end -->"
 
-# None: the algorithm is not for such graphs.
+# None: the algorithm does not apply to such graphs.
 ALGORITHMS: dict[str, Callable[[FactorGraph], AbstractAlgorithm | None]] = {
     "BP": lambda graph: MessagePassing(Bethe()),
     "BP, damping 0.5": lambda graph: MessagePassing(Bethe(), damping=0.5),
@@ -69,7 +69,7 @@ def measure(path: Path, stop: Stop) -> list[dict[str, Any]]:
             rows.append({**row, "refused": "does not fit in 2 GiB"})
             continue
         except ImpossibleEvidenceError:
-            # The answers show that the models are possible: mean field finds no way to start among their zeros.
+            # The known answers show that the models are possible: mean field cannot start because of zeros in tables.
             rows.append({**row, "refused": "stopped by zeros in the tables"})
             continue
         value = float(solution.log_partition) + model.log_constant
@@ -127,7 +127,7 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", ConvergenceWarning)  # the table has a column for it
     stop = Stop(sweeps=arguments.sweeps, tol=arguments.tol)
-    measure(paths[0], Stop(sweeps=2, tol=None))  # loads what is loaded on first use, outside the clock
+    measure(paths[0], Stop(sweeps=2, tol=None))  # so that imports on first use are not timed
     rows = [row for path in paths for row in measure(path, stop)]
     report = {
         "commit": commit(),

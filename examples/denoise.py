@@ -1,14 +1,14 @@
 r"""Denoise a binary picture with three approximations of the same model.
 
-The truth x is scikit-image's `camera`, cut to pixels above and below its mean. Every pixel is then blurred by its own
-random t, uniform on [0, 1]:
+The truth x is scikit-image's `camera`, thresholded at its mean. Noise is added to every pixel with an independent t_i,
+uniform on [0, 1]:
 
     y_i = x_i (1 - t_i^n) + (1 - x_i) t_i^n,        n = 1.25
 
-so a single pixel says very little: thresholding y at 1/2 gets 43 % of the pixels wrong. The model joins the exact
-log-likelihood of y, theta_i(x_i) = log p(y_i | x_i), to a reward for neighbours that agree (Potts, on the 4-connected
-grid). Both are set by hand. Mean field, loopy belief propagation and tree-reweighted belief propagation (TRW) then give
-P(x_i = 1 | y) for each pixel, and the figure compares them with the truth.
+A single pixel carries little information: thresholding y at 1/2 gets 43 % of the pixels wrong. The model consists of
+the exact log-likelihood of y, theta_i(x_i) = log p(y_i | x_i), and of a hand-set reward for equal neighbours (Potts, on
+the 4-connected grid). Mean field, loopy belief propagation and tree-reweighted belief propagation (TRW) approximate
+P(x_i = 1 | y) for each pixel, and the figure compares the results with the truth.
 
     python examples/denoise.py --out demo.png
 """
@@ -37,7 +37,7 @@ Picture = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
 NOISE = 1.25
-AGREEMENT = 1.2  # log-odds for two neighbours to be equal; TRW needs more of it than BP to smooth as much
+AGREEMENT = 1.2  # log-odds of equal neighbours; TRW needs a larger value than BP for the same smoothing
 STOP = rf.Stop(sweeps=1000, tol=1e-4)
 ALGORITHMS: dict[str, rf.AbstractAlgorithm] = {
     "mean field": rf.MeanField(),
@@ -48,7 +48,7 @@ ALGORITHMS: dict[str, rf.AbstractAlgorithm] = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """One algorithm's answer and what it cost."""
+    """The result of one algorithm, and its cost."""
 
     marginals: Picture  # (row, column)  P(x = 1)
     error: float
@@ -68,9 +68,9 @@ def load_truth(rows: int) -> Mask:
 
 
 def add_noise(truth: Mask, seed: int) -> Picture:
-    """Blur every pixel; the values lie strictly between 0 and 1, so that their logarithms exist."""
-    blur = np.random.default_rng(seed).random(truth.shape) ** NOISE
-    return np.clip(np.where(truth, 1 - blur, blur), 1e-9, 1 - 1e-9)
+    """Add noise to every pixel. The values are strictly between 0 and 1, so that their logarithms exist."""
+    noise = np.random.default_rng(seed).random(truth.shape) ** NOISE
+    return np.clip(np.where(truth, 1 - noise, noise), 1e-9, 1 - 1e-9)
 
 
 def potentials(graph: rf.FactorGraph, noisy: Picture) -> torch.Tensor:
@@ -86,7 +86,7 @@ def potentials(graph: rf.FactorGraph, noisy: Picture) -> torch.Tensor:
 def run(graph: rf.FactorGraph, theta: torch.Tensor, algorithm: rf.AbstractAlgorithm, truth: Mask) -> Outcome:
     """Infer, and score the marginals thresholded at 1/2."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", rf.ConvergenceWarning)  # the table says it
+        warnings.simplefilter("ignore", rf.ConvergenceWarning)  # the table shows it
         began = time.perf_counter()
         solution = rf.infer(graph, theta, algorithm, stop=STOP, progress=sys.stderr.isatty())
         seconds = time.perf_counter() - began
@@ -102,7 +102,7 @@ def run(graph: rf.FactorGraph, theta: torch.Tensor, algorithm: rf.AbstractAlgori
 
 
 def print_table(outcomes: dict[str, Outcome], noisy_error: float) -> None:
-    """Print the outcomes, one line each."""
+    """Print one line per algorithm."""
     print(f"{'algorithm':<18}{'sweeps':>8}{'seconds':>10}{'pixel error':>14}{'log-partition':>16}")
     print(f"{'threshold at 1/2':<18}{'-':>8}{'-':>10}{noisy_error:>13.1%} {'-':>16}")
     for name, outcome in outcomes.items():
@@ -114,7 +114,7 @@ def print_table(outcomes: dict[str, Outcome], noisy_error: float) -> None:
 
 
 def draw(path: Path, noisy: Picture, truth: Mask, noisy_error: float, outcomes: dict[str, Outcome]) -> None:
-    """Draw truth, input, the marginals of each algorithm, and how far those can be trusted."""
+    """Draw the truth, the input, the marginals of each algorithm, and their calibration."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -141,20 +141,20 @@ def draw(path: Path, noisy: Picture, truth: Mask, noisy_error: float, outcomes: 
 
 
 def draw_calibration(axis: Axes, truth: Mask, outcomes: dict[str, Outcome]) -> None:
-    """Plot the share of truly white pixels among those of about the same marginal: on the diagonal it is honest."""
+    """Plot the share of white pixels in each bin of marginals. Calibrated marginals lie on the diagonal."""
     bins = np.linspace(0, 1, 11)
     axis.plot([0, 1], [0, 1], color="0.75", linewidth=1)
     for (name, outcome), colour in zip(outcomes.items(), ("#c44e52", "#4c72b0", "#55a868"), strict=True):
         which = np.clip(np.digitize(outcome.marginals.ravel(), bins) - 1, 0, len(bins) - 2)
         count = np.bincount(which, minlength=len(bins) - 1)
-        said = np.bincount(which, outcome.marginals.ravel(), minlength=len(count))[count > 0] / count[count > 0]
-        seen = np.bincount(which, truth.ravel(), minlength=len(count))[count > 0] / count[count > 0]
-        axis.plot(said, seen, marker="o", markersize=3, linewidth=1.2, color=colour, label=name)
+        predicted = np.bincount(which, outcome.marginals.ravel(), minlength=len(count))[count > 0] / count[count > 0]
+        actual = np.bincount(which, truth.ravel(), minlength=len(count))[count > 0] / count[count > 0]
+        axis.plot(predicted, actual, marker="o", markersize=3, linewidth=1.2, color=colour, label=name)
     axis.set(
         xlim=(0, 1), ylim=(-0.02, 1.02), xticks=[0, 0.5, 1], yticks=[0, 0.5, 1], title="calibration", box_aspect=2 / 3
     )
     axis.set_xlabel("marginal P(x = 1)", labelpad=0)
-    axis.set_ylabel("share truly white", labelpad=2)
+    axis.set_ylabel("share of white pixels", labelpad=2)
     axis.yaxis.tick_right()
     axis.yaxis.set_label_position("right")
     axis.legend(frameon=False, loc="upper left", fontsize=8, handlelength=1.4)
@@ -162,11 +162,11 @@ def draw_calibration(axis: Axes, truth: Mask, outcomes: dict[str, Outcome]) -> N
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Read the command line and check it before anything is computed or written."""
+    """Parse and validate the command line before anything is computed or written."""
     parser = argparse.ArgumentParser(description="Denoise a binary picture by mean field, loopy BP and TRW.")
     parser.add_argument("--out", type=Path, default=Path("demo.png"), help="the PNG to write (default: %(default)s)")
     parser.add_argument(
-        "--size", type=int, default=200, metavar="ROWS", help="rows; columns are 3/2 of it (default: 200)"
+        "--size", type=int, default=200, metavar="ROWS", help="rows; there are 3/2 as many columns (default: 200)"
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of the noise (default: 0)")
     options = parser.parse_args(arguments)
@@ -177,12 +177,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     if options.out.suffix.lower() != ".png":
         parser.error(f"--out must name a .png file. Got {options.out}.")
     if not options.out.absolute().parent.is_dir():
-        parser.error(f"--out must lie in a folder that exists. Got {options.out}.")
+        parser.error(f"--out must be in an existing folder. Got {options.out}.")
     return options
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Load, add noise, infer three times, report."""
+    """Load the picture, add noise, run the three algorithms, and report."""
     options = parse(arguments)
     truth = load_truth(options.size)
     noisy = add_noise(truth, options.seed)

@@ -1,13 +1,14 @@
 r"""Every gradient method on one problem: its error against finite differences, and its time.
 
-A 12 x 12 grid of three states with random potentials, tree-reweighted belief propagation, and two losses: the
-univariate logistic loss -sum_i log mu_i(x_i) of random labels x, and the surrogate likelihood A(theta) - theta . f(x).
-There are three runs:
+The model is a 12 x 12 grid with three states and random potentials. Inference is tree-reweighted belief propagation.
+There are two losses: the univariate logistic loss -sum_i log mu_i(x_i) of random labels x, and the surrogate likelihood
+A(theta) - theta . f(x). There are three runs:
 
-    converged   until no marginal changes by more than 1e-13: all methods have the same gradient
-    truncated   five sweeps, as in truncated fitting: `Unroll` has their gradient, the others refuse
-    pretended   five sweeps again, but with a tolerance, which they miss: the others now give the gradient they would
-                have at convergence, from messages that have not converged, and warn
+    converged   until the residual is at most 1e-13: all methods give the same gradient
+    truncated   five sweeps without a tolerance, as in truncated fitting: `Unroll` differentiates them, and the other
+                methods raise an error
+    missed      five sweeps with a tolerance that they do not reach: the other methods apply the formulas of convergence
+                to messages that have not converged, and warn
 
     python examples/gradient_methods.py
 """
@@ -26,7 +27,7 @@ SWEEPS = 5
 ALGORITHM = rf.MessagePassing(rf.TRW(0.5))
 CONVERGED = rf.Stop(sweeps=10_000, tol=1e-13)
 TRUNCATED = rf.Stop(SWEEPS, tol=None)
-PRETENDED = rf.Stop(SWEEPS, tol=1e-6)
+MISSED = rf.Stop(SWEEPS, tol=1e-6)
 
 
 class Problem:
@@ -37,7 +38,7 @@ class Problem:
         self.graph = rf.grid(side, side, num_states)
         self.theta = torch.randn(self.graph.theta_size, dtype=torch.float64, generator=generator)
         self.labels = torch.randint(num_states, (side * side,), generator=generator)
-        self.features = self.graph.zeros()  # f(x): 1 in the entry of each state and pair of states that x has
+        self.features = self.graph.zeros()  # f(x): 1 at the states and pairs of states of x, else 0
         self.graph.node_views(self.features)[0].scatter_(1, self.labels[:, None], 1.0)
         pairs = self.labels[torch.tensor(self.graph.factor_groups[0].variables)]
         self.graph.factor_views(self.features)[0][torch.arange(len(pairs)), pairs[:, 0], pairs[:, 1]] = 1.0
@@ -52,7 +53,7 @@ class Problem:
 
 
 def name_of(adjoint: rf.AbstractAdjoint) -> str:
-    """Without the settings that are left as they are."""
+    """The name of a method, without settings that are at their defaults."""
     match adjoint:
         case rf.Perturb(sides=sides):
             return f"Perturb({sides})"
@@ -62,7 +63,7 @@ def name_of(adjoint: rf.AbstractAdjoint) -> str:
 
 
 def converged(problem: Problem, entries: int) -> Iterator[tuple[str, ...]]:
-    """Rows of the first table: both losses at convergence."""
+    """Yield the rows of the first table: both losses at convergence."""
     yield "adjoint", "error, univariate logistic", "error, surrogate likelihood", "milliseconds"
     losses = (problem.univariate_logistic, problem.surrogate_likelihood)
     reports = [
@@ -76,19 +77,19 @@ def converged(problem: Problem, entries: int) -> Iterator[tuple[str, ...]]:
 
 
 def truncated(problem: Problem, entries: int) -> Iterator[tuple[str, ...]]:
-    """Rows of the second table: the univariate logistic loss after a few sweeps."""
+    """Yield the rows of the second table: the univariate logistic loss after a few sweeps."""
     yield "adjoint", "error without a tolerance", "error with a tolerance that is missed", "milliseconds"
     loss = problem.univariate_logistic
-    honest = rf.check_gradients(problem.graph, problem.theta, ALGORITHM, loss, stop=TRUNCATED, max_entries=entries)
-    pretended = rf.check_gradients(problem.graph, problem.theta, ALGORITHM, loss, stop=PRETENDED, max_entries=1)
-    truth = honest.rows[0].gradient  # of `Unroll`, which has just been compared with finite differences
+    without = rf.check_gradients(problem.graph, problem.theta, ALGORITHM, loss, stop=TRUNCATED, max_entries=entries)
+    missed = rf.check_gradients(problem.graph, problem.theta, ALGORITHM, loss, stop=MISSED, max_entries=1)
+    truth = without.rows[0].gradient  # of `Unroll`, which has just been compared with finite differences
     assert truth is not None
-    for right, wrong in zip(honest.rows, pretended.rows, strict=True):
-        if wrong.gradient is None or wrong.seconds is None:
+    for row, missed_row in zip(without.rows, missed.rows, strict=True):
+        if missed_row.gradient is None or missed_row.seconds is None:
             continue
-        outcome = "refused" if right.rel_error is None else f"{right.rel_error:.0e}"
-        gap = float((wrong.gradient - truth).abs().max() / truth.abs().max())
-        yield name_of(right.adjoint), outcome, f"{gap:.0e}" if gap else "the same", f"{1e3 * wrong.seconds:.1f}"
+        outcome = "refused" if row.rel_error is None else f"{row.rel_error:.0e}"
+        gap = float((missed_row.gradient - truth).abs().max() / truth.abs().max())
+        yield name_of(row.adjoint), outcome, f"{gap:.0e}" if gap else "the same", f"{1e3 * missed_row.seconds:.1f}"
 
 
 def print_table(title: str, rows: Iterator[tuple[str, ...]]) -> None:
@@ -105,12 +106,12 @@ def print_table(title: str, rows: Iterator[tuple[str, ...]]) -> None:
 def main(side: int = 12, num_states: int = 3, entries: int = 50) -> None:
     """Print both tables."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", rf.ConvergenceWarning)  # the point of the second table
-        list(converged(Problem(2, 2), entries=1))  # the first use of a method loads what it needs
+        warnings.simplefilter("ignore", rf.ConvergenceWarning)  # the second table is about runs that did not converge
+        list(converged(Problem(2, 2), entries=1))  # so that imports on first use are not timed
         problem = Problem(side, num_states)
         print_table("Converged to 1e-13", converged(problem, entries))
         print_table(f"Truncated after {SWEEPS} sweeps", truncated(problem, entries))
-    print("Errors are the largest of any entry of dL/dtheta, in units of the largest entry.")
+    print("An error is the largest error of any entry of dL/dtheta, divided by the largest entry.")
 
 
 if __name__ == "__main__":

@@ -1,17 +1,17 @@
-r"""Which names in a program are a function's own parameters? Joint labelling of text, on graphs with loops.
+r"""Which names in a function are its parameters? Joint labelling of text, on graphs with loops.
 
-The text is Python's standard library. In the body of each function every use of a name is a variable: is it a
-parameter of the function, or something else (a local variable, a global one, a module, a builtin)? The signature is not
-shown. Two kinds of factors join the variables: neighbouring uses, as in a chain, and *skip* edges between one use of a
-name and the next use of the same name, however far away. They make loops, so that inference is approximate: ten
-iterations of belief propagation. What the labels are is known from the syntax tree. Functions of some modules are for
-training, of others for the test; all functions of a set run side by side, as one graph.
+The text is Python's standard library. Every use of a name in the body of a function is a binary variable: the name is a
+parameter of the function, or something else (a local variable, a global variable, a module, a builtin). The signature
+is not an input. Two kinds of factors join the variables: *chain* edges between consecutive uses, and *skip* edges
+between a use of a name and the next use of the same name, however far apart. They form loops, so inference is
+approximate: ten iterations of belief propagation. The labels come from the syntax tree. Some modules are used for
+training and others for testing. All functions of a set form one graph. Four models are trained:
 
-    independent          logistic regression, a use at a time
+    independent          logistic regression for each use separately
     clique logistic      the logistic loss of the approximate marginals of pairs
-    surrogate likelihood the likelihood with the Bethe approximation of its partition function
-    ERM-F                the F-measure of the labels that will be decoded, trained through a soft decoder and the
-                         iterations, from where the surrogate likelihood ended
+    surrogate likelihood the likelihood with the Bethe approximation of the log-partition function
+    ERM-F                the F-measure of the decoded labels, trained through a soft decoder and the iterations,
+                         starting from the result of the surrogate likelihood
 
     python examples/names.py
 """
@@ -33,11 +33,11 @@ import riskfield as rf
 
 TRAIN = ("argparse", "bdb", "configparser", "csv", "difflib", "fractions", "gettext", "heapq", "inspect", "shutil")
 TEST = ("calendar", "cmd", "dis", "ftplib", "imaplib", "optparse", "pprint", "statistics", "textwrap", "zipfile")
-_AROUND = "()[]{}.,:=+-*/%<>'\"@#\n"  # characters next to a name, past blanks
+_AROUND = "()[]{}.,:=+-*/%<>'\"@#\n"  # characters next to a name, ignoring blanks
 
 
 def source(module: str) -> str:
-    """The text of a module of the standard library."""
+    """Read the source of a module of the standard library."""
     spec = importlib.util.find_spec(module)
     assert spec is not None
     assert spec.origin is not None
@@ -45,22 +45,22 @@ def source(module: str) -> str:
 
 
 def functions(text: str) -> Iterator[tuple[list[ast.Name], set[str], list[str]]]:
-    """For each function without functions inside: the names its body uses, its parameters, the lines of the text."""
+    """Yield the used names, the parameters and the lines of the text of every function without nested functions."""
     lines = text.splitlines()
     inner = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
     for node in ast.walk(ast.parse(text)):
         if not isinstance(node, ast.FunctionDef) or any(isinstance(n, inner) for b in node.body for n in ast.walk(b)):
             continue
-        given = node.args
-        parameters = {a.arg for a in (*given.posonlyargs, *given.args, *given.kwonlyargs)}
-        parameters |= {a.arg for a in (given.vararg, given.kwarg) if a is not None}
+        signature = node.args
+        parameters = {a.arg for a in (*signature.posonlyargs, *signature.args, *signature.kwonlyargs)}
+        parameters |= {a.arg for a in (signature.vararg, signature.kwarg) if a is not None}
         uses = [n for b in node.body for n in ast.walk(b) if isinstance(n, ast.Name) and n.id != "self"]
         if len(uses) > 2:
             yield sorted(uses, key=lambda use: (use.lineno, use.col_offset)), parameters - {"self"}, lines
 
 
 def features(use: ast.Name, lines: list[str], first: bool) -> list[float]:
-    """What can be seen of one use of a name: the characters beside it, and its form. The last one is 1."""
+    """Return the features of one use of a name: the characters beside it, and its form. The last feature is 1."""
     line = lines[use.lineno - 1].encode()  # offsets count bytes
     before = line[: use.col_offset].decode().rstrip()
     after = line[use.end_col_offset :].decode().lstrip()
@@ -84,7 +84,7 @@ def features(use: ast.Name, lines: list[str], first: bool) -> list[float]:
 
 
 def example(uses: list[ast.Name], parameters: set[str], lines: list[str], skip: bool) -> rf.Examples:
-    """A function as an example of its own graph; factors have a feature for each of their kinds."""
+    """Build the example of one function. The features of a factor indicate its kind."""
     latest: dict[str, int] = {}
     edges, kinds, rows = [], [], []
     for k, use in enumerate(uses):
@@ -102,21 +102,21 @@ def example(uses: list[ast.Name], parameters: set[str], lines: list[str], skip: 
 
 
 def load(modules: Sequence[str], skip: bool = True) -> rf.Examples:
-    """All functions of some modules, side by side."""
+    """Join all functions of the given modules into one example."""
     return rf.join([example(*function, skip) for module in modules for function in functions(source(module))])
 
 
 def train(data: rf.Examples, iterations: int) -> dict[str, tuple[rf.LinearModel, float]]:
-    """For each way of training the model, and the seconds it took."""
+    """Train one model per criterion. Return the models and the seconds that training took."""
     truncated = rf.Inference(rf.MessagePassing(), rf.Stop(10, tol=None), rf.Unroll())
-    ways: dict[str, tuple[rf.AbstractLoss, str | None]] = {
+    criteria: dict[str, tuple[rf.AbstractLoss, str | None]] = {
         "independent": (rf.Independent(), None),
         "clique logistic": (rf.CliqueLogistic(), None),
         "surrogate likelihood": (rf.SurrogateLikelihood(), None),
         "ERM-F": (rf.FMeasure(rf.SoftArgmax(0.5)), "surrogate likelihood"),
     }
     out: dict[str, tuple[rf.LinearModel, float]] = {}
-    for name, (loss, start) in ways.items():
+    for name, (loss, start) in criteria.items():
         model = rf.LinearModel(2, data.inputs["nodes"].shape[-1], data.inputs["factors"].shape[-1])
         if start is not None:
             model.load_state_dict(out[start][0].state_dict())
@@ -128,17 +128,17 @@ def train(data: rf.Examples, iterations: int) -> dict[str, tuple[rf.LinearModel,
 
 
 def measures(model: rf.LinearModel, data: rf.Examples) -> tuple[float, float]:
-    """The share of errors, and the F-measure of parameters, over all functions together."""
+    """Return the error rate and the F-measure of parameters, over all functions together."""
     inference = rf.Inference(rf.MessagePassing(), rf.Stop(10, tol=None))
     (predicted,) = rf.predict(model, data, inference)
     return rf.error_rate(predicted, data.labels), rf.f_measure(predicted, data.labels)
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Tensor]:
-    """Train on some modules, and print how the ways of training do on others."""
+    """Train on some modules, and print the errors of each model on others."""
     parser = argparse.ArgumentParser(description="Label the names in functions, jointly.")
-    parser.add_argument("--modules", type=int, default=10, help="to train on, and to test on (default: %(default)s)")
-    parser.add_argument("--iterations", type=int, default=100, help="of L-BFGS (default: %(default)s)")
+    parser.add_argument("--modules", type=int, default=10, help="modules per set (default: %(default)s)")
+    parser.add_argument("--iterations", type=int, default=100, help="L-BFGS iterations (default: %(default)s)")
     options = parser.parse_args(arguments)
     began = time.perf_counter()
     data, test = load(TRAIN[: options.modules]), load(TEST[: options.modules])

@@ -1,14 +1,14 @@
 r"""A segmentation network whose pairwise terms are trained with it.
 
-Scenes of sky, land and water, drawn at random, seen through noise. Sky and water have the same colour: what tells them
-apart is that sky is above land and water below it, which may be far away, out of sight of a small network. And land has
-towers one pixel wide, which smoothing takes for noise. Three ways to label the pixels:
+The data are noisy random scenes of sky, land and water. Sky and water have the same colour. They differ only in that
+sky is above land and water is below it, and the land may be outside the receptive field of a small network. Land has
+towers that are one pixel wide, which smoothing treats as noise. The example compares three models:
 
-    network                 convolutions with a 5 x 5 field of view
-    + fixed smoothing       a reward for equal neighbours put behind the trained network, as a fixed CRF is used for
-                            post-processing; its strength is the best one on the training data
-    + trained pairwise      tables of how neighbours go together, for each direction, trained with the network through
-                            five sweeps of tree-reweighted message passing
+    network                 a convolutional network with a 5 x 5 receptive field
+    + fixed smoothing       the trained network, followed by a fixed CRF with a reward for equal neighbours; the
+                            strength of the reward is the best one on the training data
+    + trained pairwise      the network with pairwise tables, one per direction, trained jointly through five sweeps of
+                            tree-reweighted message passing
 
     python examples/segmentation.py
 """
@@ -33,25 +33,25 @@ STRENGTHS = (0.25, 0.5, 1.0, 2.0, 4.0)
 
 
 class Segmenter(nn.Module):
-    """Pictures of shape (batch, 1, side, side) to the probabilities of labels, of shape (batch, pixel, label)."""
+    """Maps pictures of shape (batch, 1, side, side) to label probabilities of shape (batch, pixel, label)."""
 
     def __init__(self, side: int, labels: int = 3, channels: int = 16):
         super().__init__()
         first, second = nn.Conv2d(1, channels, 3, padding=1), nn.Conv2d(channels, channels, 3, padding=1)
         self.network = nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), nn.Conv2d(channels, labels, 1))
-        self.pairwise = nn.Parameter(torch.zeros(2, labels, labels))  # a table for horizontal, one for vertical edges
+        self.pairwise = nn.Parameter(torch.zeros(2, labels, labels))  # horizontal edges, vertical edges
         self.graph = rf.grid(side, side, labels, tied=True)
         trw, truncated = rf.MessagePassing(rf.TRW(0.5)), rf.Stop(sweeps=5, tol=None)
         self.marginals = rf.nn.MarginalInference(self.graph, trw, rf.Unroll(), stop=truncated)
 
     def forward(self, pictures: Tensor) -> Tensor:
-        """Unary potentials from the network, pairwise ones from the tables, marginals from both."""
+        """Compute unary potentials with the network, and marginals from these and the pairwise tables."""
         unary = self.network(pictures).flatten(2).transpose(1, 2)
         return self.graph.node_views(self.marginals(self.graph.assemble([unary], [self.pairwise])))[0]
 
 
 def scenes(number: int, side: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Pictures, of shape (scene, 1, side, side), and their labels, of shape (scene, pixel)."""
+    """Draw pictures of shape (scene, 1, side, side) and their labels of shape (scene, pixel)."""
     rng = np.random.default_rng(seed)
     waves = np.arange(1, 4)[:, None]
 
@@ -73,12 +73,12 @@ def scenes(number: int, side: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def loss(model: Segmenter, pictures: Tensor, labels: Tensor) -> Tensor:
-    """The univariate logistic loss per pixel."""
+    """Return the univariate logistic loss per pixel."""
     return -model(pictures).gather(-1, labels.unsqueeze(-1)).log().mean()
 
 
 def train(model: Segmenter, parameters: Iterable[nn.Parameter], data: tuple[Tensor, Tensor], epochs: int) -> None:
-    """Adam, ten scenes at a time."""
+    """Run Adam with batches of ten scenes."""
     optimiser = torch.optim.Adam(parameters, lr=1e-2)
     for _ in range(epochs):
         for batch in torch.randperm(len(data[0])).split(10):
@@ -88,7 +88,7 @@ def train(model: Segmenter, parameters: Iterable[nn.Parameter], data: tuple[Tens
 
 
 def smoothed(model: Segmenter, data: tuple[Tensor, Tensor]) -> Segmenter:
-    """The model with the reward for equal neighbours that makes the fewest errors on `data`."""
+    """Return the model with the reward for equal neighbours that has the lowest error on `data`."""
     candidates = []
     for strength in STRENGTHS:
         candidate = copy.deepcopy(model)
@@ -100,7 +100,7 @@ def smoothed(model: Segmenter, data: tuple[Tensor, Tensor]) -> Segmenter:
 
 @torch.no_grad()
 def measures(model: Segmenter, data: tuple[Tensor, Tensor]) -> tuple[float, float, float]:
-    """The share of wrong pixels, the mean over labels of intersection over union, the loss."""
+    """Return the error rate, the mean intersection over union, and the loss."""
     pictures, labels = data
     predicted = model(pictures).argmax(-1)
     overlaps = []
@@ -111,28 +111,28 @@ def measures(model: Segmenter, data: tuple[Tensor, Tensor]) -> tuple[float, floa
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, tuple[float, float, float]]:
-    """Train the three and print how they do on other scenes."""
+    """Train the three models and print their errors on other scenes."""
     parser = argparse.ArgumentParser(description="A segmentation network with trainable pairwise terms.")
-    parser.add_argument("--side", type=int, default=32, help="pixels of a side (default: %(default)s)")
-    parser.add_argument("--scenes", type=int, default=60, help="to train on, and to test on (default: %(default)s)")
-    parser.add_argument("--epochs", type=int, default=80, help="of either training (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of scenes and parameters (default: %(default)s)")
+    parser.add_argument("--side", type=int, default=32, help="side of a scene in pixels (default: %(default)s)")
+    parser.add_argument("--scenes", type=int, default=60, help="training and test scenes, each (default: %(default)s)")
+    parser.add_argument("--epochs", type=int, default=80, help="epochs of each training run (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of scenes and parameters (default: %(default)s)")
     options = parser.parse_args(arguments)
     torch.manual_seed(options.seed)
     train_data = scenes(options.scenes, options.side, 2 * options.seed)
     test_data = scenes(options.scenes, options.side, 2 * options.seed + 1)
     began = time.perf_counter()
     alone = Segmenter(options.side)
-    train(alone, alone.network.parameters(), train_data, options.epochs)  # tables of zeros join nothing
+    train(alone, alone.network.parameters(), train_data, options.epochs)  # zero tables: no coupling
     together = copy.deepcopy(alone)
     train(together, together.parameters(), train_data, options.epochs)
-    train(alone, alone.network.parameters(), train_data, options.epochs)  # as long as the other
+    train(alone, alone.network.parameters(), train_data, options.epochs)  # as many epochs as `together`
     models = {"network": alone, "+ fixed smoothing": smoothed(alone, train_data), "+ trained pairwise": together}
     results = {name: measures(model, test_data) for name, model in models.items()}
     print(f"{'':<20}{'pixel error':>12}{'mean IoU':>10}{'loss':>8}")
     for name, (error, overlap, value) in results.items():
         print(f"{name:<20}{error:>12.1%}{overlap:>10.3f}{value:>8.3f}")
-    print("\nlearned: log-potentials of the upper pixel (row) and the lower one (column), less the largest")
+    print("\nlearned log-potentials of the upper pixel (row) and the lower pixel (column), minus the largest")
     vertical = together.pairwise.detach()[1]
     for name, row in zip(("sky", "land", "water"), (vertical - vertical.max()).tolist(), strict=True):
         print(f"{name:<8}" + "".join(f"{entry:>8.2f}" for entry in row))

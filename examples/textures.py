@@ -1,9 +1,9 @@
-"""Tell brick, grass and gravel apart, pixel by pixel, with three ways of learning: what `make demo` runs.
+"""Label the pixels of brick, grass and gravel with models trained by three losses. `make demo` runs this.
 
-Pictures are put together from patches of scikit-image's textures and written as two folders, as a user would have
-them. All else is done by the program `riskfield`, in the commands that are printed: a conditional random field is
-fitted by surrogate likelihood, by univariate and by clique logistic loss, all through the same ten sweeps of
-tree-reweighted message passing; the last one labels new pictures; and a page shows all three side by side.
+The pictures are composed of patches of scikit-image's textures and written as folders of images and masks, like a
+user's own data. The rest is done by the command `riskfield`; every command is printed. Three conditional random fields
+are trained, by surrogate likelihood, univariate logistic loss and clique logistic loss, all through the same ten sweeps
+of tree-reweighted message passing. The last one labels new pictures. A report shows all three side by side.
 
     python examples/textures.py --out demo
 """
@@ -24,7 +24,7 @@ from riskfield.cli import main as riskfield
 from riskfield.data.bundled import mosaics
 from riskfield.data.pictures import PictureSet
 
-LOSSES = {  # by the names of their runs
+LOSSES = {  # {name of the run: name of the loss}
     "surrogate-likelihood": "likelihood",
     "univariate-logistic": "univariate-logistic",
     "clique-logistic": "clique-logistic",
@@ -32,7 +32,7 @@ LOSSES = {  # by the names of their runs
 
 
 def write_folders(pictures: PictureSet, folder: Path) -> None:
-    """Images and masks as two folders of PNG files."""
+    """Write images and masks as two folders of PNG files."""
     for part in ("images", "masks"):
         (folder / part).mkdir(parents=True)
     for picture in pictures:
@@ -51,17 +51,17 @@ def command(*words: object) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Make the pictures, fit, predict and write the page."""
+    """Make the pictures, fit, predict and write the report."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for all files (default: %(default)s)")
     parser.add_argument("--size", type=int, default=96, help="rows of a picture (default: %(default)s)")
-    parser.add_argument("--iterations", type=int, default=40, help="of the optimiser (default: %(default)s)")
+    parser.add_argument("--iterations", type=int, default=40, help="iterations of the optimiser (default: %(default)s)")
     given = parser.parse_args(arguments)
     if not 8 <= given.size <= 192:
         parser.error(f"--size must be from 8 to 192. Got {given.size}.")
     began = time.perf_counter()
     out, shape = given.out, (given.size, given.size * 4 // 3)
-    for part in ("train", "test", "predicted", *LOSSES):  # of an earlier demo
+    for part in ("train", "test", "predicted", *LOSSES):  # left by an earlier run
         shutil.rmtree(out / part, ignore_errors=True)
     write_folders(mosaics(8, shape), out / "train")
     write_folders(mosaics(8, shape, test=True), out / "test")

@@ -69,7 +69,7 @@ def test_denoise_beats_the_threshold_and_bounds_are_ordered(denoise: Script) -> 
         (["--size", "3"], "--size must be at least 4. Got 3."),
         (["--seed", "-1"], "--seed must not be negative. Got -1."),
         (["--out", "demo.jpg"], "--out must name a .png file. Got demo.jpg."),
-        (["--out", "nowhere/demo.png"], "--out must lie in a folder that exists."),
+        (["--out", "nowhere/demo.png"], "--out must be in an existing folder."),
     ],
 )
 def test_denoise_refuses_bad_options(
@@ -93,12 +93,12 @@ def test_gradient_methods_agree_at_convergence_and_only_unroll_is_right_before(
     for name, (univariate, likelihood, milliseconds) in converged.items():
         assert max(float(univariate), float(likelihood)) < (1e-4 if name == "Perturb(1)" else 1e-6)
         assert float(milliseconds) > 0
-    honest, pretended, _ = truncated.pop("Unroll()")
-    assert float(honest) < 1e-8
-    assert pretended == "the same"
-    for honest, pretended, _ in truncated.values():
-        assert honest == "refused"
-        assert float(pretended) > 1e-4
+    without, missed, _ = truncated.pop("Unroll()")
+    assert float(without) < 1e-8
+    assert missed == "the same"
+    for without, missed, _ in truncated.values():
+        assert without == "refused"
+        assert float(missed) > 1e-4
 
 
 def test_textures_writes_a_page_with_three_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
