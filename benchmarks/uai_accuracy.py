@@ -23,11 +23,12 @@ import torch
 from riskfield.entropy import TRW, Bethe, spanning_tree_rho
 from riskfield.errors import ConvergenceWarning, ImpossibleEvidenceError, TreewidthError
 from riskfield.graph.factor_graph import FactorGraph
+from riskfield.infer import infer
 from riskfield.inference.algorithm import AbstractAlgorithm
 from riskfield.inference.exact import Exact
-from riskfield.inference.infer import Stop, infer
 from riskfield.inference.mean_field import MeanField
 from riskfield.inference.message_passing import MessagePassing
+from riskfield.inference.request import Stop
 from riskfield.io.uai import read_evidence, read_mar, read_pr, read_uai
 from riskfield.kernels import native_available
 from riskfield.threads import set_num_threads

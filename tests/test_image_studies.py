@@ -27,10 +27,10 @@ from riskfield.experiments.side_by_side import could_be_pictures, gallery, shade
 from riskfield.experiments.truncated import CONVERGED, Mode, RowByRow, Trainer
 from riskfield.features.image import ImageFeatures
 from riskfield.graph.builders import grid
-from riskfield.inference.infer import Stop, infer
+from riskfield.infer import Inference, infer
 from riskfield.inference.mean_field import MeanField
 from riskfield.inference.message_passing import MessagePassing
-from riskfield.inference.settings import Inference
+from riskfield.inference.request import Stop
 from riskfield.learning.lbfgs import LBFGS
 from riskfield.learning.objective import Objective
 from riskfield.losses.likelihood import SurrogateEM

@@ -17,6 +17,7 @@ LAYERS = [
     ["kernels", "_native"],
     ["inference"],
     ["adjoints"],
+    ["infer", "gradient_check"],
     ["losses", "decoders", "metrics"],
     ["models", "features", "nn"],
     ["data", "io"],

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import riskfield as rf
-from riskfield.inference.infer import Request
+from riskfield.inference.request import Request
 from riskfield.kernels import native_available
 
 pytestmark = pytest.mark.skipif(not native_available(), reason="the compiled extension is not installed")

@@ -3,7 +3,7 @@
 import typing as _typing
 
 from riskfield import _environment, nn  # noqa: F401  (the first one before all that loads torch)
-from riskfield.adjoints.check import GradientReport, check_gradients
+from riskfield.adjoints.adjoint import AbstractAdjoint
 from riskfield.adjoints.envelope import Envelope
 from riskfield.adjoints.fixed_point import FixedPoint
 from riskfield.adjoints.kkt import KKT
@@ -54,10 +54,12 @@ from riskfield.features.image import (
     SobelResponse,
 )
 from riskfield.features.resample import resize
+from riskfield.gradient_check import GradientReport, check_gradients
 from riskfield.graph.builders import Union, chain, from_edges, grid
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.graph.groups import FactorGroup, NodeGroup
 from riskfield.graph.schedule import Levels, Parallel, Sequential, colour_order, colours, compile_levels
+from riskfield.infer import ExactOnForests, Inference, Role, infer
 from riskfield.inference.algorithm import AbstractAlgorithm
 from riskfield.inference.convex import (
     NEGATIVE_ENTROPY,
@@ -71,10 +73,9 @@ from riskfield.inference.diagnostics import effective_sample_size
 from riskfield.inference.evidence import clamp
 from riskfield.inference.exact import Exact
 from riskfield.inference.gibbs import frequencies, sample
-from riskfield.inference.infer import AbstractAdjoint, Stop, infer
 from riskfield.inference.mean_field import MeanField
 from riskfield.inference.message_passing import MaxProduct, MessagePassing
-from riskfield.inference.settings import ExactOnForests, Inference, Role
+from riskfield.inference.request import Stop
 from riskfield.inference.solution import Solution
 from riskfield.io.uai import UAIModel, read_evidence, read_uai, write_mar, write_pr
 from riskfield.learning.checkpoint import Checkpoints

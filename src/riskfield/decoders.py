@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 
 from riskfield.graph.factor_graph import FactorGraph
+from riskfield.infer import Inference
 from riskfield.inference.algorithm import AbstractAlgorithm
 from riskfield.inference.message_passing import MaxProduct
-from riskfield.inference.settings import Inference
 from riskfield.inference.solution import modes
 
 

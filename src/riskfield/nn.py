@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from torch import Tensor
 from torch.nn import Module
 
+from riskfield.adjoints.adjoint import AbstractAdjoint
 from riskfield.adjoints.envelope import require_marginal_gradient
-from riskfield.adjoints.unroll import Unroll
 from riskfield.graph.factor_graph import FactorGraph
+from riskfield.infer import Inference
 from riskfield.inference.algorithm import AbstractAlgorithm
-from riskfield.inference.infer import AbstractAdjoint, Stop
 from riskfield.inference.message_passing import MessagePassing
-from riskfield.inference.settings import Inference
+from riskfield.inference.request import Stop
 
 __all__ = ["MarginalInference"]
 
@@ -57,7 +57,7 @@ class MarginalInference(Module):
         self.inference = Inference(
             MessagePassing() if algorithm is None else algorithm,
             Stop() if stop is None else stop,
-            Unroll() if adjoint is None else adjoint,
+            adjoint,
         )
 
     def forward(self, theta: Tensor, evidence: Tensor | Mapping[int, int] | None = None) -> Tensor:

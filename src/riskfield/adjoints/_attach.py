@@ -11,9 +11,8 @@ from torch import Tensor
 
 from riskfield.errors import AdjointError
 from riskfield.inference.convex import ConvexFreeEnergy
-from riskfield.inference.exact import Exact
-from riskfield.inference.infer import Request
 from riskfield.inference.message_passing import MaxProduct, MessagePassing
+from riskfield.inference.request import Request
 from riskfield.inference.solution import Solution
 
 _UNROLL = " Use `Unroll` for second ones."
@@ -47,7 +46,7 @@ def require_convergence(request: Request, name: str, theta_only: bool = True) ->
         )
     if isinstance(request.algorithm, ConvexFreeEnergy):
         _require_convex(request, request.algorithm, name, theta_only)
-    if request.stop.tol is None and not isinstance(request.algorithm, Exact):
+    if request.stop.tol is None and request.algorithm.iterative:
         raise ValueError(
             f"`{name}` needs a run to convergence: give `stop` a tolerance, or use `Unroll` for a truncated run."
         )

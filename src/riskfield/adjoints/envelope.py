@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from riskfield.adjoints._attach import constant_in, require_convergence
+from riskfield.adjoints.adjoint import AbstractAdjoint
 from riskfield.errors import AdjointError
-from riskfield.inference.infer import AbstractAdjoint, Request
+from riskfield.inference.request import Request
 from riskfield.inference.solution import Solution
 from riskfield.kernels import is_differentiated
 

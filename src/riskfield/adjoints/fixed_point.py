@@ -30,10 +30,11 @@ import torch
 from torch import Tensor
 
 from riskfield.adjoints._attach import Jacobian, attach, require_convergence, require_finite
+from riskfield.adjoints.adjoint import AbstractAdjoint
 from riskfield.adjoints.linear_fixed_point import AbstractLinearSolver, Iterate, LinearSolution
 from riskfield.errors import AdjointError, AdjointWarning
 from riskfield.inference.algorithm import RecordingRun
-from riskfield.inference.infer import AbstractAdjoint, Request
+from riskfield.inference.request import Request
 from riskfield.inference.solution import Solution
 from riskfield.kernels import LAST_SWEEP, is_differentiated
 

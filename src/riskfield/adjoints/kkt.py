@@ -31,6 +31,7 @@ from torch import Tensor
 
 from riskfield.adjoints._attach import Jacobian, attach, require_convergence, require_finite
 from riskfield.adjoints._convex import solve_convex, unsettled_convex
+from riskfield.adjoints.adjoint import AbstractAdjoint
 from riskfield.adjoints.solvers import AbstractSolver, Direct, FloatArray, System
 from riskfield.entropy import Counting
 from riskfield.errors import AdjointWarning
@@ -38,8 +39,8 @@ from riskfield.graph._scopes import IntArray, index_tensor
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.inference.convex import ConvexFreeEnergy
 from riskfield.inference.exact import Exact
-from riskfield.inference.infer import AbstractAdjoint, Request
 from riskfield.inference.message_passing import MessagePassing
+from riskfield.inference.request import Request
 from riskfield.inference.solution import Solution
 
 _SMALLEST = 1e-300  # the inverse of smaller marginals, times a counting number, may not be finite

@@ -26,10 +26,11 @@ import torch
 from torch import Tensor
 
 from riskfield.adjoints._attach import Jacobian, attach, require_convergence, require_finite
+from riskfield.adjoints.adjoint import AbstractAdjoint
 from riskfield.errors import AdjointWarning
 from riskfield.graph._scopes import IntArray
 from riskfield.graph.factor_graph import FactorGraph
-from riskfield.inference.infer import AbstractAdjoint, Request
+from riskfield.inference.request import Request
 from riskfield.inference.solution import Solution
 
 # By `sides`: the steps, in units of r, at which mu is computed, their weights, and the power of eps.

@@ -17,12 +17,13 @@ from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.autograd import forward_ad
 
+from riskfield.adjoints.adjoint import AbstractAdjoint
 from riskfield.entropy import AbstractEntropy, Counting
 from riskfield.errors import ConvergenceWarning
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.inference.algorithm import RecordingRun
-from riskfield.inference.infer import AbstractAdjoint, Request, Stop
 from riskfield.inference.message_passing import MessagePassing
+from riskfield.inference.request import Request, Stop
 from riskfield.inference.solution import Solution
 from riskfield.kernels import EVERY_SWEEP, LAST_SWEEP, is_differentiated
 
@@ -59,11 +60,14 @@ class Unroll(AbstractAdjoint):
             raise ValueError(f"`checkpoint` must be a positive number of sweeps, True or False. Got {got}.")
 
     def apply(self, request: Request) -> Solution:
-        """Run natively with a tape where it can be gone through backwards, else on the torch kernels."""
+        """Run on the native kernels with a tape where they can record one, else on the torch kernels.
+
+        Nothing is recorded where nothing requires a gradient.
+        """
         theta, counting = request.theta, _factor_counting(request)
         if not (is_differentiated(theta) or is_differentiated(counting)):
             return request.run()
-        on_torch = replace(request, kernels="torch")
+        on_torch = replace(request, kernels=request.kernels or "torch")
         if request.kernels == "torch" or is_functorch_wrapped_tensor(theta):
             return on_torch.run()
         primal, tangent = forward_ad.unpack_dual(theta)

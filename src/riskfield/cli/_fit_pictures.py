@@ -20,11 +20,11 @@ from riskfield.data.folders import image_folder
 from riskfield.data.pictures import Picture
 from riskfield.entropy import TRW, Bethe
 from riskfield.features.image import ImageFeatures
+from riskfield.infer import Inference
 from riskfield.inference.algorithm import AbstractAlgorithm
-from riskfield.inference.infer import Stop
 from riskfield.inference.mean_field import MeanField
 from riskfield.inference.message_passing import MessagePassing
-from riskfield.inference.settings import Inference
+from riskfield.inference.request import Stop
 from riskfield.learning.checkpoint import Checkpoints
 from riskfield.learning.lbfgs import LBFGS
 from riskfield.learning.result import Reason

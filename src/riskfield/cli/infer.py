@@ -18,12 +18,12 @@ import typer
 from riskfield.entropy import TRW, Bethe, spanning_tree_rho
 from riskfield.errors import ConvergenceWarning, ImpossibleEvidenceError
 from riskfield.graph.schedule import Parallel, Sequential
+from riskfield.infer import infer as run_inference
 from riskfield.inference.algorithm import AbstractAlgorithm
 from riskfield.inference.exact import Exact
-from riskfield.inference.infer import Stop
-from riskfield.inference.infer import infer as run_inference
 from riskfield.inference.mean_field import MeanField
 from riskfield.inference.message_passing import MaxProduct, MessagePassing
+from riskfield.inference.request import Stop
 from riskfield.inference.solution import Solution
 from riskfield.io._atomic import check_writable
 from riskfield.io.uai import UAIModel, read_evidence, read_uai, write_mar, write_mpe, write_pr

@@ -22,11 +22,11 @@ from torch import Tensor, nn
 
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.graph.schedule import Parallel
+from riskfield.infer import Inference
 from riskfield.inference.algorithm import Run
-from riskfield.inference.infer import Stop
 from riskfield.inference.mean_field import MeanField
 from riskfield.inference.message_passing import MessagePassing
-from riskfield.inference.settings import Inference
+from riskfield.inference.request import Stop
 from riskfield.models.conditional import Conditional
 
 

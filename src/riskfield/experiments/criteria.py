@@ -18,7 +18,7 @@ from riskfield.experiments.cells import Cells, Result, Setting
 from riskfield.experiments.scenes import Scenes
 from riskfield.experiments.study import Record, table
 from riskfield.graph.factor_graph import FactorGraph
-from riskfield.inference.settings import Inference
+from riskfield.infer import Inference
 from riskfield.learning.lbfgs import LBFGS
 from riskfield.learning.objective import Diverged, assign, flat, trainable
 from riskfield.learning.result import Fit, Reason

@@ -38,9 +38,9 @@ from riskfield.experiments.scenes import Scenes, describe, evaluate, predict
 from riskfield.experiments.side_by_side import HOW_TO_READ, Shown, beside, could_be_pictures, gallery, is_far, shade
 from riskfield.experiments.study import AbstractStudy, Record, select, table
 from riskfield.features.image import Constant, ImageFeatures, Intensity
-from riskfield.inference.infer import Stop
+from riskfield.infer import Inference
 from riskfield.inference.message_passing import MessagePassing
-from riskfield.inference.settings import Inference
+from riskfield.inference.request import Stop
 from riskfield.learning.lbfgs import LBFGS
 from riskfield.learning.warm_start import WarmStart
 from riskfield.losses.likelihood import SurrogateLikelihood

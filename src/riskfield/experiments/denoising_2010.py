@@ -31,7 +31,7 @@ from riskfield.experiments.device import check_device, chunk_size
 from riskfield.experiments.scenes import Scenes, describe, evaluate, predict
 from riskfield.experiments.side_by_side import HOW_TO_READ, Shown, beside, gallery, shade
 from riskfield.experiments.study import AbstractStudy, Record, select, table
-from riskfield.inference.settings import Inference
+from riskfield.infer import Inference
 from riskfield.losses.likelihood import SurrogateLikelihood
 from riskfield.losses.loss import AbstractMarginalLoss
 from riskfield.losses.marginal import CliqueLogistic, SmoothedClassification, UnivariateLogistic

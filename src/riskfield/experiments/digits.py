@@ -34,11 +34,11 @@ from riskfield.errors import ConvergenceWarning, DivergenceWarning
 from riskfield.experiments.cells import Result
 from riskfield.graph.builders import grid
 from riskfield.graph.factor_graph import FactorGraph
+from riskfield.infer import Inference
 from riskfield.inference.convex import NEGATIVE_ENTROPY, ConvexFreeEnergy
-from riskfield.inference.infer import Stop
 from riskfield.inference.mean_field import MeanField
 from riskfield.inference.message_passing import MessagePassing
-from riskfield.inference.settings import Inference
+from riskfield.inference.request import Stop
 from riskfield.inference.solution import Solution
 from riskfield.learning.fit import fit
 from riskfield.learning.lbfgs import LBFGS

@@ -34,9 +34,9 @@ from riskfield.experiments.cells import Result, finite
 from riskfield.experiments.criteria import ApproximateLikelihood
 from riskfield.experiments.random_models import GivenInputs, RandomModel, random_model
 from riskfield.graph.schedule import Parallel
-from riskfield.inference.infer import Stop
+from riskfield.infer import Inference
 from riskfield.inference.message_passing import MessagePassing
-from riskfield.inference.settings import Inference
+from riskfield.inference.request import Stop
 from riskfield.learning.result import Fit
 from riskfield.learning.smd import SMD
 from riskfield.learning.stages import Stage, fit_stages

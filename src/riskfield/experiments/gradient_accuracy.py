@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from riskfield.adjoints.check import check_gradients
 from riskfield.adjoints.fixed_point import FixedPoint
 from riskfield.adjoints.perturb import Perturb
 from riskfield.entropy import TRW
 from riskfield.experiments.cells import Cells, Result
 from riskfield.experiments.random_grids import RandomGrid
 from riskfield.experiments.study import AbstractStudy, Record, panels, select, table
+from riskfield.gradient_check import check_gradients
 from riskfield.inference.algorithm import AbstractAlgorithm
-from riskfield.inference.infer import Stop
 from riskfield.inference.mean_field import MeanField
 from riskfield.inference.message_passing import MessagePassing
+from riskfield.inference.request import Stop
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

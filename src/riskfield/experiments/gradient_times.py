@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from riskfield.adjoints.adjoint import AbstractAdjoint
 from riskfield.adjoints.fixed_point import FixedPoint
 from riskfield.adjoints.kkt import KKT
 from riskfield.adjoints.perturb import Perturb
@@ -27,9 +28,10 @@ from riskfield.errors import AdjointError, AdjointWarning, ConvergenceWarning
 from riskfield.experiments.cells import Cells, Result
 from riskfield.experiments.random_grids import RandomGrid
 from riskfield.experiments.study import AbstractStudy, Record, panels, select, table
+from riskfield.infer import infer
 from riskfield.inference.algorithm import AbstractAlgorithm
-from riskfield.inference.infer import AbstractAdjoint, Stop, infer
 from riskfield.inference.message_passing import MessagePassing
+from riskfield.inference.request import Stop
 from riskfield.threads import get_num_threads, set_num_threads
 
 if TYPE_CHECKING:

@@ -40,9 +40,9 @@ from riskfield.experiments.truncated import (
     chosen,
 )
 from riskfield.features.image import THRESHOLDS, ColourDifference, Constant, ImageFeatures, SobelResponse
-from riskfield.inference.infer import Stop
+from riskfield.infer import Inference
 from riskfield.inference.message_passing import MessagePassing
-from riskfield.inference.settings import Inference
+from riskfield.inference.request import Stop
 from riskfield.losses.likelihood import SurrogateEM
 from riskfield.losses.marginal import CliqueLogistic, SmoothedClassification, UnivariateLogistic
 from riskfield.losses.piecewise import Independent

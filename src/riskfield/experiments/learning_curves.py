@@ -27,9 +27,9 @@ from riskfield.experiments.device import check_device
 from riskfield.experiments.scenes import Scenes, evaluate
 from riskfield.experiments.study import AbstractStudy, Record, panels, select, table
 from riskfield.experiments.truncated import CONVERGED, WITHOUT, Mode, Trainer
-from riskfield.inference.infer import Stop
+from riskfield.infer import Inference
 from riskfield.inference.message_passing import MessagePassing
-from riskfield.inference.settings import Inference
+from riskfield.inference.request import Stop
 from riskfield.learning.objective import Objective
 from riskfield.learning.warm_start import WarmStart
 

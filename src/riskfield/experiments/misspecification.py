@@ -25,9 +25,9 @@ from riskfield.experiments.cells import Cells, Result
 from riskfield.experiments.study import AbstractStudy, Record, panels, select, table
 from riskfield.graph.builders import chain, from_edges
 from riskfield.graph.factor_graph import FactorGraph
+from riskfield.infer import Inference
 from riskfield.inference.exact import Exact
 from riskfield.inference.gibbs import sample
-from riskfield.inference.settings import Inference
 from riskfield.inference.solution import Solution
 from riskfield.learning.fit import fit
 from riskfield.learning.lbfgs import LBFGS

@@ -20,7 +20,7 @@ from riskfield.experiments.cells import Result
 from riskfield.features.image import ImageFeatures, PictureFeatures
 from riskfield.features.resample import reduce_labels, resize
 from riskfield.graph.builders import grid
-from riskfield.inference.settings import Inference
+from riskfield.infer import Inference
 
 Described = tuple[Picture, PictureFeatures]
 

@@ -21,10 +21,10 @@ from riskfield.experiments.device import chunk_size
 from riskfield.experiments.scenes import Scenes, evaluate
 from riskfield.features.image import ImageFeatures
 from riskfield.graph.factor_graph import FactorGraph
-from riskfield.inference.infer import Stop
+from riskfield.infer import Inference
 from riskfield.inference.mean_field import MeanField
 from riskfield.inference.message_passing import MessagePassing
-from riskfield.inference.settings import Inference
+from riskfield.inference.request import Stop
 from riskfield.learning.lbfgs import LBFGS
 from riskfield.losses.piecewise import Independent, Piecewise
 from riskfield.losses.pseudolikelihood import Pseudolikelihood

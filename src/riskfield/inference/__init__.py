@@ -1,1 +1,1 @@
-"""Algorithms, one to a file, and `infer`, the loop they share."""
+"""Algorithms, one to a file, and the loop they share."""

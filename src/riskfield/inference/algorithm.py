@@ -77,6 +77,8 @@ FixedPointMap = Callable[[Tensor], tuple[Tensor, Tensor]]
 class AbstractAlgorithm(ABC):
     """A frozen choice of algorithm and its settings."""
 
+    # Whether runs approach their answer sweep by sweep; if not, one sweep is the answer whatever the tolerance.
+    iterative: ClassVar[bool] = True
     # What else than an impossible model can make the marginals NaN; the end of an error message.
     impossible_caveat: ClassVar[str] = ""
     # What to do where a run does not converge; the end of a warning.

@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NoReturn
+from typing import ClassVar, NoReturn
 
 import numpy as np
 import torch
@@ -60,6 +60,8 @@ class Exact(AbstractAlgorithm):
     >>> graph.node(solution.mu, 2).round(decimals=4), solution.log_partition.round(decimals=4)
     (tensor([0.3932, 0.6068], dtype=torch.float64), tensor(2.6265, dtype=torch.float64))
     """
+
+    iterative: ClassVar[bool] = False
 
     max_bytes: int = 2 * 2**30
 

@@ -18,9 +18,9 @@ from torch import Tensor
 from riskfield.adjoints.unroll import Unroll
 from riskfield.entropy import TRW
 from riskfield.errors import FileFormatError
-from riskfield.inference.infer import Stop
+from riskfield.infer import ExactOnForests, Inference, InferenceChoice
 from riskfield.inference.message_passing import MessagePassing
-from riskfield.inference.settings import ExactOnForests, Inference, InferenceChoice
+from riskfield.inference.request import Stop
 from riskfield.io.codec import read_tree, write_tree
 from riskfield.learning.labels import Array, as_labels, is_known, known_labels, type_of
 from riskfield.learning.loss_names import LOSSES

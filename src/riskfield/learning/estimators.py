@@ -14,7 +14,7 @@ from sklearn.base import BaseEstimator, TransformerMixin, clone
 from sklearn.utils.validation import check_is_fitted
 
 from riskfield.decoders import AbstractDecoder
-from riskfield.inference.settings import InferenceChoice
+from riskfield.infer import InferenceChoice
 from riskfield.learning._designs import Design, Floats, listed, picture, sequence
 from riskfield.learning._estimator import AbstractCRF
 from riskfield.learning.optimiser import AbstractOptimiser

@@ -20,7 +20,7 @@ from torch.nn import Module
 
 from riskfield.data.examples import DataSet
 from riskfield.errors import DivergenceWarning, RiskfieldError
-from riskfield.inference.settings import InferenceChoice
+from riskfield.infer import InferenceChoice
 from riskfield.learning.checkpoint import Checkpoints
 from riskfield.learning.lbfgs import LBFGS
 from riskfield.learning.objective import Diverged, Objective

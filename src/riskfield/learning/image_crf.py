@@ -17,7 +17,7 @@ from riskfield.data.pictures import Picture
 from riskfield.features.image import ImageFeatures, as_floats
 from riskfield.features.resample import resize
 from riskfield.graph.builders import grid
-from riskfield.inference.settings import InferenceChoice
+from riskfield.infer import InferenceChoice
 from riskfield.learning._base import DEFAULT_INFERENCE, AbstractEstimator
 from riskfield.learning.checkpoint import Checkpoints
 from riskfield.learning.labels import Array, as_labels, classes_of

@@ -19,7 +19,7 @@ from torch.nn import Module, Parameter
 
 from riskfield.data.examples import DataSet, Examples, blocks
 from riskfield.errors import RiskfieldError
-from riskfield.inference.settings import InferenceChoice
+from riskfield.infer import InferenceChoice
 from riskfield.learning.ranks import Ranks
 from riskfield.learning.warm_start import Memory, Remembering, WarmStart
 from riskfield.losses.loss import AbstractLoss, empirical_risk, num_counted

@@ -8,7 +8,7 @@ from torch.nn import Module
 
 from riskfield.data.examples import DataSet, blocks
 from riskfield.decoders import AbstractDecoder, decode
-from riskfield.inference.settings import InferenceChoice
+from riskfield.infer import InferenceChoice
 from riskfield.learning.optimiser import check_counts
 from riskfield.learning.validation import evaluating
 from riskfield.models.convex import inference_of

@@ -14,6 +14,7 @@ from torch import optim
 from riskfield.adjoints.envelope import Envelope
 from riskfield.adjoints.fixed_point import FixedPoint
 from riskfield.adjoints.kkt import KKT
+from riskfield.adjoints.linear_fixed_point import GMRES, Iterate
 from riskfield.adjoints.perturb import Perturb
 from riskfield.adjoints.solvers import Direct, Minres
 from riskfield.adjoints.unroll import Unroll
@@ -31,11 +32,11 @@ from riskfield.features.image import (
     SobelResponse,
 )
 from riskfield.graph.schedule import Parallel, Sequential
+from riskfield.infer import ExactOnForests, Inference
 from riskfield.inference.exact import Exact
-from riskfield.inference.infer import Stop
 from riskfield.inference.mean_field import MeanField
 from riskfield.inference.message_passing import MaxProduct, MessagePassing
-from riskfield.inference.settings import ExactOnForests, Inference
+from riskfield.inference.request import Stop
 from riskfield.io.codec import Registry
 from riskfield.learning.lbfgs import LBFGS
 from riskfield.learning.smd import SMD
@@ -65,7 +66,9 @@ _INFERENCE: dict[str, Any] = {
     "Exact": Exact,
     "ExactOnForests": ExactOnForests,
     "FixedPoint": FixedPoint,
+    "GMRES": GMRES,
     "Inference": Inference,
+    "Iterate": Iterate,
     "KKT": KKT,
     "MaxProduct": MaxProduct,
     "MeanField": MeanField,

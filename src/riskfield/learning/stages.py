@@ -12,7 +12,7 @@ import torch
 from torch.nn import Module
 
 from riskfield.data.examples import DataSet, Examples, blocks, take
-from riskfield.inference.settings import InferenceChoice
+from riskfield.infer import InferenceChoice
 from riskfield.learning.checkpoint import Checkpoints
 from riskfield.learning.fit import fit
 from riskfield.learning.lbfgs import LBFGS

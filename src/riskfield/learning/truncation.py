@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from riskfield.infer import ExactOnForests, InferenceChoice
 from riskfield.inference.exact import Exact
-from riskfield.inference.infer import Stop
-from riskfield.inference.settings import ExactOnForests, InferenceChoice
+from riskfield.inference.request import Stop
 from riskfield.learning.objective import Objective
 from riskfield.learning.validation import evaluating
 

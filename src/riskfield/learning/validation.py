@@ -10,7 +10,7 @@ from typing import Any
 from torch.nn import Module
 
 from riskfield.data.examples import DataSet
-from riskfield.inference.settings import InferenceChoice
+from riskfield.infer import InferenceChoice
 from riskfield.learning.objective import Objective
 from riskfield.learning.optimiser import check_counts
 from riskfield.losses.loss import AbstractLoss, LossLike, as_loss

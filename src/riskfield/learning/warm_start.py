@@ -11,8 +11,7 @@ from torch import Tensor
 
 from riskfield.adjoints.unroll import Unroll
 from riskfield.graph.factor_graph import FactorGraph
-from riskfield.inference.infer import infer
-from riskfield.inference.settings import Inference, Role
+from riskfield.infer import Inference, Role, infer
 from riskfield.inference.solution import Solution
 
 Memory: TypeAlias = dict[tuple[int, Role, type], Tensor]

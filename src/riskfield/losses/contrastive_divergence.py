@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from riskfield.graph.factor_graph import FactorGraph
+from riskfield.infer import Inference
 from riskfield.inference.gibbs import sample
-from riskfield.inference.settings import Inference
 from riskfield.losses.loss import AbstractLoss, Target
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from riskfield.graph.factor_graph import FactorGraph
-from riskfield.inference.settings import Inference
+from riskfield.infer import Inference
 from riskfield.losses.loss import AbstractLoss, AbstractMarginalLoss, LossLike, Target, as_loss, marginals
 
 

@@ -18,9 +18,8 @@ from torch import Tensor
 from riskfield.adjoints.envelope import Envelope
 from riskfield.adjoints.unroll import Unroll
 from riskfield.graph.factor_graph import FactorGraph
+from riskfield.infer import Inference, Role
 from riskfield.inference.algorithm import AbstractAlgorithm
-from riskfield.inference.exact import Exact
-from riskfield.inference.settings import Inference, Role
 from riskfield.losses.loss import AbstractLoss, Target
 
 
@@ -105,9 +104,11 @@ def clamped_value(
 
 
 def value_inference(inference: Inference) -> Inference:
-    """`inference` with the cheapest adjoint that is right for the log-partition value."""
-    if isinstance(inference.adjoint, Unroll | Envelope):
+    """Return `inference` with the cheapest adjoint that is right for the log-partition value.
+
+    At convergence that is `Envelope`, unless the sweeps themselves are to be differentiated.
+    """
+    truncated = inference.stop.tol is None and inference.algorithm.iterative
+    if truncated or isinstance(inference.adjoint, Unroll | Envelope):
         return inference
-    if inference.stop.tol is None and not isinstance(inference.algorithm, Exact):
-        return replace(inference, adjoint=inference.adjoint or Unroll())
     return replace(inference, adjoint=Envelope())

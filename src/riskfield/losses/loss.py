@@ -11,16 +11,15 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from riskfield.adjoints.envelope import require_marginal_gradient
-from riskfield.adjoints.unroll import Unroll
 from riskfield.graph.factor_graph import FactorGraph
-from riskfield.inference.settings import Inference
+from riskfield.infer import Inference
 from riskfield.inference.solution import Solution
 
 
@@ -165,11 +164,9 @@ class AbstractMarginalLoss(AbstractLoss):
 
 
 def marginals(graph: FactorGraph, theta: Tensor, target: Target, inference: Inference) -> Solution:
-    """Run `inference`; where it has no adjoint, through the sweeps that ran, as `infer` does but on native kernels."""
+    """Run `inference` on the evidence of `target`; its adjoint must differentiate marginals."""
     if theta.requires_grad and torch.is_grad_enabled():
         require_marginal_gradient(inference.adjoint)
-    if inference.adjoint is None:
-        inference = replace(inference, adjoint=Unroll())
     return inference(graph, theta, evidence=target.evidence)
 
 

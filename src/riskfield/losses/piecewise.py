@@ -18,7 +18,7 @@ from torch import Tensor
 from riskfield.graph._scopes import index_tensor
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.graph.groups import FactorGroup
-from riskfield.inference.settings import Inference
+from riskfield.infer import Inference
 from riskfield.kernels.logspace import NEG_INF
 from riskfield.losses._local import conditional_logits, log_total, surprise, univariate_surprise
 from riskfield.losses.loss import AbstractLoss, Target

@@ -20,7 +20,7 @@ from riskfield.graph._scopes import IntArray, frozen, index_tensor, integers
 from riskfield.graph.builders import from_edges
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.graph.schedule import colours
-from riskfield.inference.settings import Inference
+from riskfield.infer import Inference
 from riskfield.losses._local import conditional_logits, univariate_surprise
 from riskfield.losses.likelihood import clamped_value, value_inference
 from riskfield.losses.loss import AbstractLoss, Target

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from riskfield.graph.factor_graph import FactorGraph
+from riskfield.infer import Inference, Role
 from riskfield.inference.algorithm import AbstractAlgorithm
 from riskfield.inference.message_passing import MaxProduct
-from riskfield.inference.settings import Inference, Role
 from riskfield.losses.loss import AbstractLoss, Target
 
 

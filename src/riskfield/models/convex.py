@@ -12,9 +12,9 @@ from typing import Any, Protocol, runtime_checkable
 from torch import Tensor, nn
 
 from riskfield.graph.factor_graph import FactorGraph
+from riskfield.infer import Inference, InferenceChoice
 from riskfield.inference.algorithm import AbstractAlgorithm
 from riskfield.inference.convex import ConvexFreeEnergy, ConvexFunction, Term
-from riskfield.inference.settings import Inference, InferenceChoice
 
 
 @runtime_checkable

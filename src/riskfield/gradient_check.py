@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from riskfield.adjoints.adjoint import AbstractAdjoint
 from riskfield.adjoints.envelope import Envelope
 from riskfield.adjoints.fixed_point import FixedPoint
 from riskfield.adjoints.kkt import KKT
@@ -25,9 +26,10 @@ from riskfield.adjoints.solvers import Direct, Minres
 from riskfield.adjoints.unroll import Unroll
 from riskfield.errors import AdjointError, AdjointWarning, ConvergenceWarning
 from riskfield.graph.factor_graph import FactorGraph
+from riskfield.infer import infer
 from riskfield.inference.algorithm import AbstractAlgorithm
 from riskfield.inference.evidence import clamp
-from riskfield.inference.infer import AbstractAdjoint, Stop, infer
+from riskfield.inference.request import Stop
 from riskfield.inference.solution import Solution
 
 Loss = Callable[[Solution], Tensor]

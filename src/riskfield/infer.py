@@ -1,4 +1,4 @@
-"""`Inference`: everything that says how marginals are computed, as one object to hand around."""
+"""`infer`, which stands above algorithms and adjoints, and `Inference`, its settings as one object."""
 
 from __future__ import annotations
 
@@ -9,11 +9,77 @@ from typing import TypeAlias
 
 from torch import Tensor
 
+from riskfield.adjoints.adjoint import AbstractAdjoint
+from riskfield.adjoints.unroll import Unroll
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.inference.algorithm import AbstractAlgorithm
-from riskfield.inference.infer import AbstractAdjoint, Stop, infer
+from riskfield.inference.evidence import clamp
 from riskfield.inference.message_passing import MessagePassing
+from riskfield.inference.request import Request, Stop
 from riskfield.inference.solution import Solution
+
+
+def infer(
+    graph: FactorGraph,
+    theta: Tensor,
+    algorithm: AbstractAlgorithm | None = None,
+    *,
+    stop: Stop | None = None,
+    evidence: Tensor | Mapping[int, int] | None = None,
+    messages: Tensor | None = None,
+    adjoint: AbstractAdjoint | None = None,
+    kernels: str | None = None,
+    progress: bool = False,
+) -> Solution:
+    """Approximate marginals and log-partition function of p(x) proportional to exp(theta . f(x)).
+
+    Arguments:
+        graph: the structure.
+        theta: log-potentials of shape (*batch, graph.theta_size), float32 or float64; -inf marks impossible states.
+        algorithm: `MessagePassing(...)` (the default: loopy belief propagation), `MeanField()`, `Exact()`, ...
+        stop: when to end.
+        evidence: observed states, a dict {variable: state} or an integer tensor of shape (*batch, variable) with -1 for
+            unobserved variables; the batch items may observe different variables.
+        messages: `solution.messages` of an earlier run to start from; theta may have changed since.
+        adjoint: how gradients of the marginals and of the log-partition value are computed: `Unroll()`,
+            `FixedPoint(...)`, `Perturb(...)`, `KKT(...)`, `Envelope()`. By default `Unroll()`. Where nothing requires a
+            gradient, nothing is recorded.
+        kernels: "native" or "torch" to insist on one; by default native code where it can run, torch on other devices
+            and for derivatives that native code does not follow.
+        progress: show a progress bar.
+
+    Returns:
+        A `Solution`. If a tolerance was asked for and some batch item did not reach it, a `ConvergenceWarning` says so
+        and `solution.converged` is False there.
+
+    Raises:
+        ImpossibleEvidenceError: if the algorithm finds that every joint state has probability zero.
+
+    >>> from riskfield import TRW, MessagePassing, Stop, grid, infer
+    >>> graph = grid(10, 10, num_states=3)
+    >>> theta = graph.zeros()
+    >>> solution = infer(graph, theta, MessagePassing(TRW(0.5)), stop=Stop(tol=1e-8), evidence={0: 2})
+    >>> bool(solution.converged), graph.node(solution.mu, 0)
+    (True, tensor([0., 0., 1.], dtype=torch.float64))
+    """
+    if not isinstance(graph, FactorGraph):
+        raise TypeError(f"`graph` must be a FactorGraph. Got {type(graph).__name__}.")
+    algorithm = MessagePassing() if algorithm is None else algorithm
+    stop = Stop() if stop is None else stop
+    if not isinstance(stop, Stop):
+        raise TypeError(f"`stop` must be an object such as `Stop(sweeps=100, tol=1e-6)`. Got {stop!r}.")
+    if messages is not None and not isinstance(messages, Tensor):
+        raise TypeError(f"`messages` must be a tensor such as `solution.messages`. Got {type(messages).__name__}.")
+    if not isinstance(algorithm, AbstractAlgorithm):
+        raise TypeError(f"`algorithm` must be an object such as `MessagePassing()`. Got {algorithm!r}.")
+    graph.check_values(theta)
+    algorithm.check(graph, theta.shape[:-1])
+    if evidence is not None:
+        theta = clamp(graph, theta, evidence)
+    adjoint = Unroll() if adjoint is None else adjoint
+    if not isinstance(adjoint, AbstractAdjoint):
+        raise TypeError(f"`adjoint` must be an object such as `Unroll()`. Got {adjoint!r}.")
+    return adjoint.apply(Request(graph, theta, algorithm, stop, messages, kernels, progress))
 
 
 class Role(Enum):
@@ -33,7 +99,7 @@ class Inference:
     Arguments:
         algorithm: `MessagePassing(...)` (the default: loopy belief propagation), `MeanField()`, `Exact()`, ...
         stop: when a run ends.
-        adjoint: how gradients reach theta. By default, where theta requires a gradient, through the sweeps that ran.
+        adjoint: how gradients reach theta. By default `Unroll()`: through the sweeps that ran.
 
     >>> from riskfield import TRW, Inference, MessagePassing, Stop, Unroll, grid
     >>> truncated = Inference(MessagePassing(TRW(0.5)), Stop(sweeps=5, tol=None), Unroll())

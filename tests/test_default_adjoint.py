@@ -1,0 +1,68 @@
+"""Without an adjoint `infer` is `infer` with `Unroll()`; without a gradient to compute it records nothing."""
+
+import pytest
+import torch
+
+import riskfield as rf
+from riskfield.kernels import torch_reference
+from strategies import potentials
+
+pytest.importorskip("riskfield._native")
+GRAPH = rf.grid(10, 10, 2)
+THETA = 0.5 * potentials(GRAPH, 0)
+ALGORITHMS = [rf.MessagePassing(rf.TRW(0.5)), rf.MeanField()]
+algorithms = pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda algorithm: type(algorithm).__name__)
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """The recordings that algorithms start; no torch kernels may run."""
+    calls = []
+    for kind in (rf.MessagePassing, rf.MeanField):
+        start = kind.start_recording
+
+        def counted(self, *args, start=start, **options):
+            calls.append(self)
+            return start(self, *args, **options)
+
+        monkeypatch.setattr(kind, "start_recording", counted)
+
+    def refuse(*args, **options):
+        raise AssertionError("the torch kernels ran")
+
+    for kind in (torch_reference.MessagePassingRun, torch_reference.MeanFieldRun):
+        monkeypatch.setattr(kind, "__init__", refuse)
+    return calls
+
+
+def gradient(algorithm, **options):
+    theta = THETA.clone().requires_grad_()
+    rf.infer(GRAPH, theta, algorithm, **options).mu.square().sum().backward()
+    return theta.grad
+
+
+@algorithms
+def test_the_default_is_unroll_on_native_kernels(algorithm, recorded):
+    found = gradient(algorithm)
+    assert recorded == [algorithm]
+    assert torch.equal(found, gradient(algorithm, adjoint=rf.Unroll()))
+    assert recorded == [algorithm] * 2
+
+
+@algorithms
+def test_losses_and_layers_leave_the_default_alone(algorithm, recorded):
+    theta, labels = THETA.clone().requires_grad_(), torch.zeros(GRAPH.num_variables, dtype=torch.int64)
+    how = rf.Inference(algorithm, rf.Stop(5, tol=None))
+    rf.empirical_risk(rf.UnivariateLogistic(), GRAPH, theta, labels, how).backward()
+    rf.empirical_risk(rf.SurrogateLikelihood(), GRAPH, theta, labels, how).backward()
+    rf.nn.MarginalInference(GRAPH, algorithm)(theta).sum().backward()
+    assert recorded == [algorithm] * 3
+
+
+@algorithms
+def test_nothing_is_recorded_without_a_gradient(algorithm, recorded):
+    mu = rf.infer(GRAPH, THETA, algorithm).mu
+    with torch.no_grad():
+        assert torch.equal(rf.infer(GRAPH, THETA.clone().requires_grad_(), algorithm).mu, mu)
+    assert not mu.requires_grad
+    assert recorded == []
