@@ -122,16 +122,6 @@ def test_version():
         pytest.skip("riskfield is not installed")
 
 
-def test_gradients_are_refused_by_native_kernels():
-    from riskfield.kernels import native_available
-
-    if not native_available():
-        pytest.skip("the compiled extension is not installed")
-    graph = rf.chain(3, 2)
-    with pytest.raises(ValueError, match='`kernels="native"` carries no gradient'):
-        rf.infer(graph, graph.zeros().requires_grad_(), kernels="native")
-
-
 @pytest.mark.parametrize(("given", "expected"), [({}, "passive"), ({"OMP_WAIT_POLICY": "active"}, "active")])
 def test_threads_sleep_while_they_wait_unless_told_otherwise(given, expected, monkeypatch):
     """OpenMP reads the policy when torch is loaded, so it must be set by then."""
