@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 import riskfield as rf
 from learning_cases import EXACT, chain_examples, chain_model, values
 from riskfield.cli import main
-from riskfield.cli._common import divergence_said
+from riskfield.cli._common import print_divergence
 
 TESTS = Path(__file__).parent
 LOSS = rf.UnivariateLogistic()
@@ -124,8 +124,8 @@ def test_divergence_is_said(folder, capsys):
     [
         ("problem = 3", "bad.py: `problem()` must return a dictionary of arguments of `fit`. Got None."),
         ("def problem():\n    return 1 / 0", "bad.py, line 2: ZeroDivisionError: division by zero"),
-        ("def problem():\n    return {'models': 1}", "bad.py: `problem()` may say model, data, loss, inference,"),
-        ("def problem():\n    return {'model': 1}", "bad.py: `problem()` must say `data`."),
+        ("def problem():\n    return {'models': 1}", "bad.py: `problem()` may define model, data, loss, inference,"),
+        ("def problem():\n    return {'model': 1}", "bad.py: `problem()` must define `data`."),
         (None, "bad.py: No such file."),
     ],
 )
@@ -137,8 +137,8 @@ def test_bad_files_are_named(folder, capsys, text, message):
     assert not (folder / "model.safetensors").exists()
 
 
-def test_only_divergence_is_said_in_a_line(capsys):
-    with warnings.catch_warnings(record=True, action="always") as caught, divergence_said():
+def test_only_divergence_is_printed_as_a_line(capsys):
+    with warnings.catch_warnings(record=True, action="always") as caught, print_divergence():
         warnings.warn("another", UserWarning, stacklevel=1)
         warnings.warn("it went wrong", rf.DivergenceWarning, stacklevel=1)
     assert [str(warning.message) for warning in caught] == ["another"]

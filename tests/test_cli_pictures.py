@@ -240,7 +240,7 @@ def test_nothing_is_lost_by_interruption(folder, end, capsys, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(Session, "add", lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt))
             assert main([*command[:-1], "--out", "early"]) == 130
-        assert "the training ended before it came to the loss clique-logistic" in capsys.readouterr().err
+        assert "training ended before the stage with the loss clique-logistic" in capsys.readouterr().err
     assert main([*command, "--resume"]) == 0
     assert main([*FIT, "--out", "once", "--iterations", "6", "--quiet"]) == 0
     cut, once = PictureRun.load("cut"), PictureRun.load("once")
@@ -319,13 +319,13 @@ def test_folders_that_cannot_be_written(folder, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["fit", "--out", "x"], "Say what to fit: --images and --masks, or a file PROBLEM.py."),
-        (["fit", "--images", "images", "--out", "x"], "Say what to fit: --images and --masks, or a file PROBLEM.py."),
+        (["fit", "--out", "x"], "Give --images and --masks, or a file PROBLEM.py."),
+        (["fit", "--images", "images", "--out", "x"], "Give --images and --masks, or a file PROBLEM.py."),
         (["fit", "p.py", "--ridge", "1", "--out", "x"], "--ridge applies to pictures. Got PROBLEM.py,"),
         ([*FIT, "--checkpoint", "c", "--out", "x"], "--checkpoint applies to PROBLEM.py."),
         ([*FIT, "--class", "figure", "--out", "x"], "--class must be VALUE=NAME, such as 255=horse. Got 'figure'."),
         ([*FIT, "--class", "0=other", "--out", "x"], "--class must not repeat a value or a name. Got '0=other' again."),
-        ([*FIT, "--class", "9=sky", "--out", "x"], "masks: no mask has the value 9, which was to be 'sky'."),
+        ([*FIT, "--class", "9=sky", "--out", "x"], "masks: no mask has the value 9 of the class 'sky'."),
         ([*FIT, "--scale", "2", "--out", "x"], "--scale must be above 0 and at most 1. Got 2."),
         ([*FIT, "--rho", "0", "--out", "x"], "--rho must be a number above 0. Got 0."),
         ([*FIT, "--inference", "bp", "--rho", "1", "--out", "x"], "--rho applies to trw. Got --inference bp."),

@@ -176,7 +176,7 @@ def test_join_keeps_roles():
                 GRAPH, torch.full((2, 6), -1), observed=torch.ones(6).bool(), outputs=torch.zeros(6).bool()
             ),
             ValueError,
-            "`states` must be known, and not -1, where `observed` says so",
+            "`states` must not be -1 where `observed` is True",
         ),
         (
             lambda: rf.Examples.conditional(

@@ -72,7 +72,7 @@ def test_to_moves_every_part():
         ({"labels": LABELS[0]}, ValueError, r"`labels` must have shape \(n, 3\). Got \(3,\)."),
         ({"labels": LABELS + 1}, ValueError, "`labels` of variable 1 must lie in -1..1. Got 2."),
         ({"labels": LABELS.double()}, TypeError, "`labels` must be integers"),
-        ({"evidence": LABELS[:2]}, ValueError, r"`evidence` must have shape \(4, 3\), as `labels` say. Got \(2, 3\)."),
+        ({"evidence": LABELS[:2]}, ValueError, r"`evidence` must have shape \(4, 3\) to match `labels`. Got \(2, 3\)."),
         ({"mask": LABELS}, TypeError, "`mask` must be booleans. Got torch.int64."),
         ({"mask": LABELS[:, :2] > 0}, ValueError, r"`mask` must have shape \(4, 3\)"),
         ({"weights": torch.ones(3)}, ValueError, r"`weights` must have shape \(4,\)"),

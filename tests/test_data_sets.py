@@ -38,17 +38,19 @@ LOADERS = {
 
 
 @pytest.mark.parametrize("name", LOADERS)
-def test_missing_data_say_what_to_download_and_where_to_put_it(name, tmp_path, monkeypatch):
+def test_missing_data_sets_tell_what_to_download_and_where_to_put_it(name, tmp_path, monkeypatch):
     load, path, archive = LOADERS[name]
-    with pytest.raises(rf.MissingDataError, match=rf"no {tmp_path}.{path}\. Download it from https?://") as caught:
+    with pytest.raises(
+        rf.MissingDataError, match=rf"{tmp_path}.{path} does not exist\. Download it from https?://"
+    ) as caught:
         load(tmp_path)
     assert archive in str(caught.value)
-    assert f"unpack it in {tmp_path}, so that there is" in str(caught.value)
+    assert f"unpack it in {tmp_path}, which then contains" in str(caught.value)
     monkeypatch.delenv("RISKFIELD_DATA", raising=False)
     with pytest.raises(rf.MissingDataError, match=r"environment variable RISKFIELD_DATA.*Download it from"):
         load()
     monkeypatch.setenv("RISKFIELD_DATA", str(tmp_path))
-    with pytest.raises(rf.MissingDataError, match=f"no {tmp_path}"):
+    with pytest.raises(rf.MissingDataError, match=f"is missing: {tmp_path}"):
         load()
 
 
@@ -90,7 +92,9 @@ def test_horses(tmp_path):
     save(folder / "rgb" / "horse318.jpg", random_bytes(40, 60, 3))
     assert "horse318" in weizmann_horses(tmp_path).names
     save(folder / "rgb" / "horse001.jpg", random_bytes(60, 40, 3))
-    with pytest.raises(rf.FileFormatError, match=r"horse001: the mask, .* have another aspect"):
+    with pytest.raises(
+        rf.FileFormatError, match=r"horse001: mask and photograph must have the same aspect ratio. Got \(\d+, \d+\) and"
+    ):
         weizmann_horses(tmp_path)[0]
     (folder / "figure_ground" / "horse002.jpg").unlink()
     with pytest.raises(rf.MissingDataError, match="has no mask for horse002"):
@@ -122,11 +126,11 @@ def test_backgrounds(background):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("0 1 2\n3 4\n", "must have lines of equally many integers"),
-        ("0 1 x\n", "must have lines of equally many integers"),
+        ("0 1 2\n3 4\n", "must have lines with the same number of integers"),
+        ("0 1 x\n", "must have lines with the same number of integers"),
         ("0 1 8\n", "must have labels from 0 to 7. Got 8"),
-        ("0 1 2\n", r"must be of shape \(6, 9\), as 0000047.jpg is. It is \(1, 3\)"),
-        ("", r"must be of shape \(6, 9\)"),
+        ("0 1 2\n", r"must have the shape \(6, 9\) of 0000047.jpg. Got \(1, 3\)"),
+        ("", r"must have the shape \(6, 9\)"),
     ],
 )
 def test_damaged_labels(background, text, message):
@@ -303,9 +307,9 @@ def test_splits(tmp_path):
     write_splits(tmp_path / "splits.json", five, "as it comes")
     assert read_splits(tmp_path / "splits.json") == five
     (tmp_path / "splits.json").write_text('{"splits": [{"train": ["a"]}]}')
-    with pytest.raises(rf.FileFormatError, match="must hold splits as `write_splits` writes them"):
+    with pytest.raises(rf.FileFormatError, match="must have the format of `write_splits`"):
         read_splits(tmp_path / "splits.json")
-    with pytest.raises(ValueError, match=r"must have every name once. Got \['a'\] more often"):
+    with pytest.raises(ValueError, match=r"must not repeat a name. Got \['a'\] more than once"):
         Split(("a", "b"), ("a",))
     with pytest.raises(ValueError, match=r"together at most 30. Got 31"):
         spread(names, 20, 11)

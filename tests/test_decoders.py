@@ -192,7 +192,7 @@ def test_losses_on_hard_decodings_are_the_metrics():
         (
             lambda: rf.f_measure(torch.zeros(3), torch.full((3,), -1)),
             ValueError,
-            "`labels` must hold a counted variable",
+            "`labels` must hold at least one target",
         ),
     ],
 )

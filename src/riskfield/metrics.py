@@ -1,7 +1,7 @@
-"""What experiments report: numbers that compare predictions with the truth.
+"""Metrics that compare predictions with labels.
 
-All take labels of shape (*batch, variable), with -1 (or a mask) for variables that do not count. Losses are reported by
-`empirical_risk(..., per_variable=True)`.
+Labels have shape (*batch, variable). Variables with label -1, or where `mask` is False, are ignored. For the mean of a
+loss, use `empirical_risk(..., per_variable=True)`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from riskfield.losses.marginal import over_variables
 
 
 def error_rate(predicted: Tensor, labels: Tensor, mask: Tensor | None = None) -> float:
-    """The share of counted variables whose predicted state is wrong: the univariate classification error.
+    """Return the univariate classification error: the share of targets whose predicted state is wrong.
 
     >>> import torch
     >>> error_rate(torch.tensor([[0, 1, 1], [0, 0, 0]]), torch.tensor([[0, 1, 0], [1, -1, -1]]))
@@ -29,9 +29,9 @@ def error_rate(predicted: Tensor, labels: Tensor, mask: Tensor | None = None) ->
 def regression_error(
     graph: FactorGraph, weights: Sequence[Tensor], labels: Tensor, mask: Tensor | None = None
 ) -> float:
-    """The mean squared error of fractional predictions, `ExpectedValue()(graph, mu)` or other soft decoders' weights.
+    """Return the mean squared error of the weights of a soft decoder, such as `ExpectedValue()(graph, mu)`.
 
-    For binary variables the mean of (label - weight of state 1)^2.
+    For binary variables this is the mean of (label - weight of state 1)^2.
 
     >>> import torch
     >>> from riskfield import chain
@@ -44,7 +44,7 @@ def regression_error(
 
 
 def f_measure(predicted: Tensor, labels: Tensor, mask: Tensor | None = None) -> float:
-    """The harmonic mean of precision and recall of state 1, averaged over examples.
+    """Return the harmonic mean of precision and recall of state 1, averaged over examples.
 
     >>> import torch
     >>> round(f_measure(torch.tensor([1, 1, 0, 0]), torch.tensor([1, 0, 0, 0])), 4)
@@ -59,7 +59,7 @@ def _checked_mask(predicted: Tensor, labels: Tensor, mask: Tensor | None) -> Ten
         raise ValueError(
             f"`predicted` must have the shape {tuple(labels.shape)} of labels. Got {tuple(predicted.shape)}."
         )
-    counted = labels >= 0 if mask is None else mask & (labels >= 0)
-    if not counted.any():
-        raise ValueError("`labels` must hold a counted variable. Got none.")
-    return counted
+    targets = labels >= 0 if mask is None else mask & (labels >= 0)
+    if not targets.any():
+        raise ValueError("`labels` must hold at least one target: an unmasked variable with a label. Got none.")
+    return targets

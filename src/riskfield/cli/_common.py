@@ -55,19 +55,19 @@ def readable(pictures: PictureSet) -> PictureSet:
 
 
 @contextmanager
-def divergence_said(aloud: bool = True) -> Iterator[None]:
-    """Say in one line, in place of a warning, that training diverged."""
+def print_divergence(enabled: bool = True) -> Iterator[None]:
+    """Print a `DivergenceWarning` as one line instead of a Python warning, or drop it if not `enabled`."""
     show = warnings.showwarning
 
-    def say(message: Warning | str, category: type[Warning], *where: Any, **options: Any) -> None:
+    def show_or_print(message: Warning | str, category: type[Warning], *where: Any, **options: Any) -> None:
         if not issubclass(category, DivergenceWarning):
             show(message, category, *where, **options)
-        elif aloud:
+        elif enabled:
             typer.echo(f"riskfield: {message}", err=True)
 
     with warnings.catch_warnings():
         warnings.simplefilter("always", DivergenceWarning)
-        warnings.showwarning = say
+        warnings.showwarning = show_or_print
         yield
 
 
@@ -107,7 +107,7 @@ Config = Annotated[
         metavar="FILE.toml",
         is_eager=True,
         callback=_read_config,
-        help="Options from a file, such as `ridge = 1e-3`; what the command line says comes first.",
+        help="Read options from a file, such as `ridge = 1e-3`. The command line takes precedence.",
     ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and errors.")]

@@ -15,7 +15,7 @@ import numpy as np
 import typer
 
 from riskfield.adjoints.unroll import Unroll
-from riskfield.cli._common import divergence_said
+from riskfield.cli._common import print_divergence
 from riskfield.data.folders import image_folder
 from riskfield.data.pictures import Picture
 from riskfield.entropy import TRW, Bethe
@@ -32,7 +32,7 @@ from riskfield.progress import bar
 
 
 class LossName(StrEnum):
-    """The losses that have a name."""
+    """The losses that can be chosen by name."""
 
     CLIQUE_LOGISTIC = "clique-logistic"
     UNIVARIATE_LOGISTIC = "univariate-logistic"
@@ -46,7 +46,7 @@ class LossName(StrEnum):
 
 
 class InferenceName(StrEnum):
-    """The inference algorithms that training goes through."""
+    """The inference algorithms that can be chosen by name."""
 
     TRW = "trw"
     BP = "bp"
@@ -55,7 +55,7 @@ class InferenceName(StrEnum):
 
 @dataclass(frozen=True)
 class Choices:
-    """What to fit, and how."""
+    """The settings of a fit."""
 
     loss: LossName
     inference: InferenceName
@@ -76,7 +76,7 @@ class Choices:
         iterations: int | None,
         scale: float | None,
     ) -> Self:
-        """The choices of the command line, or else the default ones, checked."""
+        """Validate the options of the command line, and fill in the defaults."""
         inference = inference or InferenceName.TRW
         if inference is InferenceName.TRW:
             rho = 0.5 if rho is None else rho
@@ -91,7 +91,7 @@ class Choices:
         return cls(loss or LossName.CLIQUE_LOGISTIC, inference, rho, sweeps or 10, ridge, iterations or 200, scale)
 
     def objects(self) -> dict[str, Any]:
-        """The same as arguments of `ImageCRF`."""
+        """Return the settings as arguments of `ImageCRF`."""
         algorithm: AbstractAlgorithm = MeanField()
         if self.inference is not InferenceName.MEAN_FIELD:
             algorithm = MessagePassing(Bethe() if self.rho is None else TRW(self.rho))
@@ -104,7 +104,7 @@ class Choices:
         }
 
     def settings(self) -> dict[str, Any]:
-        """The same as options, to be written down."""
+        """Return the settings as options of the command line, for the record."""
         given = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return {name: value for name, value in given.items() if value is not None}
 
@@ -122,17 +122,17 @@ def fit_pictures(
     seed: int,
     quiet: bool,
 ) -> None:
-    """Fit a model to two folders, and write the folder of the run."""
+    """Fit a model to folders of images and masks, and write the folder of the run."""
     from riskfield.learning.image_crf import ImageCRF  # here, because scikit-learn takes a second to load
     from riskfield.learning.picture_run import PictureRun, prepare
 
     began, shown = time.perf_counter(), not quiet and sys.stderr.isatty()
     named = None if not classes else _classes(classes)
     pictures = image_folder(images, masks, classes=named, ignore=ignore)
-    # Without names of their own, classes are called by their values.
+    # Classes without names are named by their values.
     names = named or {int(name): name for name in pictures.classes}
-    read = list(bar(pictures, shown=shown, what="reading"))  # a damaged one is found before the work begins
-    values = np.array([*names, -1])  # the last for what has no label
+    read = list(bar(pictures, shown=shown, what="reading"))  # finds damaged files before the work begins
+    values = np.array([*names, -1])  # the last entry is for pixels without a label
     labels = [values[picture.labels] for picture in read]
     _check_all_occur(names, labels, masks)
     settings = {
@@ -146,7 +146,7 @@ def fit_pictures(
     checkpoint = prepare(out, settings, resume)
     crf = ImageCRF(**choices.objects(), random_state=seed, verbose=shown)
     loaded = time.perf_counter()
-    with divergence_said():
+    with print_divergence():
         images_read = [picture.image for picture in read]
         crf.fit(images_read, labels, checkpoint=Checkpoints(checkpoint, every), resume=resume)
     training = sum(fit.history[-1].seconds for fit in crf.results_ if fit.history)
@@ -162,7 +162,7 @@ def fit_pictures(
     )
     run.save(out)
     if len(crf.results_) < len(crf.stages()):
-        typer.echo(f"riskfield: the training ended before it came to the loss {choices.loss}.", err=True)
+        typer.echo(f"riskfield: training ended before the stage with the loss {choices.loss}.", err=True)
     if not quiet:
         for result in crf.results_:
             typer.echo(str(result))
@@ -185,7 +185,7 @@ def _classes(given: list[str]) -> dict[int, str]:
 
 
 def _fingerprint(pictures: list[Picture]) -> str:
-    """Tells other pictures or labels from these, so that no run goes on with other data."""
+    """Return a digest of pictures and labels, so that a run cannot be resumed with other data."""
     digest = hashlib.sha256()
     for picture in pictures:
         assert picture.labels is not None
@@ -199,13 +199,13 @@ def _check_all_occur(names: dict[int, str], labels: list[Any], masks: Path) -> N
     found = set().union(*(np.unique(own).tolist() for own in labels))
     for value, name in names.items():
         if value not in found:
-            raise ValueError(f"{masks}: no mask has the value {value}, which was to be {name!r}.")
+            raise ValueError(f"{masks}: no mask has the value {value} of the class {name!r}.")
 
 
 def _command(
     images: Path, masks: Path, classes: list[str] | None, ignore: int | None, choices: Choices, out: Path, seed: int
 ) -> str:
-    """The command with all its options, whatever file they came from."""
+    """Return the command with all its options, including those from a configuration file."""
     words = ["riskfield", "fit", "--images", str(images), "--masks", str(masks)]
     for entry in classes or []:
         words += ["--class", entry]

@@ -1,4 +1,4 @@
-"""`riskfield fit PROBLEM.py`: training of what a Python file describes."""
+"""`riskfield fit PROBLEM.py`: training on a problem that a Python file defines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import typer
 
-from riskfield.cli._common import divergence_said
+from riskfield.cli._common import print_divergence
 from riskfield.io._atomic import check_writable
 from riskfield.io.codec import write_tree
 from riskfield.learning.checkpoint import Checkpoints
@@ -21,7 +21,7 @@ from riskfield.learning.ranks import Ranks, ranks
 from riskfield.learning.result import Reason
 from riskfield.learning.validation import Validation
 
-# What the file may say: all arguments of `fit` but those that are options here.
+# The arguments that the file may define: those of `fit`, except those that are options of the command.
 _ARGUMENTS = [
     name
     for name in inspect.signature(run_fit).parameters
@@ -30,14 +30,14 @@ _ARGUMENTS = [
 
 
 def fit_problem(problem: Path, out: Path, checkpoint: Path | None, every: int, seed: int, quiet: bool) -> None:
-    """Fit what the file `problem` describes, as the options say."""
+    """Fit the problem that the file `problem` defines."""
     check_writable(out)
     with ranks() as group:
         arguments = _arguments(problem)
         model = arguments["model"].to(group.device) if group.size > 1 else arguments["model"]
         for name in arguments.keys() & {"data", "validation"}:
             arguments[name] = _share(arguments[name], group)
-        with divergence_said(aloud=group.rank == 0):
+        with print_divergence(group.rank == 0):
             result = run_fit(
                 **{**arguments, "model": model},
                 seed=seed,
@@ -55,7 +55,7 @@ def fit_problem(problem: Path, out: Path, checkpoint: Path | None, every: int, s
 
 
 def _arguments(path: Path) -> dict[str, Any]:
-    """What `problem()` in the file returns, checked."""
+    """Call `problem()` in the file, and validate what it returns."""
     if not path.is_file():
         raise typer.BadParameter(f"{path}: No such file.")
     try:
@@ -69,10 +69,10 @@ def _arguments(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path}: `problem()` must return a dictionary of arguments of `fit`. Got {given!r}.")
     for name in given:
         if name not in _ARGUMENTS:
-            raise ValueError(f"{path}: `problem()` may say {', '.join(_ARGUMENTS)}. Got {name!r}.")
+            raise ValueError(f"{path}: `problem()` may define {', '.join(_ARGUMENTS)}. Got {name!r}.")
     for name in ("model", "data", "loss"):
         if name not in given:
-            raise ValueError(f"{path}: `problem()` must say `{name}`.")
+            raise ValueError(f"{path}: `problem()` must define `{name}`.")
     return given
 
 

@@ -1,4 +1,4 @@
-"""`riskfield fit`: training on pictures, or of what a Python file describes."""
+"""`riskfield fit`: training on pictures, or on a problem that a Python file defines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from riskfield.cli._fit_problem import fit_problem
 
 def fit(
     problem: Annotated[
-        Path | None, typer.Argument(metavar="PROBLEM.py", help="A file with a function `problem()`.")
+        Path | None, typer.Argument(metavar="PROBLEM.py", help="A file that defines a function `problem()`.")
     ] = None,
     *,
     images: Annotated[Path | None, typer.Option(metavar="DIR", help="A folder of images.")] = None,
@@ -22,46 +22,48 @@ def fit(
         Path | None, typer.Option(metavar="DIR", help="A folder of masks with the names of the images.")
     ] = None,
     out: Annotated[
-        Path, typer.Option(metavar="PATH", help="The folder of the run; of PROBLEM.py, a file for the parameters.")
+        Path, typer.Option(metavar="PATH", help="The folder of the run; for PROBLEM.py, the file of the parameters.")
     ],
     classes: Annotated[
         list[str] | None,
-        typer.Option("--class", metavar="VALUE=NAME", help="A value in the masks; once for each. [all that occur]"),
+        typer.Option("--class", metavar="VALUE=NAME", help="A mask value and its class; repeatable. [all values]"),
     ] = None,
-    ignore: Annotated[int | None, typer.Option(min=0, help="The value in the masks of pixels without a label.")] = None,
+    ignore: Annotated[int | None, typer.Option(min=0, help="The mask value of pixels without a label.")] = None,
     loss: Annotated[
         LossName | None,
-        typer.Option(metavar="NAME", help=f"What to minimise: {', '.join(LossName)}. [clique-logistic]"),
+        typer.Option(metavar="NAME", help=f"The loss to minimise: {', '.join(LossName)}. [clique-logistic]"),
     ] = None,
-    inference: Annotated[InferenceName | None, typer.Option(help="How marginals are computed. [trw]")] = None,
-    rho: Annotated[float | None, typer.Option(help="trw: appearance of the edges. [0.5]")] = None,
-    sweeps: Annotated[int | None, typer.Option(min=1, help="Sweeps of inference, all differentiated. [10]")] = None,
-    ridge: Annotated[float | None, typer.Option(min=0, help="Weight of squared parameters. [1e-3]")] = None,
-    iterations: Annotated[int | None, typer.Option(min=1, help="Of the optimiser, at most. [200]")] = None,
+    inference: Annotated[InferenceName | None, typer.Option(help="The inference algorithm. [trw]")] = None,
+    rho: Annotated[float | None, typer.Option(help="trw: the appearance probability of edges. [0.5]")] = None,
+    sweeps: Annotated[
+        int | None, typer.Option(min=1, help="Sweeps of inference; gradients go through all of them. [10]")
+    ] = None,
+    ridge: Annotated[float | None, typer.Option(min=0, help="The weight of the squared parameters. [1e-3]")] = None,
+    iterations: Annotated[int | None, typer.Option(min=1, help="At most this many optimiser iterations. [200]")] = None,
     scale: Annotated[
-        float | None, typer.Option(help="Resolution of inference, as a part of that of the pictures. [1]")
+        float | None, typer.Option(help="The resolution of inference relative to the pictures. [1]")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder.")] = False,
     checkpoint: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="PROBLEM.py: keep checkpoints here, and go on from the newest one there."),
+        typer.Option(metavar="DIR", help="PROBLEM.py: write checkpoints here, and resume from the newest one."),
     ] = None,
     every: Annotated[int, typer.Option(min=1, help="Iterations between checkpoints.")] = 10,
-    seed: Annotated[int, typer.Option(min=0, help="All randomness comes from it.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="The seed of all random numbers.")] = 0,
     config: Config = None,
     quiet: Quiet = False,
 ) -> None:
-    """Fit a model to pictures, or to what a Python file describes.
+    """Fit a model to pictures, or solve the problem that a Python file defines.
 
-    With --images and --masks: a conditional random field that labels pixels, by the features and the initialisation of
-    Domke (2013). images/horse.jpg goes with masks/horse.png, a grey or palette image of the same size whose values are
-    labels. Images may be grey or coloured and of any sizes. The folder --out gets model.safetensors, run.json and
-    checkpoints; the same command with --resume, after an interruption or with more --iterations, goes on from there.
+    With --images and --masks, the command fits a conditional random field that labels pixels, with the features and the
+    initialisation of Domke (2013). The mask of images/horse.jpg is masks/horse.png: a grey or palette image of the same
+    size whose values are labels. Images may be grey or colour, and of any size. The folder --out gets
+    model.safetensors, run.json and checkpoints. After an interruption, or with more --iterations, the same command with
+    --resume continues the run.
 
-    With PROBLEM.py: a file that defines a function problem(), which returns the arguments of riskfield.fit as a
-    dictionary: model, data, loss and, where needed, inference, optimiser, ridge, validation, ... Under torchrun every
-    process takes its share of the data. With --checkpoint the same command, interrupted or killed, goes on where it
-    stopped.
+    With PROBLEM.py, the file must define a function problem(), which returns the arguments of riskfield.fit as a
+    dictionary: model, data, loss and, if needed, inference, optimiser, ridge, validation, ... Under torchrun every
+    process uses its share of the data. With --checkpoint the same command resumes after it was interrupted or killed.
 
     \b
     Examples:
@@ -74,12 +76,12 @@ def fit(
       torchrun --nproc-per-node 2 -m riskfield fit blobs.py --out blobs.safetensors --checkpoint runs/blobs
     """
     if problem is None and (images is None or masks is None):
-        raise typer.BadParameter("Say what to fit: --images and --masks, or a file PROBLEM.py.")
+        raise typer.BadParameter("Give --images and --masks, or a file PROBLEM.py.")
     if problem is None:
         assert images is not None
         assert masks is not None
         if checkpoint is not None:
-            raise typer.BadParameter("--checkpoint applies to PROBLEM.py. Pictures have theirs in the folder --out.")
+            raise typer.BadParameter("--checkpoint applies to PROBLEM.py. For pictures, checkpoints are in --out.")
         choices = Choices.of(loss, inference, rho, sweeps, ridge, iterations, scale)
         fit_pictures(images, masks, classes, ignore, choices, out, resume=resume, every=every, seed=seed, quiet=quiet)
         return
@@ -94,5 +96,5 @@ def fit(
     given |= {"--scale": scale, "--resume": resume or None}
     for option, value in given.items():
         if value is not None:
-            raise typer.BadParameter(f"{option} applies to pictures. Got PROBLEM.py, which says such things itself.")
+            raise typer.BadParameter(f"{option} applies to pictures. Got PROBLEM.py, which defines this itself.")
     fit_problem(problem, out, checkpoint, every, seed, quiet)

@@ -19,13 +19,14 @@ CLASSES = ("sky", "tree", "road", "grass", "water", "building", "mountain", "for
 
 
 def stanford_background(root: Root = None) -> PictureSet:
-    """The 715 pictures of the Stanford Background Dataset, about 240 by 320, with labels of eight classes; -1 for none.
+    """Load the 715 pictures of the Stanford Background Dataset, about 240 by 320, with eight classes; -1 for no label.
 
     Arguments:
-        root: the folder that has `iccv09Data/`. By default the environment variable RISKFIELD_DATA says it.
+        root: the folder that contains `iccv09Data/`. By default it is taken from the environment variable
+            RISKFIELD_DATA.
 
     Raises:
-        MissingDataError: if it is not there; it says what to download.
+        MissingDataError: if the data set is missing; the message says what to download.
     """
     images, regions = SOURCE.find(root, "iccv09Data/images", "iccv09Data/labels")
     names = sorted(path.stem for path in images.glob("*.jpg"))
@@ -37,18 +38,18 @@ def stanford_background(root: Root = None) -> PictureSet:
         image, path = read_image(images / f"{name}.jpg"), regions / f"{name}.regions.txt"
         labels = _read_regions(path)
         if labels.shape != image.shape[:2]:
-            raise FileFormatError(f"{path} must be of shape {image.shape[:2]}, as {name}.jpg is. It is {labels.shape}.")
+            raise FileFormatError(f"{path} must have the shape {image.shape[:2]} of {name}.jpg. Got {labels.shape}.")
         return Picture(name, image, labels)
 
     return PictureSet(names, read, CLASSES)
 
 
 def _read_regions(path: Path) -> Labels:
-    """A line of integers for every row of the picture; what is negative has no label."""
+    """Read a file with one line of integers per row of the picture. Negative integers mean no label."""
     try:
         labels = np.array([line.split() for line in path.read_text().splitlines() if line.strip()]).astype(np.int64)
     except ValueError as error:
-        raise FileFormatError(f"{path} must have lines of equally many integers: {error}") from error
+        raise FileFormatError(f"{path} must have lines with the same number of integers: {error}") from error
     if labels.size and labels.max() >= len(CLASSES):
         raise FileFormatError(f"{path} must have labels from 0 to {len(CLASSES) - 1}. Got {labels.max()}.")
     return np.maximum(labels, -1)

@@ -17,14 +17,14 @@ SUBSETS = ("train", "val", "test")
 
 
 def bsds500(root: Root = None, subsets: Sequence[str] = ("train", "val")) -> PictureSet:
-    """The photographs of BSDS500, 481 by 321 or 321 by 481, by their numbers; without labels.
+    """Load the photographs of BSDS500, 481 by 321 or 321 by 481, without labels. Their names are their numbers.
 
     Arguments:
-        root: the folder that has `BSDS500/`. By default the environment variable RISKFIELD_DATA says it.
-        subsets: of "train" (200 pictures), "val" (100) and "test" (200). The first two together are BSDS300.
+        root: the folder that contains `BSDS500/`. By default it is taken from the environment variable RISKFIELD_DATA.
+        subsets: some of "train" (200 pictures), "val" (100) and "test" (200). The first two together are BSDS300.
 
     Raises:
-        MissingDataError: if a subset is not there; it says what to download.
+        MissingDataError: if a subset is missing; the message says what to download.
     """
     unknown = [subset for subset in subsets if subset not in SUBSETS]
     if unknown or not subsets or isinstance(subsets, str):
@@ -33,6 +33,6 @@ def bsds500(root: Root = None, subsets: Sequence[str] = ("train", "val")) -> Pic
     files = {file.stem: file for folder in folders for file in folder.glob("*.jpg")}
     if not files:
         raise MissingDataError(f"BSDS500 has no pictures: {', '.join(map(str, folders))} without *.jpg.")
-    # By number, as they are known, not by the text of the number.
+    # Sort by number, not alphabetically.
     names = sorted(files, key=lambda name: (len(name), name))
     return PictureSet(names, lambda name: Picture(name, read_image(files[name])))

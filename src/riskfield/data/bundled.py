@@ -1,4 +1,4 @@
-"""Pictures that need no download: those that come with scikit-image."""
+"""Pictures that come with scikit-image and need no download."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TEXTURES = ("brick", "grass", "gravel")
 
 
 def bundled_pictures() -> PictureSet:
-    """Seventeen pictures of scikit-image, without labels; `denoising` makes a task of them.
+    """Load seventeen pictures of scikit-image, without labels. `denoising` turns them into a denoising task.
 
     >>> pictures = bundled_pictures()
     >>> len(pictures), pictures.select(["camera"])[0].image.shape
@@ -27,16 +27,16 @@ def bundled_pictures() -> PictureSet:
 
 
 def mosaics(count: int = 16, shape: tuple[int, int] = (120, 160), *, test: bool = False, seed: int = 0) -> PictureSet:
-    """Grey pictures put together from patches of brick, grass and gravel; the labels say which is where.
+    """Compose grey pictures from patches of brick, grass and gravel. The labels are the textures.
 
-    The patches are bounded by smooth random curves. Those for training are cut from the left halves of scikit-image's
-    textures, those for testing from the right ones, so that no pixel is in both.
+    The patches are bounded by smooth random curves. Training pictures use the left halves of scikit-image's textures
+    and test pictures the right halves, so that they have no pixels in common.
 
     Arguments:
-        count: how many pictures.
+        count: the number of pictures.
         shape: their rows and columns, at most 512 and 256.
-        test: whether they are for testing.
-        seed: of the curves and of where patches are cut out.
+        test: whether to make test pictures.
+        seed: the seed of the curves and of the positions of the patches.
 
     >>> pictures = mosaics(4)
     >>> pictures, pictures[0].labels.shape
@@ -61,7 +61,7 @@ def mosaics(count: int = 16, shape: tuple[int, int] = (120, 160), *, test: bool 
 
 
 def _regions(shape: tuple[int, int], generator: np.random.Generator) -> npt.NDArray[np.int64]:
-    """Which of smooth random functions, one for each texture, is largest where."""
+    """Return, for every pixel, the texture whose smooth random function is largest."""
     from scipy.ndimage import gaussian_filter
 
     functions = [gaussian_filter(generator.standard_normal(shape), sum(shape) / 20) for _ in _TEXTURES]

@@ -20,14 +20,15 @@ class Examples:
     """Examples that share one graph.
 
     Arguments:
-        graph: the structure they share.
-        labels: the true states, integers of shape (n, variable); -1 marks a hidden variable.
-        inputs: what the model reads: a tensor whose first axis counts the examples, or a dict, tuple, list or dataclass
-            of such tensors. None for a model without input.
-        evidence: states that are observed at prediction time too, of shape (n, variable); -1 for all others.
-        mask: which variables count in the loss, booleans of shape (n, variable). By default those with a label that
-            are not evidence.
-        weights: how much each example counts, of shape (n,). By default 1.
+        graph: the shared structure.
+        labels: the true states, integers of shape (n, variable); -1 for hidden variables.
+        inputs: the inputs of the model: a tensor whose first axis is the example, or a dict, tuple, list or dataclass
+            of such tensors. None for a model without inputs.
+        evidence: the states of observed variables, of shape (n, variable); -1 for all others. They are also observed at
+            prediction time.
+        mask: which variables are targets of the loss, booleans of shape (n, variable). By default those that have a
+            label and are not observed.
+        weights: the weights of the examples, of shape (n,). By default 1.
 
     >>> from riskfield import chain
     >>> examples = Examples(chain(3, num_states=2), labels=torch.tensor([[0, 1, 1], [1, 0, -1]]))
@@ -77,14 +78,14 @@ class Examples:
         inputs: Any = None,
         weights: Tensor | None = None,
     ) -> Examples:
-        """Examples that each say which variables are observed and which are to be predicted; all others are hidden.
+        """Make examples from states and from the roles of variables: observed, outputs, or else hidden.
 
         Arguments:
-            graph: the structure they share.
-            states: integers of shape (n, variable); -1 where unknown, which only hidden variables may be, and outputs
-                of examples to predict.
-            observed: booleans of shape (n, variable), or (variable,) for all examples alike.
-            outputs: likewise; none of them observed.
+            graph: the shared structure.
+            states: integers of shape (n, variable); -1 if unknown. Only hidden variables, and outputs of examples to
+                predict, may be unknown.
+            observed: booleans of shape (n, variable), or (variable,) if all examples have the same roles.
+            outputs: the variables to predict, booleans of the same shapes. They must not be observed.
             inputs, weights: as for `Examples`.
 
         >>> from riskfield import Examples, chain
@@ -100,9 +101,9 @@ class Examples:
         if (given & asked).any():
             raise ValueError("`outputs` must not be among the `observed` variables of the same example.")
         if (given & (states < 0)).any():
-            raise ValueError("`states` must be known, and not -1, where `observed` says so.")
+            raise ValueError("`states` must not be -1 where `observed` is True.")
         labels, evidence = torch.where(asked, states, -1), torch.where(given, states, -1)
-        # A mask that counts unknown labels is no loss's, but says what to predict.
+        # A mask that selects unknown labels cannot be used by a loss, but tells `predict` which variables to predict.
         unknown = bool((asked & (states < 0)).any())
         return cls(graph, labels, inputs, evidence, asked if unknown else None, weights)
 
@@ -110,8 +111,8 @@ class Examples:
     def asked(self) -> Tensor:
         """Which variables are to be predicted, of shape (n, variable).
 
-        Those of the mask; without one those with a label that are not evidence, or in an example without labels all
-        that are not evidence.
+        With a mask, these are the variables it selects. Without a mask, they are the unobserved variables with a label,
+        or all unobserved variables of an example that has no labels.
         """
         given = torch.zeros_like(self.labels, dtype=torch.bool) if self.evidence is None else self.evidence >= 0
         if self.mask is not None:
@@ -120,20 +121,20 @@ class Examples:
         return torch.where(labelled.any(-1, keepdim=True), labelled, True) & ~given
 
     def __len__(self) -> int:
-        """How many examples there are."""
+        """The number of examples."""
         return len(self.labels)
 
     def select(self, indices: Tensor | Sequence[int] | slice) -> Examples:
-        """The examples with the given indices, in that order."""
+        """Return the examples with the given indices, in that order."""
         chosen = indices if isinstance(indices, slice) else torch.as_tensor(indices, dtype=torch.int64)
         return self._mapped(lambda tensor: tensor[chosen if isinstance(chosen, slice) else chosen.to(tensor.device)])
 
     def to(self, device: torch.device | str) -> Examples:
-        """The same examples with all tensors on `device`."""
+        """Return the same examples with all tensors on `device`."""
         return self._mapped(lambda tensor: tensor.to(device))
 
     def _mapped(self, function: Callable[[Tensor], Tensor]) -> Examples:
-        mapped = copy.copy(self)  # what was checked need not be checked again
+        mapped = copy.copy(self)  # skips a second validation
         for name in ("labels", "inputs", "evidence", "mask", "weights"):
             object.__setattr__(mapped, name, _map(getattr(self, name), function, name))
         return mapped
@@ -150,7 +151,7 @@ DataSet: TypeAlias = Examples | Sequence[Examples]
 
 
 def blocks(data: DataSet, name: str = "data") -> tuple[Examples, ...]:
-    """A data set as a tuple of `Examples`, one per graph."""
+    """Return a data set as a tuple of `Examples`, one per graph."""
     parts = (data,) if isinstance(data, Examples) else tuple(data)
     for part in parts:
         if not isinstance(part, Examples):
@@ -161,9 +162,9 @@ def blocks(data: DataSet, name: str = "data") -> tuple[Examples, ...]:
 
 
 def take(data: DataSet, indices: Tensor | Sequence[int]) -> tuple[Examples, ...]:
-    """The examples of a data set with the given numbers, counted through all its blocks.
+    """Return the examples of a data set with the given indices. Indices run through all blocks of the data set.
 
-    Blocks keep their order, and examples that of `indices` within their block; a block none is taken from stays, empty.
+    Blocks keep their order. Within a block, examples have the order of `indices`. A block may become empty.
 
     >>> from riskfield import chain
     >>> data = [Examples(chain(k, 2), torch.zeros(2, k, dtype=torch.int64)) for k in (3, 4)]
@@ -180,12 +181,12 @@ def take(data: DataSet, indices: Tensor | Sequence[int]) -> tuple[Examples, ...]
 
 
 def join(parts: Sequence[Examples]) -> Examples:
-    """Examples on different graphs as one, side by side, so that inference runs on all of them at once.
+    """Join examples on different graphs into one example, so that inference runs on all of them at once.
 
-    Variables are numbered part after part, and the inputs of variables and of factors are joined along their second
-    axis, which fits models whose inputs have a row per variable and per factor. Every part has one example, without
-    weights; all variables have the same number of states and all factors the same shape, none tied. Losses that sum
-    over variables are the same as part by part; those of whole examples, such as `FMeasure`, then see all parts as one.
+    Variables are numbered part by part. The inputs of variables and of factors are concatenated along their second
+    axis, as models with one input row per variable and per factor expect. Every part must have one example without
+    weights, all variables the same number of states, and all factors the same shape without tied tables. Losses that
+    are sums over variables do not change. Losses of whole examples, such as `FMeasure`, treat all parts as one example.
 
     >>> from riskfield import Examples, chain
     >>> parts = [Examples(chain(k, 2), torch.ones(1, k, dtype=torch.int64), torch.randn(1, k, 5)) for k in (3, 4)]
@@ -203,7 +204,7 @@ def join(parts: Sequence[Examples]) -> Examples:
         raise ValueError("`parts` must have one example each, without `weights`.")
     types = [key for key in parts[0].inputs if key != "nodes"] if isinstance(parts[0].inputs, Mapping) else []
     if len(types) > 1:
-        # Factors are numbered part after part, not type after type as a model of several types has them.
+        # Factors are numbered part by part, but a model with several factor types expects them type by type.
         raise ValueError(
             f"`parts` must have the inputs of all factors in one tensor. Got {', '.join(map(str, types))}."
         )
@@ -246,11 +247,11 @@ def _role(name: str, role: Tensor, states: Tensor) -> Tensor:
 
 def _check_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
     if tuple(tensor.shape) != shape:
-        raise ValueError(f"`{name}` must have shape {shape}, as `labels` say. Got {tuple(tensor.shape)}.")
+        raise ValueError(f"`{name}` must have shape {shape} to match `labels`. Got {tuple(tensor.shape)}.")
 
 
 def _map(value: Any, function: Callable[[Tensor], Tensor], name: str) -> Any:
-    """`function` of every tensor in a nest of dicts, tuples, lists and dataclasses."""
+    """Apply `function` to every tensor in a nest of dicts, tuples, lists and dataclasses."""
     if value is None:
         return None
     if isinstance(value, Tensor):

@@ -20,17 +20,18 @@ _BLACK_IN_SOME_COPIES = "horse318"
 
 
 def weizmann_horses(root: Root = None) -> PictureSet:
-    """The Weizmann horses, with the labels "ground" and "horse".
+    """Load the Weizmann horses, with the labels "ground" and "horse".
 
-    A photograph and its mask differ in size. The photograph is brought to the size of the mask, and is then of floats
-    in [0, 1]. Masks are JPEG files, and cut at half. In some copies `horse318` is black; there it is left out, and 327
-    of 328 pictures stay.
+    A photograph and its mask differ in size. The photograph is resized to the size of the mask, as floats in [0, 1].
+    Masks are JPEG files, thresholded at one half. In some copies of the data set `horse318` is black; it is then left
+    out, and 327 of 328 pictures remain.
 
     Arguments:
-        root: the folder that has `weizmann_horse_db/`. By default the environment variable RISKFIELD_DATA says it.
+        root: the folder that contains `weizmann_horse_db/`. By default it is taken from the environment variable
+            RISKFIELD_DATA.
 
     Raises:
-        MissingDataError: if it is not there; it says what to download.
+        MissingDataError: if the data set is missing; the message says what to download.
     """
     photographs, masks = SOURCE.find(root, "weizmann_horse_db/rgb", "weizmann_horse_db/figure_ground")
     names = sorted(path.stem for path in photographs.glob("*.jpg"))
@@ -45,7 +46,10 @@ def weizmann_horses(root: Root = None) -> PictureSet:
         labels = (mask.mean(axis=-1) > 0.5).astype(np.int64)
         photograph = as_floats(read_image(photographs / f"{name}.jpg"))
         if not 0.95 < photograph.shape[0] / photograph.shape[1] * labels.shape[1] / labels.shape[0] < 1.05:
-            raise FileFormatError(f"{name}: the mask, {labels.shape}, and the photograph have another aspect.")
+            raise FileFormatError(
+                f"{name}: mask and photograph must have the same aspect ratio. Got {labels.shape} and "
+                f"{photograph.shape[:2]}."
+            )
         return Picture(name, resize(torch.from_numpy(photograph), labels.shape).numpy(), labels)
 
     return PictureSet(names, read, ("ground", "horse"))

@@ -26,21 +26,22 @@ _BYTES = 8  # the code of unsigned bytes in an IDX file
 
 @dataclass(frozen=True, eq=False)
 class Digits:
-    """Images of digits and which they are."""
+    """Images of digits and their labels."""
 
     images: npt.NDArray[np.uint8]  # (n, 28, 28)
     digits: Labels  # (n,)
 
 
 def mnist(root: Root = None, *, train: bool = False) -> Digits:
-    """The 10,000 test images of MNIST, or the 60,000 of its training set.
+    """Load the 10,000 test images of MNIST, or its 60,000 training images.
 
     Arguments:
-        root: the folder that has `MNIST/raw/`. By default the environment variable RISKFIELD_DATA says it.
-        train: which of the two.
+        root: the folder that contains `MNIST/raw/`. By default it is taken from the environment variable
+            RISKFIELD_DATA.
+        train: whether to load the training images.
 
     Raises:
-        MissingDataError: if it is not there; it says what to download.
+        MissingDataError: if the data set is missing; the message says what to download.
     """
     (folder,) = SOURCE.find(root, "MNIST/raw")
     part = "train" if train else "t10k"
@@ -52,13 +53,13 @@ def mnist(root: Root = None, *, train: bool = False) -> Digits:
 
 
 def _file(root: Root, folder: Path, name: str) -> Path:
-    """The unpacked file if it is there, else the packed one."""
+    """Return the uncompressed file if it exists, otherwise the compressed one."""
     plain = folder / name
     return plain if plain.exists() else SOURCE.find(root, f"MNIST/raw/{name}.gz")[0]
 
 
 def _read_idx(path: Path, axes: int) -> npt.NDArray[Any]:
-    """An IDX file: two zeros, the code of the type, the number of axes, their lengths (big-endian), the values."""
+    """Read an IDX file: two zeros, the code of the type, the number of axes, their lengths (big-endian), the values."""
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:

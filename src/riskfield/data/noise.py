@@ -1,4 +1,4 @@
-"""Binary pictures and what the papers do to them before they are to be restored."""
+"""Binary pictures, and the noise that the papers add to them."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ Mode = tuple[float, float]  # mean and standard deviation
 
 
 class AbstractNoise(ABC):
-    """A random picture y from a binary one x, pixel by pixel."""
+    """A random picture y, given a binary picture x, with independent pixels."""
 
     @abstractmethod
     def __call__(self, labels: Labels, generator: np.random.Generator) -> Floats:
-        """Noisy values of the shape of `labels`, which are 0 and 1."""
+        """Return noisy values of the shape of `labels`, which are 0 and 1."""
 
 
 @dataclass(frozen=True)
 class PowerNoise(AbstractNoise):
     """y = x (1 - t^n) + (1 - x) t^n with t uniform on [0, 1] (Domke 2013, section 8.2).
 
-    The smaller the exponent n >= 1, the more noise. At n = 1 nothing is left of x.
+    The exponent n is at least 1. A smaller exponent means more noise; at n = 1, y is independent of x.
     """
 
     exponent: float
@@ -40,14 +40,14 @@ class PowerNoise(AbstractNoise):
             raise ValueError(f"`exponent` must be at least 1. Got {self.exponent}.")
 
     def __call__(self, labels: Labels, generator: np.random.Generator) -> Floats:
-        """Values in [0, 1]."""
+        """Return values in [0, 1]."""
         t = generator.random(labels.shape) ** self.exponent
         return labels * (1 - t) + (1 - labels) * t
 
 
 @dataclass(frozen=True)
 class GaussianNoise(AbstractNoise):
-    """y = x + e with e normal. The papers do not print the deviation; 0.3 is believed to be Kumar and Hebert's."""
+    """y = x + e with e normal. The papers do not give the deviation; 0.3 is believed to be that of Kumar and Hebert."""
 
     deviation: float = 0.3
 
@@ -56,27 +56,27 @@ class GaussianNoise(AbstractNoise):
             raise ValueError(f"`deviation` must not be negative. Got {self.deviation}.")
 
     def __call__(self, labels: Labels, generator: np.random.Generator) -> Floats:
-        """Values around 0 and 1."""
+        """Return values around 0 and 1."""
         return labels + self.deviation * generator.standard_normal(labels.shape)
 
 
 @dataclass(frozen=True)
 class BimodalNoise(AbstractNoise):
-    """y from one of two normal distributions, either as likely, that depend on x.
+    """y is drawn from an equal mixture of two normal distributions, which depend on x.
 
-    The papers implemented here do not print the parameters. The defaults are in the manner of Kumar and Hebert's: one
-    mode of each class lies between those of the other, so that no threshold on y separates them.
+    The papers implemented here do not give the parameters. The defaults follow the pattern of Kumar and Hebert: a mode
+    of one class lies between the modes of the other, so that no threshold on y separates the classes.
 
     Arguments:
-        zero: (mean, standard deviation) of the two modes where x = 0.
-        one: the same where x = 1.
+        zero: (mean, standard deviation) of the two modes for x = 0.
+        one: (mean, standard deviation) of the two modes for x = 1.
     """
 
     zero: tuple[Mode, Mode] = ((0.55, 0.02), (0.42, 0.10))
     one: tuple[Mode, Mode] = ((0.08, 0.03), (0.46, 0.03))
 
     def __call__(self, labels: Labels, generator: np.random.Generator) -> Floats:
-        """Values around four modes."""
+        """Return values around four modes."""
         mode = np.array([self.zero, self.one])[labels, generator.integers(0, 2, labels.shape)]
         values: Floats = mode[..., 0] + mode[..., 1] * generator.standard_normal(labels.shape)
         return values
@@ -84,7 +84,7 @@ class BimodalNoise(AbstractNoise):
 
 @dataclass(frozen=True)
 class ReassignmentNoise(AbstractNoise):
-    """A part of the pixels, `rate`, gets 0 or 1 at random (Domke 2008): half of them keep their value by chance."""
+    """A share `rate` of the pixels is set to 0 or 1 at random (Domke 2008), so half of these keep their value."""
 
     rate: float
 
@@ -93,16 +93,16 @@ class ReassignmentNoise(AbstractNoise):
             raise ValueError(f"`rate` must be from 0 to 1. Got {self.rate}.")
 
     def __call__(self, labels: Labels, generator: np.random.Generator) -> Floats:
-        """Zeros and ones."""
+        """Return zeros and ones."""
         hit = generator.random(labels.shape) < self.rate
         return np.where(hit, generator.integers(0, 2, labels.shape), labels).astype(np.float64)
 
 
 def binarise(image: npt.ArrayLike, shape: tuple[int, int] | None = None) -> Labels:
-    """1 where a picture is brighter than its mean, else 0.
+    """Return 1 where a picture is brighter than its mean, else 0.
 
-    With a `shape`, such as the papers' (200, 300), the picture is brought to it first, by area: upright pictures are
-    turned on their side for a `shape` that is wider than high, and the other way round.
+    With a `shape`, such as (200, 300) in the papers, the picture is first resized to it. A picture in portrait format
+    is rotated by 90 degrees if `shape` is in landscape format, and vice versa.
 
     >>> binarise([[0.1, 0.2, 0.9], [0.0, 0.8, 1.0]])
     array([[0, 0, 1],
@@ -120,9 +120,9 @@ def binarise(image: npt.ArrayLike, shape: tuple[int, int] | None = None) -> Labe
 def denoising(
     pictures: PictureSet, noise: AbstractNoise, *, shape: tuple[int, int] | None = (200, 300), seed: int = 0
 ) -> PictureSet:
-    """Pictures to restore: labels from `binarise`, images from `noise`.
+    """Return pictures to restore: the labels come from `binarise`, the images from `noise`.
 
-    The noise of a picture depends on `seed` and the picture's name alone, not on which others are in the set.
+    The noise of a picture depends only on `seed` and on the name of the picture, not on the other pictures of the set.
     """
 
     def noisy(picture: Picture) -> Picture:

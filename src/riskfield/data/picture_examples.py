@@ -1,4 +1,4 @@
-"""From pictures to examples on grids."""
+"""Conversion of pictures to examples on grids."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def picture_examples(
     cache: FeatureCache | None = None,
     dtype: torch.dtype = torch.float64,
 ) -> list[Examples]:
-    """Pictures as a data set for a `LinearModel`: an `Examples` for every size, in the order in which sizes appear.
+    """Convert pictures to a data set for a `LinearModel`: one `Examples` per size, in the order of first appearance.
 
-    The model has factors of the types "horizontal" and "vertical". Where the recipe has a `scale` below 1, a pixel of
-    the grid has the label that covers most of it.
+    The model must have the factor types "horizontal" and "vertical". If `features.scale` is below 1, a pixel of the
+    grid gets the label that covers most of its area.
 
     Arguments:
-        pictures: with labels.
-        features: the recipe.
-        num_states: how many labels there are.
-        cache: where features are kept. By default nowhere.
-        dtype: of the features, that of the model.
+        pictures: pictures with labels.
+        features: the recipe of the features.
+        num_states: the number of labels.
+        cache: where to store the features. By default they are not stored.
+        dtype: the dtype of the features, which must be that of the model.
 
     >>> import numpy as np
     >>> shapes = [(4, 5), (6, 3), (4, 5)]

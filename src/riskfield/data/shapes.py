@@ -1,7 +1,7 @@
-"""A stand-in for the binary images of Kumar & Hebert, which cannot be had: four shapes, 64 by 64, drawn here.
+"""A replacement for the binary images of Kumar & Hebert, which are not available: four shapes of 64 by 64 pixels.
 
-Domke (2010) has four images of which each is corrupted fifty times, and trains on ten versions of the first. The
-numbers are kept, the images are others: results are not to be compared with published ones.
+Domke (2010) adds noise to each of four images fifty times, and trains on ten noisy versions of the first. The numbers
+here are the same, but the images differ: results cannot be compared with published ones.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SIDE, _VERSIONS, _TRAINING = 64, 50, 10
 
 
 def draw_shapes() -> tuple[Labels, ...]:
-    """The four clean images, of zeros and ones: a disc in a frame, a ring and bars, a star, waves."""
+    """Return the four clean images of zeros and ones: a disc in a frame, a ring and bars, a star, waves."""
     down, right = np.mgrid[:_SIDE, :_SIDE] + 0.5
     radius = np.hypot(down - 32, right - 32)
     angle = np.arctan2(down - 32, right - 32)
@@ -33,7 +33,7 @@ def draw_shapes() -> tuple[Labels, ...]:
 
 
 def noisy_shapes(noise: AbstractNoise, seed: int = 0) -> tuple[PictureSet, Split]:
-    """Fifty noisy versions of each shape, and the split: ten versions of the first to train on, 190 to test on."""
+    """Return fifty noisy versions of each shape, and the split: ten versions of the first to train, 190 to test."""
     clean = draw_shapes()
     names = [f"{shape}-{version:02}" for shape in range(len(clean)) for version in range(_VERSIONS)]
 

@@ -1,4 +1,4 @@
-"""Which pictures are for training and which for testing, by name, so that it can be recorded and repeated."""
+"""Splits of pictures into training and test sets, by name, so that they can be recorded and repeated."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from riskfield.io._atomic import write_text
 
 @dataclass(frozen=True)
 class Split:
-    """Names for training and names for testing, none in both."""
+    """The names of training pictures and of test pictures. No name is in both."""
 
     train: tuple[str, ...]
     test: tuple[str, ...]
@@ -24,13 +24,14 @@ class Split:
         names = [*self.train, *self.test]
         if len(set(names)) < len(names):
             twice = sorted({name for name in names if names.count(name) > 1})
-            raise ValueError(f"`train` and `test` must have every name once. Got {twice[:3]} more often.")
+            raise ValueError(f"`train` and `test` must not repeat a name. Got {twice[:3]} more than once.")
 
 
 def spread(names: Sequence[str], train: int, test: int) -> Split:
-    """A split without chance: `train` + `test` of the names at equal steps, and of these again at equal steps.
+    """Make a deterministic split. It selects `train` + `test` names at equal steps, and the training names among them.
 
-    In an order in which neighbours are alike, both parts are then like the whole.
+    The training names are at equal steps among the selected names. If similar pictures are adjacent in `names`, both
+    parts are then representative of the whole.
 
     >>> spread("abcdefghij", train=2, test=3)
     Split(train=('a', 'e'), test=('c', 'g', 'i'))
@@ -41,7 +42,7 @@ def spread(names: Sequence[str], train: int, test: int) -> Split:
 
 
 def folds(names: Sequence[str], count: int) -> tuple[Split, ...]:
-    """Cross-validation: fold k is tested on every `count`-th name from the k-th, and trained on the others.
+    """Make the splits of cross-validation. The test set of fold k is every `count`-th name, starting with the k-th.
 
     >>> [fold.test for fold in folds("abcdefg", 3)]
     [('a', 'd', 'g'), ('b', 'e'), ('c', 'f')]
@@ -55,35 +56,35 @@ def folds(names: Sequence[str], count: int) -> tuple[Split, ...]:
 
 
 def write_splits(path: str | os.PathLike[str], splits: Sequence[Split], rule: str) -> None:
-    """Keep splits in a JSON file, with the rule that made them in words."""
-    # A line for every split, so that a file of many names can still be looked at.
+    """Write splits to a JSON file, with a description of the rule that made them."""
+    # One line per split keeps a file of many names readable.
     lines = ",\n".join(json.dumps({"train": split.train, "test": split.test}) for split in splits)
     write_text(path, f'{{"rule": {json.dumps(rule)},\n"splits": [\n{lines}\n]}}\n')
 
 
 def read_splits(path: str | os.PathLike[str]) -> tuple[Split, ...]:
-    """The splits in a file of `write_splits`.
+    """Read the splits from a file of `write_splits`.
 
     Raises:
-        FileFormatError: if it holds none.
+        FileFormatError: if the file is not such a file.
     """
     try:
         parts = json.loads(Path(path).read_text(encoding="utf-8"))["splits"]
         return tuple(Split(tuple(part["train"]), tuple(part["test"])) for part in parts)
     except (ValueError, KeyError, TypeError) as error:
-        raise FileFormatError(f"{path} must hold splits as `write_splits` writes them: {error!r}") from error
+        raise FileFormatError(f"{path} must have the format of `write_splits`: {error!r}") from error
 
 
 class Recorded(Enum):
-    """The splits of the experiments with public data sets. Which pictures the papers took is not known."""
+    """The splits of the experiments with public data sets. It is not known which pictures the papers used."""
 
-    BERKELEY_2010 = "berkeley-2010"  # Domke (2010), Table 1: 100 pictures to train on, 100 to test on
+    BERKELEY_2010 = "berkeley-2010"  # Domke (2010), Table 1: 100 training and 100 test pictures
     BERKELEY_2013 = "berkeley-2013"  # Domke (2013), Table 1: 32 and 100
-    HORSES = "horses"  # Domke (2013), Table 2: 200 and, without the black one, 127
+    HORSES = "horses"  # Domke (2013), Table 2: 200 and, without the black picture, 127
     BACKGROUNDS = "backgrounds"  # Domke (2013), Table 3: five folds of 143
 
     def read(self) -> tuple[Split, ...]:
-        """The split, or one for each fold."""
+        """Return the split, or one split per fold."""
         return read_splits(Path(__file__).parent / "recorded" / f"{self.value}.json")
 
 

@@ -1,1 +1,1 @@
-"""Models: theta from inputs and learned parameters, as torch modules."""
+"""Models: torch modules that compute theta from inputs and learned parameters."""

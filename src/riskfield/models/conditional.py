@@ -1,8 +1,8 @@
-r"""Conditional models: potentials computed from inputs, by matrices or by any network.
+r"""Conditional models, which compute potentials from inputs with matrices or any network.
 
     theta_i = F u(y, i),        theta_c = G v(y, c)                                            (Domke 2013, section 8.1)
 
-u and v are features of a variable and of a factor. F and G may be any module that turns its input into one row of
+u and v are features of a variable and of a factor. F and G may be any module that maps its input to one row of
 potentials per variable or per factor.
 """
 
@@ -22,10 +22,10 @@ Inputs = Tensor | Mapping[str, Tensor] | None
 
 
 class Tables(nn.Module):
-    """Learned potentials that no input changes: `count` tables of `shape`, at first 0.
+    """Learned potentials that do not depend on inputs: `count` tables of `shape`, initialised to 0.
 
-    As the factor network of a `Conditional` model: `Tables(graph.num_factors, 2, 2)` is a table per factor,
-    `Tables(1, 2, 2)` one for all factors of a tied graph.
+    As the factor network of a `Conditional` model, `Tables(graph.num_factors, 2, 2)` has one table per factor, and
+    `Tables(1, 2, 2)` has one table for all factors of a tied graph.
 
     >>> import torch
     >>> from riskfield import Tables
@@ -38,28 +38,29 @@ class Tables(nn.Module):
         self.values = nn.Parameter(torch.zeros(count, *shape, dtype=dtype))
 
     def forward(self, inputs: Tensor | None = None) -> Tensor:
-        """The tables, whatever the inputs."""
+        """Return the tables. The inputs are ignored."""
         return self.values
 
 
 class Conditional(nn.Module):
-    """Theta from inputs: a network for the variables and one for the factors.
+    """Computes theta from inputs with one network for the variables and one for the factors.
 
     Arguments:
         nodes: a module that returns node potentials of shape (*batch, variable, state).
         factors: a module that returns factor potentials of shape (*batch, factor, *shape), or with the joint states of
-            a factor in one axis. On a graph with tied tables it returns one table for each of these.
+            a factor in one axis. On a graph with tied tables it returns one row per table instead of one per factor.
 
-    Either may be a dictionary {name: module} of several, for types of variables or factors with parameters of their
-    own, such as the horizontal and the vertical edges of a grid. Their rows are joined in the order of the dictionary,
-    which must be that of the variables or factors of the graph (on graphs with several groups: group after group).
+    Both may be a dictionary {name: module} instead, for types of variables or factors with separate parameters, such as
+    the horizontal and the vertical edges of a grid. The rows of the modules are concatenated in the order of the
+    dictionary, which must be the order of the variables or factors of the graph (group by group if there are several
+    groups).
 
-    The inputs are a dictionary of tensors: the module under a name gets the tensor under that name, or under "nodes"
-    and "factors" where there is one module. A plain tensor goes to every module; `Tables` need no input.
+    The inputs are a dictionary of tensors. A module gets the tensor of its name; the name is "nodes" or "factors" for a
+    single module. A plain tensor is passed to every module. `Tables` need no input.
 
     >>> import torch
     >>> from riskfield import Conditional, Tables, grid
-    >>> graph = grid(3, 4, num_states=2, tied=True)  # a table for horizontal, one for vertical edges
+    >>> graph = grid(3, 4, num_states=2, tied=True)  # horizontal edges share a table, vertical edges too
     >>> model = Conditional(torch.nn.Linear(5, 2, dtype=torch.float64), Tables(2, 2, 2))
     >>> model(graph, {"nodes": torch.randn(10, 12, 5, dtype=torch.float64)}).shape
     torch.Size([10, 32])
@@ -83,18 +84,18 @@ class Conditional(nn.Module):
 
 
 class LinearModel(Conditional):
-    """theta_i = F u(y, i) and theta_c = G v(y, c), with matrices F and G that begin at 0.
+    """theta_i = F u(y, i) and theta_c = G v(y, c), with matrices F and G that are initialised to 0.
 
     All variables have the same number of states, and all factors the same number of variables. The inputs are
-    {"nodes": u, "factors": v}, of shapes (*batch, variable, feature) and (*batch, factor, feature); put a feature of 1
-    among them for a constant term. F and G are `model.nodes["nodes"].weight` and `model.factors["factors"].weight`.
+    {"nodes": u, "factors": v}, of shapes (*batch, variable, feature) and (*batch, factor, feature). For a constant
+    term, include a feature of 1. F and G are `model.nodes["nodes"].weight` and `model.factors["factors"].weight`.
 
     Arguments:
-        num_states: of every variable, at least 2.
+        num_states: the number of states of every variable, at least 2.
         node_features: the length of u.
-        factor_features: the length of v, or a dictionary {type: length} for a G of its own for every type of factor;
-            the inputs then have a tensor v for each type, and the factors of the graph are listed type by type.
-        arity: how many variables a factor joins.
+        factor_features: the length of v. A dictionary {type: length} gives every type of factor its own G; the inputs
+            then have one tensor v per type, and the factors of the graph must be ordered by type.
+        arity: the number of variables of a factor.
 
     >>> import torch
     >>> from riskfield import LinearModel, grid
@@ -133,7 +134,7 @@ def _named(networks: Networks, name: str) -> nn.ModuleDict:
     if isinstance(networks, nn.Module):
         networks = {name: networks}
     if not isinstance(networks, Mapping) or not all(isinstance(network, nn.Module) for network in networks.values()):
-        raise TypeError(f"`{name}` must be a torch module, or a dictionary of some. Got {networks!r}.")
+        raise TypeError(f"`{name}` must be a torch module, or a dictionary of torch modules. Got {networks!r}.")
     return nn.ModuleDict(networks)
 
 
@@ -142,16 +143,16 @@ def _outputs(networks: nn.ModuleDict, inputs: Inputs) -> Iterable[tuple[str, Ten
         if isinstance(network, Tables):
             yield name, network()
             continue
-        given = inputs.get(name) if isinstance(inputs, Mapping) else inputs
-        if given is None:
+        own = inputs.get(name) if isinstance(inputs, Mapping) else inputs
+        if own is None:
             names = f"the keys {sorted(inputs)}" if isinstance(inputs, Mapping) else repr(inputs)
             raise ValueError(f'`inputs` must be a dictionary with a tensor "{name}", or one tensor. Got {names}.')
-        yield name, network(given)
+        yield name, network(own)
 
 
 def _join(kind: str, outputs: Iterable[tuple[str, Tensor]], shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
-    """The outputs of the networks, joined along their rows and cut into groups of `shapes` (row, *block)."""
-    if not shapes:  # a chain of one variable has no factors, whatever the model has for them
+    """Concatenate the outputs of the networks along their rows and split them into groups of `shapes` (row, *block)."""
+    if not shapes:  # a chain of one variable has no factors, even if the model has networks for them
         return []
     groups: list[list[Tensor]] = [[] for _ in shapes]
     current, filled = 0, 0
@@ -172,7 +173,7 @@ def _join(kind: str, outputs: Iterable[tuple[str, Tensor]], shapes: Sequence[tup
 
 
 def _blocks(who: str, output: Tensor, most: int, block: list[int]) -> Tensor:
-    """`output` with the axes (*batch, row, *block), checked."""
+    """Return `output` with validated axes (*batch, row, *block)."""
     size = math.prod(block)
     if output.shape[-len(block) :] != torch.Size(block) and output.shape[-1:] == torch.Size([size]):
         output = output.unflatten(-1, block)

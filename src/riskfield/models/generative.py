@@ -1,4 +1,4 @@
-"""Generative models: potentials that are parameters themselves, without inputs."""
+"""Generative models, without inputs: the potentials themselves are the parameters."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from riskfield.graph.factor_graph import FactorGraph
 
 
 class Generative(nn.Module):
-    """Every entry of theta a parameter, at first 0: a table per variable and per factor.
+    """Every entry of theta is a parameter, initialised to 0: one table per variable and per factor.
 
-    On a graph with tied tables the tied factors share one. `node_types` does the same for variables.
+    Factors that the graph ties share a table. `node_types` ties variables in the same way.
 
     Arguments:
-        graph: the graph the model is for.
-        node_types: optional, an integer per variable: variables with the same integer share their potentials. They must
-            have the same number of states.
+        graph: the graph of the model.
+        node_types: optional, one integer per variable. Variables with the same integer share their potentials; they
+            must have the same number of states.
 
     >>> import torch
     >>> from riskfield import Generative, grid
@@ -43,7 +43,7 @@ class Generative(nn.Module):
         self.factors = nn.Parameter(torch.zeros(graph.theta_size - graph.node_size, dtype=dtype))
 
     def forward(self, graph: FactorGraph, inputs: None = None) -> Tensor:
-        """Theta of shape (theta,): one model of all examples."""
+        """Return theta of shape (theta,), which all examples share."""
         if inputs is not None:
             raise ValueError(f"`inputs` must be None for a generative model. Got {type(inputs).__name__}.")
         if graph.theta_size != self.theta_size:
@@ -52,7 +52,7 @@ class Generative(nn.Module):
 
 
 def _shared_entries(graph: FactorGraph, types: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
-    """For every entry of the node part of theta, which parameter it is."""
+    """Return the index of the parameter for every entry of the node part of theta."""
     if types.shape != (graph.num_variables,):
         raise ValueError(
             f"`node_types` must hold one integer per variable ({graph.num_variables}). Got shape {types.shape}."
