@@ -147,7 +147,7 @@ def test_smd_ends_when_a_pass_gains_too_little():
     smd = rf.SMD(gain=1.0, batch_size=20, epochs=50, tol=0.05)
     result = fit(chain_model(), data, LOSS, inference, optimiser=smd)
     assert result.reason is rf.Reason.CONVERGED
-    assert "a pass lowered the objective by less than 0.05 of it" in result.explanation
+    assert "a pass lowered the objective by less than a fraction of 0.05" in result.explanation
     values = [record.objective for record in result.history]
     assert all(b <= 0.95 * min(values[: k + 1]) for k, b in enumerate(values[1:-1]))
     assert values[-1] > 0.95 * min(values[:-1])
@@ -287,7 +287,7 @@ def test_a_likelihood_of_too_few_sweeps_diverges_where_a_marginal_loss_does_not(
     diverged = error(model, few_sweeps(2))
 
     model = rf.LinearModel(2, 2, 2)
-    with pytest.warns(rf.DivergenceWarning, match=r"by 3 sweeps of inference, and .* by 6"):
+    with pytest.warns(rf.DivergenceWarning, match=r"with 3 sweeps of inference, but .* with 6"):
         result = fit(model, train, rf.SurrogateLikelihood(), few_sweeps(3), **settings)
     assert result.reason is not rf.Reason.DIVERGED  # the ridge has held it at a risk above 0
     assert error(model, few_sweeps(3)) > 0.42

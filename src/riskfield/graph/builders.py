@@ -1,4 +1,4 @@
-"""Graphs people build every day: grids, chains, edge lists, and the disjoint union of several graphs."""
+"""Builders of common graphs: grids, chains, graphs from edge lists, and disjoint unions."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from riskfield.graph.factor_graph import FactorGraph
 
 
 def grid(rows: int, columns: int, num_states: int, *, connectivity: int = 4, tied: bool = False) -> FactorGraph:
-    """Pairwise grid of `rows` x `columns` variables, numbered row by row.
+    """Build a pairwise grid of `rows` x `columns` variables, numbered row by row.
 
-    The factors are listed direction by direction: horizontal (left, right), vertical (upper, lower) and, with
-    `connectivity=8`, falling (upper left, lower right) and rising (upper right, lower left) diagonals. With `tied=True`
-    all factors of one direction share a table.
+    The factors are ordered by direction: horizontal (left, right), vertical (upper, lower) and, with `connectivity=8`,
+    falling (upper left, lower right) and rising (upper right, lower left) diagonals. With `tied=True` all factors of
+    one direction share a table.
 
     >>> grid(3, 4, num_states=2)
     FactorGraph(12 variables, 17 factors, theta 92, states 2, arity 2)
@@ -40,7 +40,7 @@ def grid(rows: int, columns: int, num_states: int, *, connectivity: int = 4, tie
 
 
 def chain(length: int, num_states: int, *, tied: bool = False) -> FactorGraph:
-    """Chain of `length` variables with a pairwise factor between neighbours; `tied` shares one table along it.
+    """Build a chain of `length` variables with pairwise factors. With `tied=True` all factors share one table.
 
     >>> chain(5, num_states=3)
     FactorGraph(5 variables, 4 factors, theta 51, states 3, arity 2)
@@ -54,9 +54,9 @@ def chain(length: int, num_states: int, *, tied: bool = False) -> FactorGraph:
 def from_edges(
     num_states: Sequence[int] | int, edges: npt.ArrayLike, *, num_variables: int | None = None
 ) -> FactorGraph:
-    """Pairwise graph from an edge list of shape (edges, 2).
+    """Build a pairwise graph from an edge list of shape (edges, 2).
 
-    `num_states` is one count per variable, or one count for all of `num_variables` variables.
+    `num_states` is one number per variable, or one number for all of `num_variables` variables.
 
     >>> from_edges(2, [(0, 1), (1, 2), (2, 0)], num_variables=4)
     FactorGraph(4 variables, 3 factors, theta 20, states 2, arity 2)
@@ -75,10 +75,10 @@ def from_edges(
 
 @dataclass(frozen=True, eq=False)
 class Union:
-    """Several graphs side by side in one, for a batch of graphs that differ in structure.
+    """The disjoint union of several graphs, for batches of graphs of different structure.
 
-    Variables and factors are numbered part after part. `join` brings one theta per part into the layout of `graph`;
-    `split` takes a theta or mu of `graph` apart again.
+    Variables and factors are numbered part by part. `join` combines one theta per part into a theta of `graph`; `split`
+    separates a theta or mu of `graph` again.
 
     >>> both = Union([chain(3, 2), grid(2, 2, 2)])
     >>> both.graph
@@ -91,7 +91,7 @@ class Union:
     graph: FactorGraph
 
     def __init__(self, parts: Sequence[FactorGraph]):
-        # Factors keep their order, so that numbers given per factor can simply be joined.
+        # Factors keep their order, so that numbers per factor can simply be concatenated.
         blocks, tables = [], []
         first_variable = first_table = 0
         for part in parts:
@@ -108,7 +108,7 @@ class Union:
         object.__setattr__(self, "graph", FactorGraph(states, blocks, tables=joined))
 
     def join(self, thetas: Sequence[Tensor]) -> Tensor:
-        """One theta of `graph` from one per part. Differentiable."""
+        """Combine one theta per part into a theta of `graph`. Differentiable."""
         if len(thetas) != len(self.parts):
             raise ValueError(f"`thetas` must hold {len(self.parts)} tensors, one per part. Got {len(thetas)}.")
         nodes: dict[int, list[Tensor]] = {}
@@ -125,7 +125,7 @@ class Union:
         )
 
     def split(self, vector: Tensor) -> list[Tensor]:
-        """One theta (or mu) per part from a theta (or mu) of `graph`. Differentiable."""
+        """Separate a theta (or mu) of `graph` into one per part. Differentiable."""
         is_mu = vector.shape[-1] == self.graph.mu_size
         nodes = {g.num_states: v for g, v in zip(self.graph.node_groups, self.graph.node_views(vector), strict=True)}
         factors = {g.shape: v for g, v in zip(self.graph.factor_groups, self.graph.factor_views(vector), strict=True)}
@@ -148,7 +148,7 @@ class Union:
 
 
 def _runs_of_equal_arity(graph: FactorGraph) -> list[npt.NDArray[np.int64]]:
-    """The variables of all factors in their order, as arrays of shape (factors, arity)."""
+    """Return the variables of all factors in order, as arrays of shape (factors, arity)."""
     arity = np.empty(graph.num_factors, np.int64)
     widest = max((group.arity for group in graph.factor_groups), default=0)
     variables = np.empty((graph.num_factors, widest), np.int64)

@@ -1,8 +1,8 @@
-"""Elimination orders: in which order to sum variables out, and how large the tables get.
+"""Elimination orders: the order in which variables are summed out, which determines the size of the tables.
 
-Eliminating a variable joins all its neighbours into one clique. The min-fill heuristic always takes the variable whose
-elimination adds the fewest new pairs of neighbours. The most neighbours a variable has when its turn comes are the
-*induced width*: an upper bound on the treewidth, and equal to it on trees and other chordal graphs.
+Eliminating a variable joins all its neighbours into one clique. The min-fill heuristic always eliminates the variable
+that adds the fewest new pairs of neighbours. The *induced width* is the largest number of neighbours that a variable
+has when it is eliminated. It is an upper bound of the treewidth, and equal to it on trees and other chordal graphs.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ class Elimination:
     """An elimination order of (some of) the variables of a graph."""
 
     order: tuple[int, ...]
-    later: tuple[tuple[int, ...], ...]  # by position in the order: the clique joined, in the order of elimination
-    complete: bool  # False if it was given up for its width
+    later: tuple[tuple[int, ...], ...]  # for each variable of the order: the clique of its neighbours, in that order
+    complete: bool  # False if a clique was wider than the limit
 
     @property
     def width(self) -> int:
-        """The induced width: the most neighbours a variable has when it is eliminated."""
+        """The induced width: the largest number of neighbours of a variable when it is eliminated."""
         return max((len(clique) for clique in self.later), default=0)
 
 
 def min_fill(
     graph: FactorGraph, left_out: npt.NDArray[np.bool_] | None = None, *, max_width: int | None = None
 ) -> Elimination:
-    """Find the min-fill order of the variables; ties go to the variable with fewest neighbours, then to the lowest.
+    """Find the min-fill order of the variables. Ties go to the variable with the fewest neighbours, then to the first.
 
     Arguments:
         graph: the structure.
-        left_out: optional mask of shape (variable,): variables that are known, so that they join nothing.
-        max_width: give up at the first clique that is wider; on large graphs nearly all the time goes into wide ones.
+        left_out: optional mask of shape (variable,): observed variables, which are not eliminated.
+        max_width: stop at the first clique that is wider. On large graphs nearly all time is spent on wide cliques.
 
     >>> from riskfield import chain, grid
     >>> min_fill(chain(1000, num_states=2)).width, min_fill(grid(4, 50, num_states=2)).width
@@ -52,7 +52,7 @@ def min_fill(
     cliques: list[set[int]] = []
     while heap:
         missing, degree, variable = heapq.heappop(heap)
-        # Entries are never removed from the heap, only overtaken by newer ones.
+        # Outdated entries stay in the heap and are skipped here.
         if variable not in neighbours or missing != fill[variable] or degree != len(neighbours[variable]):
             continue
         if max_width is not None and degree > max_width:
@@ -71,7 +71,7 @@ def min_fill(
 def by_number(
     graph: FactorGraph, left_out: npt.NDArray[np.bool_] | None = None, *, max_width: int | None = None
 ) -> Elimination:
-    """Eliminate the variables in their numbering: on grids, row by row, narrower than min-fill.
+    """Eliminate the variables in the order of their numbers. On grids, row by row, this is narrower than min-fill.
 
     >>> from riskfield import grid
     >>> by_number(grid(12, 12, num_states=2)).width, min_fill(grid(12, 12, num_states=2)).width
@@ -111,7 +111,7 @@ def _missing_pairs(neighbours: dict[int, set[int]], variable: int) -> int:
 
 
 def _eliminate(neighbours: dict[int, set[int]], fill: dict[int, int], variable: int) -> set[int]:
-    """Join the neighbours of `variable` and take it away; the variables whose fill or degree changed."""
+    """Eliminate `variable` and join its neighbours. Return the variables whose fill or degree changed."""
     clique = neighbours[variable]
     changed = set(clique)
     if fill[variable]:
@@ -128,7 +128,7 @@ def _eliminate(neighbours: dict[int, set[int]], fill: dict[int, int], variable: 
                 neighbours[a].add(b)
                 neighbours[b].add(a)
     for a in clique:
-        # The clique is complete now, so only neighbours of `a` outside it were missing a link to `variable`.
+        # The clique is complete now, so only the neighbours of `a` outside of it have no edge to `variable`.
         fill[a] -= len(neighbours[a]) - len(clique)
         neighbours[a].discard(variable)
     changed.discard(variable)

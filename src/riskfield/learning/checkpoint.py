@@ -23,8 +23,8 @@ class Checkpoints:
     """Where a fit saves what it needs to resume after an interruption, and how often.
 
     Arguments:
-        folder: it is made if it does not exist. Only the newest checkpoint is kept.
-        every: how many iterations lie between checkpoints. One more is written at the end.
+        folder: the folder, which is created if necessary. Only the newest checkpoint is kept.
+        every: the number of iterations between checkpoints. One more is written at the end.
 
     >>> Checkpoints("runs/horses", every=20).every
     20
@@ -37,7 +37,7 @@ class Checkpoints:
         check_counts(every=self.every)
 
     def newest(self) -> Path | None:
-        """The file of the newest checkpoint."""
+        """Return the file of the newest checkpoint, or None."""
         found = self._all()
         return found[max(found)] if found else None
 
@@ -71,9 +71,9 @@ class Checkpoints:
 
 
 def decode_checkpoint(content: bytes, source: str) -> dict[str, Any]:
-    """The state in the content of a checkpoint's file; `source` names it in errors.
+    """Decode the content of a checkpoint file. `source` is its name in error messages.
 
     Raises:
-        FileFormatError: if it is damaged, or something else.
+        FileFormatError: if the file is damaged or not a checkpoint.
     """
     return unpack(content, _KIND, source)

@@ -1,7 +1,7 @@
 """`LBFGS`: limited-memory BFGS on the whole data set, by `torch.optim.LBFGS` with its strong-Wolfe line search.
 
-Where the search direction is bad -- no decrease along it, as inexact gradients bring about -- the memory is thrown away
-and the search goes on along the gradient (Domke 2013, section 8.4).
+Inexact gradients can give a search direction along which the objective does not decrease. The memory is then discarded,
+and the search restarts with the gradient (Domke 2013, section 8.4).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from riskfield.learning.optimiser import AbstractOptimiser, Step, check_counts, 
 
 @dataclass(frozen=True)
 class LBFGS(AbstractOptimiser):
-    """L-BFGS with a strong-Wolfe line search: the choice wherever all examples can be looked at in each iteration.
+    """L-BFGS with a strong-Wolfe line search. The best choice if every iteration can use all examples.
 
     Arguments:
-        iterations: how many to do at most.
-        memory: how many past steps shape the search direction.
-        gradient_tol: finished when no entry of the gradient is larger.
-        change_tol: finished when an iteration lowers the objective J by no more than this times max(|J|, 1).
-        line_search: how many points to try along a direction.
+        iterations: the maximum number of iterations.
+        memory: the number of past steps that determine the search direction.
+        gradient_tol: converged if no entry of the gradient is larger.
+        change_tol: converged if an iteration lowers the objective J by no more than this times max(|J|, 1).
+        line_search: the maximum number of points to try along a direction.
 
     >>> LBFGS(iterations=200)
     LBFGS(iterations=200, memory=20, gradient_tol=1e-06, change_tol=1e-09, line_search=25)
@@ -43,20 +43,20 @@ class LBFGS(AbstractOptimiser):
 
     @property
     def max_iterations(self) -> int:
-        """As set."""
+        """The setting `iterations`."""
         return self.iterations
 
     def start(self, objective: Objective, seed: int) -> _Run:
-        """Begin without a memory."""
+        """Start with an empty memory."""
         if not objective.loss.comparable:
             raise ValueError(
-                f"`optimiser` must not compare values of {type(objective.loss).__name__}, only its gradient means "
-                "something. Use `Torch(...)`."
+                f"`optimiser` must not compare values of {type(objective.loss).__name__}: only its gradient is "
+                "meaningful. Use `Torch(...)`."
             )
         return _Run(self, objective, seed)
 
 
-# What torch keeps from one step to the next.
+# The state that torch keeps between steps.
 _KEPT = {"func_evals", "n_iter", "d", "t", "old_dirs", "old_stps", "ro", "H_diag", "prev_flat_grad", "prev_loss"}
 
 
@@ -74,7 +74,7 @@ class _Run:
         self.parameters = objective.parameters
         self.here: _Point | None = None  # where the last step ended
         self.tried: list[_Point] = []  # in the present step
-        # One call of its `step` is one iteration; when to stop is decided here.
+        # One call of its `step` is one iteration. This class decides when to stop.
         self.torch = torch.optim.LBFGS(
             self.parameters,
             max_iter=1,
@@ -104,10 +104,10 @@ class _Run:
         return Step(self.here.at, restarted, converged=self._converged(before.at, self.here.at))
 
     def _search(self, before: _Point, last_resort: bool) -> bool:
-        """One iteration of torch's; whether the parameters moved, and downhill.
+        """Run one iteration of torch's optimiser. Return whether the parameters moved to a lower objective.
 
-        Where the objective diverges along the way, end at the lowest point tried. If that is none but the first and
-        there is nothing else to try, pass the error on.
+        If the objective diverges during the search, the search ends at the lowest point tried. If that is the starting
+        point and this is the last resort, the error is raised again.
         """
         try:
             self.torch.step(self._closure)
@@ -127,12 +127,12 @@ class _Run:
         return at.value
 
     def _evaluate(self) -> _Point:
-        """The objective here. Torch asks again where its line search ended: that is known already."""
+        """Evaluate the objective here. Torch evaluates the end of its line search again, which is known already."""
         gamma = flat(self.parameters).detach()
         for point in reversed(self.tried):
             if torch.equal(point.gamma, gamma):
                 return point
-        torch.manual_seed(self.seed)  # an objective that draws random numbers becomes a function
+        torch.manual_seed(self.seed)  # makes an objective with random numbers deterministic
         point = _Point(gamma, self.objective())
         self.tried.append(point)
         return point

@@ -1,4 +1,4 @@
-"""What every optimiser provides: settings that start a run, and a run that moves the parameters step by step."""
+"""The interface of optimisers: settings that start a run, and a run that updates the parameters step by step."""
 
 from __future__ import annotations
 
@@ -14,49 +14,49 @@ from riskfield.learning.objective import Evaluation, Objective
 
 @dataclass(frozen=True)
 class Step:
-    """What one iteration did."""
+    """The outcome of one iteration."""
 
-    at: Evaluation  # where the iteration ended, or over its batches
-    restarted: bool = False  # whether what was remembered of earlier iterations was thrown away
-    converged: str | None = None  # how one sees that there is nothing left to gain
-    stalled: bool = False  # nothing was gained, though the gradient promises something
+    at: Evaluation  # at the end of the iteration, or the mean over its batches
+    restarted: bool = False  # whether the memory of earlier iterations was discarded
+    converged: str | None = None  # why the optimiser considers itself converged
+    stalled: bool = False  # no decrease along the gradient
 
 
 class OptimiserRun(Protocol):
-    """The state of one fit; the parameters are those of the objective's model."""
+    """The state of an optimiser during one fit. The parameters are those of the objective's model."""
 
     def step(self, iteration: int) -> Step:
-        """Do iteration number `iteration`.
+        """Run iteration number `iteration`.
 
         Raises:
-            Diverged: if there is no way around points where the objective diverges.
+            Diverged: if the optimiser cannot avoid points where the objective diverges.
         """
         ...
 
     def state(self) -> dict[str, Any]:
-        """All that the next steps depend on, besides the parameters: a nest of dicts, lists, tensors and numbers."""
+        """Return the state for further steps, without the parameters, as nested dicts, lists, tensors and numbers."""
         ...
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from a `state`, with the parameters it belongs to."""
+        """Restore a `state`. The model must have the parameters that belong to it."""
         ...
 
 
 class AbstractOptimiser(ABC):
-    """A frozen choice of optimiser and its settings."""
+    """An optimiser and its settings."""
 
     @property
     @abstractmethod
     def max_iterations(self) -> int:
-        """How many iterations to do at most."""
+        """The maximum number of iterations."""
 
     @abstractmethod
     def start(self, objective: Objective, seed: int) -> OptimiserRun:
-        """Begin at the parameters the model has, with all randomness from `seed`."""
+        """Start at the current parameters of the model. All random numbers derive from `seed`."""
 
 
 def seed_of(seed: int, iteration: int) -> int:
-    """A seed for one iteration, so that it does not matter what happened before."""
+    """Return a seed for one iteration that does not depend on earlier iterations."""
     return int(np.random.SeedSequence([seed, iteration]).generate_state(1, np.uint64)[0] >> 1)
 
 

@@ -1,9 +1,9 @@
-"""Several processes, one fit: each keeps its share of the examples, and sums go through `torch.distributed`.
+"""Training in several processes. Each holds a share of the examples, and sums are computed with `torch.distributed`.
 
-`torchrun` starts the processes, and `ranks()` connects them. Outside `torchrun` there is one rank, and nothing to
-connect. The result does not depend on the number of ranks, up to rounding: sums run over all of them, and what is drawn
-at random (the batches, the examples of a stage) is drawn among all examples by the seed alone. The exception is what a
-model or a loss draws itself, such as dropout or the chains of contrastive divergence.
+`torchrun` starts the processes, and `ranks()` connects them. Without `torchrun` there is one rank. Up to rounding, the
+result does not depend on the number of ranks: sums are over all ranks, and random choices (the batches, the examples of
+a stage) are made among all examples and depend on the seed alone. The exception are random numbers of a model or a
+loss, such as dropout or the chains of contrastive divergence.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from riskfield.data.examples import DataSet, Examples, blocks, take
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process's number and how many there are; `Ranks()` is a process on its own."""
+    """The number of this process and the number of processes. `Ranks()` is a single process."""
 
     rank: int = 0
     size: int = 1
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     def shard(self, data: DataSet) -> tuple[Examples, ...]:
-        """This rank's share of `data`: every `size`-th example, on this rank's device. One rank keeps all as it is."""
+        """Return this rank's share of `data`: every `size`-th example, on its device. A single rank keeps all data."""
         if self.size == 1:
             return blocks(data)
         number = sum(len(block) for block in blocks(data))
@@ -37,15 +37,15 @@ class Ranks:
         return tuple(block.to(self.device) for block in take(data, torch.arange(self.rank, number, self.size)))
 
     def numbers(self, count: int) -> Tensor:
-        """The numbers of this rank's `count` examples among those of all ranks, which count them in turn.
+        """Return global numbers for the `count` examples of this rank. The ranks number their examples in turn.
 
-        Where `shard` has shared them out, these are their numbers in the whole data set.
+        If `shard` distributed the examples, these are their numbers in the whole data set.
         """
         counts = torch.zeros(self.size, dtype=torch.int64, device=self.device)
         counts[self.rank] = count
         counts = self.sum_(counts).cpu()
         mine = torch.arange(count)
-        # Before its j-th example, an earlier rank has counted j + 1 of its own and a later one j, if it has so many.
+        # Before the j-th example come j + 1 examples of each lower rank and j of each higher one, as far as they exist.
         before = [
             torch.minimum(mine + (other < self.rank), counts[other]) for other in range(self.size) if other != self.rank
         ]
@@ -64,7 +64,7 @@ class Ranks:
         return tensor
 
     def broadcast_bytes(self, content: bytes) -> bytes:
-        """The `content` of rank 0."""
+        """Return the `content` of rank 0."""
         if self.size == 1:
             return content
         length = self.broadcast_(torch.tensor([len(content)], device=self.device))
@@ -76,9 +76,9 @@ class Ranks:
 
 @contextmanager
 def ranks() -> Iterator[Ranks]:
-    """Connect the processes that `torchrun` started: over NCCL where each has a GPU, else over Gloo.
+    """Connect the processes that `torchrun` started, with NCCL if each has a GPU, otherwise with Gloo.
 
-    A rank that fails leaves with its error, and `torchrun` ends the others.
+    If a rank fails, it exits with its error, and `torchrun` stops the others.
 
     >>> with ranks() as group:  # without torchrun: this process alone
     ...     group.rank, group.size
@@ -94,5 +94,5 @@ def ranks() -> Iterator[Ranks]:
         torch.cuda.set_device(device)
     torch.distributed.init_process_group("nccl" if on_gpus else "gloo")
     yield Ranks(torch.distributed.get_rank(), torch.distributed.get_world_size(), device)
-    # Not in a `finally`: after an error the other ranks may never come to the same call.
+    # Not in a `finally`: after an error the other ranks may never make the same call.
     torch.distributed.destroy_process_group()

@@ -1,4 +1,4 @@
-"""What a fit reports: one record per iteration, and why it ended."""
+"""The result of a fit: one record per iteration, and the reason why it ended."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class Reason(Enum):
     """Why a fit ended."""
 
     CONVERGED = "converged"
-    ITERATIONS = "iterations"  # as many as were allowed
-    VALIDATION = "validation"  # no better on the validation set for a while
-    STALLED = "stalled"  # no decrease, though the gradient promises one
+    ITERATIONS = "iterations"  # the maximum number was reached
+    VALIDATION = "validation"  # no improvement on the validation set
+    STALLED = "stalled"  # no decrease along the gradient
     DIVERGED = "diverged"
     CALLBACK = "callback"
     INTERRUPTED = "interrupted"  # by Ctrl-C
@@ -25,18 +25,18 @@ class Record:
     """One iteration."""
 
     iteration: int  # from 1
-    objective: float  # risk plus ridge, at the end of the iteration; for batches, their mean
+    objective: float  # risk plus ridge at the end of the iteration; with batches, the mean over them
     risk: float
     gradient_norm: float  # the largest entry of the gradient
-    evaluations: int  # of the objective, on all examples or a batch, since the fit began
-    seconds: float  # since the fit began, interruptions left out
-    validation: float | None = None  # the risk on the validation set, where it was looked at
-    restarted: bool = False  # whether the optimiser forgot earlier iterations after a bad search direction
+    evaluations: int  # evaluations of the objective, on all examples or a batch, since the fit began
+    seconds: float  # since the fit began, without interruptions
+    validation: float | None = None  # the risk on the validation set, if it was evaluated
+    restarted: bool = False  # whether the optimiser discarded its memory after a bad search direction
 
 
 @dataclass(frozen=True, repr=False)
 class Fit:
-    """How a fit went. The model has the parameters of the iteration `best`, or its first ones if that is None."""
+    """The result of a fit. The model has the parameters of the iteration `best`, or the initial ones if it is None."""
 
     reason: Reason
     explanation: str
@@ -52,15 +52,15 @@ _KINDS = {"int": int, "float": float, "bool": bool, "float | None": float}  # of
 
 
 def dump_history(history: Sequence[Record]) -> list[list[Any]]:
-    """Records as rows of plain values, to be saved."""
+    """Convert records to rows of plain values for saving."""
     return [list(astuple(record)) for record in history]
 
 
 def load_history(rows: Any) -> list[Record]:
-    """The records that `dump_history` was given.
+    """Convert the rows of `dump_history` back to records.
 
     Raises:
-        TypeError, ValueError: if `rows` are something else.
+        TypeError, ValueError: if `rows` do not have the format of `dump_history`.
     """
     if not isinstance(rows, list):
         raise TypeError(f"`history` must be a list. Got {rows!r:.80}.")
@@ -68,7 +68,7 @@ def load_history(rows: Any) -> list[Record]:
 
 
 def find_best(history: Sequence[Record], iteration: Any) -> Record | None:
-    """The record of an iteration, or None for None.
+    """Return the record of an iteration, or None for None.
 
     Raises:
         ValueError: if there is no such iteration.

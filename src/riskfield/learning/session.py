@@ -1,4 +1,4 @@
-"""The state of one fit: all that a checkpoint holds."""
+"""The state of one fit, which checkpoints save."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from riskfield.learning.objective import Diverged, Objective
 from riskfield.learning.optimiser import OptimiserRun, Step
 from riskfield.learning.result import Fit, Reason, Record, dump_history, find_best, load_history
 
-# An objective that exceeds its first value by so many times that value (or 1) will not come back.
+# Training has diverged if the objective exceeds its first value by this many times that value (or 1).
 _GROWTH = 100.0
-# After these there is nothing to resume.
+# A run that ended for one of these reasons is not continued when it is resumed.
 _FINAL = (Reason.CONVERGED, Reason.STALLED, Reason.VALIDATION)
 
 
 class Session:
-    """Iterations done, the best parameters so far, and why to stop.
+    """The history of a fit, the best parameters so far, and the reason to stop.
 
     Arguments:
-        objective: what is being minimised, by its model.
-        run: how.
-        patience: stop after so many looks at the validation set without an improvement; None without one.
-        identity: settings that must be the same when it is resumed.
+        objective: the objective, with its model.
+        run: the run of the optimiser.
+        patience: stop after this many evaluations of the validation set without an improvement; None without a set.
+        identity: settings that must be the same when the fit is resumed.
     """
 
     def __init__(
@@ -53,21 +53,21 @@ class Session:
 
     @property
     def iteration(self) -> int:
-        """How many iterations are done."""
+        """The number of iterations so far."""
         return len(self.history)
 
     def goes_on(self, max_iterations: int) -> bool:
-        """Whether there is a reason for another iteration."""
+        """Whether to run another iteration."""
         if self.reason is None and self.iteration >= max_iterations:
-            self.end(Reason.ITERATIONS, f"{max_iterations} iterations were allowed")
+            self.end(Reason.ITERATIONS, f"the maximum of {max_iterations} iterations was reached")
         return self.reason is None
 
     def end(self, reason: Reason, explanation: str) -> None:
-        """Do no more iterations."""
+        """End the fit."""
         self.reason, self.explanation = reason, explanation
 
     def add(self, step: Step, validation: float | None) -> Record:
-        """Take note of an iteration."""
+        """Record an iteration, and decide whether to stop."""
         at, first = step.at, self.history[0].objective if self.history else step.at.value
         if at.value > first + _GROWTH * max(1.0, abs(first)):
             raise Diverged(f"the objective has grown from {first:.3g} to {at.value:.3g}")
@@ -90,16 +90,16 @@ class Session:
                 Reason.STALLED, "the objective does not decrease along its gradient: is inference accurate enough?"
             )
         elif self.patience is not None and self._looks_since_best >= self.patience:
-            self.end(Reason.VALIDATION, f"{self.patience} looks at the validation set found no improvement")
+            self.end(Reason.VALIDATION, f"{self.patience} evaluations of the validation set found no improvement")
         return record
 
     def restore_best(self) -> None:
-        """Give the model the best parameters, and leave no gradient in it."""
+        """Load the best parameters into the model, and clear its gradients."""
         self.model.load_state_dict(self._best[2])
         self.model.zero_grad(set_to_none=True)
 
     def result(self) -> Fit:
-        """What there is to report."""
+        """Return the result."""
         assert self.reason is not None
         return Fit(self.reason, self.explanation, tuple(self.history), self._best[1])
 
@@ -110,7 +110,7 @@ class Session:
             if record.validation < lowest:
                 self._best, self._looks_since_best = (record.validation, record, _copy(self.model)), 0
                 return
-        # The training objective chooses as long as validation has found no finite risk.
+        # The training objective decides as long as the validation set has had no finite risk.
         if self.patience is None or lowest == math.inf:
             newest = not self.objective.loss.comparable
             if best is None or newest or record.objective < best.objective:
@@ -173,7 +173,7 @@ class Session:
 
 @dataclass(frozen=True)
 class _Saved:
-    """What a checkpoint holds, checked."""
+    """The validated content of a checkpoint."""
 
     identity: dict[str, Any]
     model: dict[str, Tensor]
@@ -188,7 +188,7 @@ class _Saved:
 
     @classmethod
     def decode(cls, state: Mapping[str, Any], source: str) -> _Saved:
-        """The content of the checkpoint `source`.
+        """Validate the content of the checkpoint `source`.
 
         Raises:
             FileFormatError: if an entry is missing, of another type or out of range.

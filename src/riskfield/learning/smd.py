@@ -1,14 +1,14 @@
 r"""`SMD`: stochastic meta-descent (Schraudolph 1999), as used by Stoyanov, Ropson & Eisner (2011, section 4.2).
 
-Every parameter has a gain eta of its own. With g the gradient and H the Hessian of the objective on a batch,
+Every parameter has its own gain eta. With g the gradient and H the Hessian of the objective on a batch,
 
     eta    <-  eta * max(1/2, 1 - meta_gain * g * v)
     gamma  <-  gamma - eta * g
     v      <-  decay * v - eta * (g + decay * H v),
 
-entry by entry. v is the derivative of gamma by log eta over an exponentially fading past: where moves keep their
-direction gains grow, where they turn back gains shrink. H v is exact, by differentiating the gradient once more
-(Pearlmutter 1994), so that inference needs an adjoint with second derivatives, `Unroll()`.
+entry by entry. v is the derivative of gamma with respect to log eta, with exponentially fading memory. Gains grow while
+updates keep their direction, and shrink when they reverse it. H v is exact: the gradient is differentiated once more
+(Pearlmutter 1994). Inference therefore needs an adjoint with second derivatives, `Unroll()`.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from riskfield.learning.stochastic import EpochRun
 
 @dataclass(frozen=True)
 class SMD(AbstractOptimiser):
-    """Stochastic meta-descent: gradient descent on batches, with a gain per parameter that adapts by curvature.
+    """Stochastic meta-descent: gradient descent on batches, with one gain per parameter that adapts to the curvature.
 
     Arguments:
-        gain: eta at the start, for all parameters.
-        meta_gain: how fast gains adapt; 0 leaves them as they are. It works on products of gradients, so the smaller
-            the gradients (those of a risk per variable are), the larger it may be.
-        decay: how slowly the past fades, below 1.
-        batch_size: how many examples to look at before each move.
-        epochs: how many passes through the data to do at most.
-        tol: stop when a pass lowers the objective by less than this share of it; 0 for all passes. The objective is
-            the mean over the pass, during which the parameters move.
+        gain: the initial eta of all parameters.
+        meta_gain: how fast gains adapt; with 0 they are constant. It multiplies products of gradients, so it may be
+            larger if gradients are small, as those of a risk per variable are.
+        decay: the memory of v, below 1. A larger value means a longer memory.
+        batch_size: the number of examples per update.
+        epochs: the maximum number of passes through the data.
+        tol: stop if a pass lowers the objective by less than this fraction; 0 runs all passes. The objective is the
+            mean over the pass, during which the parameters change.
 
     >>> SMD(gain=0.05)
     SMD(gain=0.05, meta_gain=1.0, decay=0.99, batch_size=16, epochs=25, tol=0.0)
@@ -66,7 +66,7 @@ class SMD(AbstractOptimiser):
         return self.epochs
 
     def start(self, objective: Objective, seed: int) -> _Run:
-        """Begin with equal gains and no past."""
+        """Start with equal gains and v = 0."""
         return _Run(self, objective, seed)
 
 
@@ -83,7 +83,7 @@ class _Run(EpochRun):
         self.lowest = min(lowest, step.at.value)
         tol = self.settings.tol
         if tol > 0 and step.at.value > lowest - tol * abs(lowest):
-            return replace(step, converged=f"a pass lowered the objective by less than {tol:g} of it")
+            return replace(step, converged=f"a pass lowered the objective by less than a fraction of {tol:g}")
         return step
 
     def update(self, batch: Tensor) -> Evaluation:

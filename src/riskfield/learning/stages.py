@@ -1,4 +1,4 @@
-"""Training in stages: each starts from the parameters that the one before it found."""
+"""Training in stages. Each stage starts from the parameters that the previous stage found."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ from riskfield.learning.ranks import Ranks
 from riskfield.learning.result import Fit, Reason
 from riskfield.losses.loss import LossLike
 
-LAST = (Reason.INTERRUPTED, Reason.DIVERGED, Reason.CALLBACK)  # no stage follows one that ended so
+LAST = (Reason.INTERRUPTED, Reason.DIVERGED, Reason.CALLBACK)  # no further stage follows
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage: what to minimise, how, and on how many examples.
+    """One stage of training: the loss, inference and optimiser, and the number of examples.
 
     Arguments:
         loss, inference, optimiser, ridge: as for `fit`.
-        examples: how many to use; by default all. The examples of a smaller stage are among those of a larger one.
+        examples: the number of examples to use; by default all. A smaller stage uses a subset of the examples of a
+            larger one.
     """
 
     loss: LossLike
@@ -41,9 +42,9 @@ class Stage:
 
 
 def incremental(stage: Stage, num_examples: int, *, start: int = 32) -> list[Stage]:
-    """`stage` in several steps: `start` examples first, then twice as many in half as many iterations, up to all.
+    """Split `stage` into several: `start` examples first, then twice as many with half the iterations, and so on.
 
-    Most of the way is gone on few examples (Domke 2013, section 8.4).
+    Most iterations use a small subset of the examples (Domke 2013, section 8.4).
 
     >>> from riskfield import LBFGS, Pseudolikelihood, Stage
     >>> steps = incremental(Stage(Pseudolikelihood(), optimiser=LBFGS(iterations=1000)), num_examples=100)
@@ -52,7 +53,7 @@ def incremental(stage: Stage, num_examples: int, *, start: int = 32) -> list[Sta
     """
     optimiser = LBFGS() if stage.optimiser is None else stage.optimiser
     if not isinstance(optimiser, LBFGS):
-        raise TypeError(f"`stage` must use `LBFGS`, which looks at all examples in each iteration. Got {optimiser!r}.")
+        raise TypeError(f"`stage` must use `LBFGS`, which uses all examples in each iteration. Got {optimiser!r}.")
     check_counts(num_examples=num_examples, start=start)
     stages, number, iterations = [], start, optimiser.iterations
     while number < num_examples:
@@ -72,20 +73,20 @@ def fit_stages(
     ranks: Ranks | None = None,
     **settings: Any,
 ) -> list[Fit]:
-    """Fit `model` stage by stage: from another criterion first, on few examples first, or both.
+    """Fit `model` in stages: with an easier loss first, with few examples first, or both.
 
-    A criterion that is easy to fit, such as `Independent()`, finds a good place to start for one that is not. A stage
-    that was interrupted, diverged or ended by a callback is the last one.
+    A loss that is easy to minimise, such as `Independent()`, gives a good starting point for one that is not. If a
+    stage is interrupted, diverges or is ended by a callback, no further stage follows.
 
     Arguments:
         model, data, seed, ranks: as for `fit`.
-        stages: what to do in which order.
-        checkpoint: a folder, in which every stage has its own, or `Checkpoints(folder, every=...)`.
-        resume: go on where the checkpoints end.
-        settings: more arguments for `fit`.
+        stages: the stages in order.
+        checkpoint: a folder, or `Checkpoints(folder, every=...)`. Every stage has its own subfolder.
+        resume: whether to continue from the checkpoints.
+        settings: further arguments of `fit`.
 
     Returns:
-        One `Fit` per stage that was begun.
+        One `Fit` per stage that was started.
 
     >>> import torch
     >>> from riskfield import Exact, Examples, Generative, Independent, Inference, LBFGS, UnivariateLogistic, chain
@@ -122,7 +123,7 @@ def fit_stages(
 
 
 def _subset(data: DataSet, number: int, seed: int, ranks: Ranks) -> tuple[Examples, ...]:
-    """The first `number` of all ranks' examples in a random order: those that this rank has."""
+    """Take the first `number` examples of all ranks in a random order, and return those of this rank."""
     check_counts(examples=number)
     count = sum(len(block) for block in blocks(data))
     total = int(ranks.sum_(torch.tensor([count], device=ranks.device)))

@@ -1,4 +1,4 @@
-"""Optimisers that look at a batch of examples at a time. One iteration is one pass through all examples."""
+"""Optimisers that use one batch of examples per update. One iteration is one pass through all examples."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from riskfield.learning.optimiser import AbstractOptimiser, Step, check_counts, 
 
 
 class EpochRun(ABC):
-    """A run whose iterations are passes through the data; each batch moves the parameters once."""
+    """A run whose iterations are passes through the data, with one update per batch."""
 
     def __init__(self, objective: Objective, seed: int, batch_size: int):
         self.objective, self.seed, self.batch_size = objective, seed, batch_size
 
     def step(self, iteration: int) -> Step:
-        """Go through the batches in an order of this iteration's own."""
+        """Run one pass through the batches, which are drawn by the seed of this iteration."""
         seed = seed_of(self.seed, iteration)
         torch.manual_seed(seed)
         value = risk = amount = 0.0
@@ -34,26 +34,26 @@ class EpochRun(ABC):
 
     @abstractmethod
     def update(self, batch: Tensor) -> Evaluation:
-        """Move the parameters once; the objective on the batch, before the move."""
+        """Update the parameters once. Return the objective on the batch before the update."""
 
     @abstractmethod
     def state(self) -> dict[str, Any]:
-        """All that the next iterations depend on, besides the parameters."""
+        """Return all that further iterations depend on, except the parameters."""
 
     @abstractmethod
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from a `state`."""
+        """Restore a `state`."""
 
 
 @dataclass(frozen=True)
 class Torch(AbstractOptimiser):
-    """Any optimiser of `torch.optim`, on batches: the choice for networks and for data too large to look at whole.
+    """Any optimiser of `torch.optim`, on batches. Use it for networks, and for data too large to evaluate as a whole.
 
     Arguments:
-        optimiser: its class.
+        optimiser: the class of the optimiser.
         settings: its arguments, such as the learning rate.
-        batch_size: how many examples to look at before each move.
-        epochs: how many passes through the data to do at most.
+        batch_size: the number of examples per update.
+        epochs: the maximum number of passes through the data.
 
     >>> Torch(torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}, batch_size=8).epochs
     10
@@ -77,7 +77,7 @@ class Torch(AbstractOptimiser):
         return self.epochs
 
     def start(self, objective: Objective, seed: int) -> _Run:
-        """Begin with torch's own initial state."""
+        """Start with the initial state of the torch optimiser."""
         return _Run(self, objective, seed)
 
 

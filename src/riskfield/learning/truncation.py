@@ -1,4 +1,4 @@
-"""Whether a likelihood whose inference stops after a fixed number of sweeps can be believed."""
+"""A check whether a truncated likelihood, with a fixed number of sweeps, is reliable."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from riskfield.learning.validation import evaluating
 
 
 def overstatement(objective: Objective) -> str | None:
-    """How far twice as many sweeps contradict the risk at the present parameters; None if they do not.
+    """Compare the risk at the present parameters with that of twice as many sweeps. None if they agree.
 
-    A truncated log-partition value (Domke 2013, section 7.3) can be lowered by parameters for which inference is not
-    done yet, in place of parameters that fit. Where truncation does no harm, more sweeps change next to nothing.
+    A truncated log-partition value (Domke 2013, section 7.3) can decrease because inference has not converged, instead
+    of because the parameters fit better. If truncation is harmless, more sweeps change the risk very little.
     """
     inference = objective.inference
     truncated = inference.loopy if isinstance(inference, ExactOnForests) else inference
@@ -33,7 +33,7 @@ def overstatement(objective: Objective) -> str | None:
         other = ExactOnForests(longer)
     with evaluating(objective.model):
         claimed, found = objective.risk(), objective.with_inference(other).risk()
-    # A tenth, and a hundredth of a nat per variable, are beyond what matters.
+    # Differences below a tenth of the risk plus a hundredth of a nat per variable do not matter.
     if found - claimed <= 0.1 * abs(claimed) + 0.01 * objective.unit:
         return None
-    return f"the risk is {claimed:.3g} by {sweeps} sweeps of inference, and {found:.3g} by {2 * sweeps}"
+    return f"the risk is {claimed:.3g} with {sweeps} sweeps of inference, but {found:.3g} with {2 * sweeps}"

@@ -1,4 +1,4 @@
-"""Early stopping: watch the risk on examples that are not trained on."""
+"""Early stopping by the risk on a validation set."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from riskfield.losses.loss import AbstractLoss, LossLike, as_loss
 
 @dataclass(frozen=True, eq=False)
 class Validation:
-    """What to choose the parameters by, in place of the training objective.
+    """The criterion that selects the best parameters, in place of the training objective.
 
     Arguments:
-        data: examples that are not trained on.
-        loss: what to look at; by default the loss of the training. Choose one that cannot be fooled by inference that
-            ends too early, such as `UnivariateLogistic()`, beside a truncated likelihood.
+        data: examples that are not used for training.
+        loss: the loss to evaluate; by default that of the training. With a truncated likelihood, use a loss that is
+            reliable when inference stops too early, such as `UnivariateLogistic()`.
         inference: by default that of the training.
-        patience: stop when it was no lower for this many looks in a row.
-        every: how many iterations lie between looks.
+        patience: stop after this many evaluations in a row without an improvement.
+        every: the number of iterations between evaluations.
     """
 
     data: DataSet
@@ -56,7 +56,7 @@ class Watch:
         self.objective = Objective(model, validation.data, loss, inference, **settings)
 
     def look(self, iteration: int) -> float | None:
-        """The risk, in iterations that ask for it."""
+        """Return the risk on the validation set, or None if it is not due in this iteration."""
         if iteration % self.settings.every:
             return None
         with evaluating(self.objective.model):
@@ -65,7 +65,7 @@ class Watch:
 
 @contextmanager
 def evaluating(model: Module) -> Iterator[None]:
-    """Put all parts of a model in evaluation mode, and each of them back into the mode it was in."""
+    """Put all modules of a model into evaluation mode, and restore the mode of each of them afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
