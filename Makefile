@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 NATIVE_SOURCES := CMakeLists.txt $(wildcard cpp/*)
 
-.PHONY: demo test lint format bench docs clean
+.PHONY: demo test lint format bench papers-quick docs clean
 
 demo: $(INSTALLED)
 	$(BIN)/python examples/textures.py --out demo
@@ -28,7 +28,13 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/sweeps.py --json results/sweeps.json
 	$(BIN)/python benchmarks/gradients.py --json results/gradient_speed.json
 	$(BIN)/python benchmarks/convex.py --json results/convex_speed.json
-	$(BIN)/python benchmarks/smd.py --json results/smd.json
+	PYTHONPATH=. $(BIN)/python benchmarks/smd.py --json results/smd.json
+
+# Every study that needs no download, at reduced size.
+papers-quick: $(INSTALLED)
+	$(BIN)/python -m papers gradients --quick
+	$(BIN)/python -m papers misspecification --quick
+	$(BIN)/python -m papers erm --quick
 
 docs: $(INSTALLED)
 	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html

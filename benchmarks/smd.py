@@ -1,6 +1,6 @@
 """Time one pass of stochastic meta-descent through the largest model of the study of empirical risk.
 
-    python benchmarks/smd.py --json results/smd.json
+    PYTHONPATH=. python benchmarks/smd.py --json results/smd.json
 
 The model has 200 binary variables, a third of them observed, and 1051 edges. There are 1000 examples. Each of the 50
 steps of a pass runs 100 iterations of loopy belief propagation with the parallel schedule, and computes a gradient and
@@ -19,10 +19,11 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn.utils import parameters_to_vector
 
 import riskfield as rf
-from riskfield.experiments.random_models import RandomModel
-from riskfield.learning.objective import Objective, flat
+from papers._library import Objective
+from papers.erm.random_models import RandomModel
 from timing import about, write
 
 EXAMPLES, BATCH, ITERATIONS = 1000, 20, 100
@@ -89,7 +90,7 @@ def eager_loss(theta: Tensor, examples: rf.Examples, iterations: int) -> Tensor:
 
 def eager_step(model: rf.Generative, examples: rf.Examples, iterations: int, v: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradient and the product of the Hessian with v."""
-    theta = flat(list(model.parameters())).detach().requires_grad_()
+    theta = parameters_to_vector(model.parameters()).detach().requires_grad_()
     (gradient,) = torch.autograd.grad(eager_loss(theta, examples, iterations), theta, create_graph=True)
     (product,) = torch.autograd.grad(gradient @ v, theta)
     return gradient.detach(), product

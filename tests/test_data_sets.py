@@ -15,7 +15,7 @@ from riskfield.data.horses import weizmann_horses
 from riskfield.data.mnist import mnist
 from riskfield.data.noise import BimodalNoise, GaussianNoise, PowerNoise, ReassignmentNoise, binarise, denoising
 from riskfield.data.shapes import draw_shapes, noisy_shapes
-from riskfield.data.splits import Recorded, Split, folds, read_splits, spread, write_splits
+from riskfield.data.splits import Split, folds, read_splits, spread, write_splits
 
 RNG = np.random.default_rng(0)
 
@@ -315,19 +315,3 @@ def test_splits(tmp_path):
         spread(names, 20, 11)
     with pytest.raises(ValueError, match=r"`count` must be from 2 to the number of names, 30. Got 1"):
         folds(names, 1)
-
-
-@pytest.mark.parametrize(
-    ("recorded", "sizes"),
-    [
-        (Recorded.BERKELEY_2010, [(100, 100)]),
-        (Recorded.BERKELEY_2013, [(32, 100)]),
-        (Recorded.HORSES, [(200, 127)]),
-        (Recorded.BACKGROUNDS, [(572, 143)] * 5),
-    ],
-)
-def test_recorded_splits(recorded, sizes):
-    splits = recorded.read()
-    assert [(len(split.train), len(split.test)) for split in splits] == sizes
-    tested = [name for split in splits for name in split.test]
-    assert len(set(tested)) == len(tested)

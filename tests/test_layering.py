@@ -22,7 +22,7 @@ LAYERS = [
     ["models", "features", "nn"],
     ["data", "io"],
     ["learning"],
-    ["report", "experiments"],
+    ["report"],
     ["cli", "__main__"],
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

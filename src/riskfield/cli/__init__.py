@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from riskfield import __version__
-from riskfield.cli import evaluate, fit, infer, predict, report, reproduce
+from riskfield.cli import evaluate, fit, infer, predict, report
 from riskfield.cli._common import USAGE_ERROR, complain, message_of
 from riskfield.errors import RiskfieldError
 
@@ -73,4 +73,3 @@ app.command()(fit.fit)
 app.command()(predict.predict)
 app.command()(evaluate.evaluate)
 app.command()(report.report)
-app.add_typer(reproduce.app, name="reproduce")

@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 
 from riskfield.errors import FileFormatError
@@ -73,19 +72,6 @@ def read_splits(path: str | os.PathLike[str]) -> tuple[Split, ...]:
         return tuple(Split(tuple(part["train"]), tuple(part["test"])) for part in parts)
     except (ValueError, KeyError, TypeError) as error:
         raise FileFormatError(f"{path} must have the format of `write_splits`: {error!r}") from error
-
-
-class Recorded(Enum):
-    """The splits of the experiments with public data sets. It is not known which pictures the papers used."""
-
-    BERKELEY_2010 = "berkeley-2010"  # Domke (2010), Table 1: 100 training and 100 test pictures
-    BERKELEY_2013 = "berkeley-2013"  # Domke (2013), Table 1: 32 and 100
-    HORSES = "horses"  # Domke (2013), Table 2: 200 and, without the black picture, 127
-    BACKGROUNDS = "backgrounds"  # Domke (2013), Table 3: five folds of 143
-
-    def read(self) -> tuple[Split, ...]:
-        """Return the split, or one split per fold."""
-        return read_splits(Path(__file__).parent / "recorded" / f"{self.value}.json")
 
 
 def _at_equal_steps(names: Sequence[str], count: int) -> tuple[str, ...]:

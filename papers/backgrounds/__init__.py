@@ -1,0 +1,1 @@
+"""Outdoor scenes (Domke 2013, section 8.4)."""

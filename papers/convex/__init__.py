@@ -1,0 +1,1 @@
+"""Learned convex inference on digits (Domke 2008)."""

@@ -1,0 +1,1 @@
+"""Binary denoising (Domke 2010 and 2013)."""

@@ -1,0 +1,195 @@
+r"""One run of the study of Stoyanov, Ropson & Eisner (2011): train a random model for a setting, test it in all.
+
+| setting | loss | decoder | trained through |
+|---|---|---|---|
+| frac-MSE | mean squared error | the marginals themselves | the same |
+| int-F | 1 - F, per example | `EqualCount` | `SoftEqualCount` |
+| int-L1 | share of errors | `MaxMarginal` | `SoftArgmax` |
+| APPR-LOGL | minus the log-likelihood of the outputs given the inputs, by Bethe | | beliefs, as its gradient |
+| APPR-LOGL-back | the same, not in the paper | | the iterations, as a loss is |
+
+`-in` begins with three passes of APPR-LOGL; `-hyb` mixes the loss with that of frac-MSE, in shares 0, 1/2 and 1. After
+each pass the objective of the whole training set is looked at, and the best pass of a stage is kept. Where the paper's
+text does not name a number (temperature, gains, batch size, first parameters, schedule of messages, tolerance) it is
+chosen here; temperatures and gains on models that are in no table, by `erm_tuning`.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+import riskfield as rf
+from papers.cells import Result, finite
+from papers.erm.random_models import GivenInputs, RandomModel, random_model
+from papers.pictures.criteria import ApproximateLikelihood
+
+LIKELIHOOD = "APPR-LOGL"
+BACK = "APPR-LOGL-back"
+RISKS: dict[str, rf.AbstractLoss] = {
+    "frac-MSE": rf.MSE(),
+    "int-F": rf.FMeasure(rf.SoftEqualCount(0.1)),
+    "int-L1": rf.L1(rf.SoftArgmax(0.1)),
+}
+SETTINGS = (*RISKS, LIKELIHOOD)
+# Gain and meta-gain are per output variable: a risk is a mean over outputs, of which a parameter moves but a few.
+GAINS: dict[str, rf.SMD] = {
+    "frac-MSE": rf.SMD(gain=0.15, meta_gain=20.0, decay=0.9, batch_size=20),
+    "int-F": rf.SMD(gain=0.05, meta_gain=5.0, decay=0.9, batch_size=50),
+    "int-L1": rf.SMD(gain=0.05, meta_gain=5.0, decay=0.9, batch_size=50),
+    LIKELIHOOD: rf.SMD(gain=0.15, meta_gain=0.5, decay=0.9, batch_size=5),
+    BACK: rf.SMD(gain=0.05, meta_gain=0.5, decay=0.9, batch_size=5),
+}
+# A name for everything that was chosen for a setting (gains, temperatures, stages, first parameters). It is among the
+# settings of a cell, so that cells of other choices do not count. Change the name with the choice.
+RECIPES = {
+    LIKELIHOOD: "6dbc08fc",
+    BACK: "dccf2908",
+    "frac-MSE": "23220df4",
+    "frac-MSE-in": "efa42997",
+    "int-F-hyb": "1c523f88",
+    "int-F-in": "277d3d80",
+    "int-F-hyb-in": "488b6602",
+    "int-L1-hyb": "48a77748",
+    "int-L1-in": "b2195df7",
+    "int-L1-hyb-in": "0a99f663",
+}
+CONVERGED = 100  # iterations of BP where it is left to converge
+_FIRST = 3  # passes of the likelihood with which `-in` begins
+_SHARES = {0.0: 15, 0.5: 5, 1.0: 5}  # of `-hyb`: how many passes each has
+_SPREAD = 1.0  # standard deviation of the first parameters, that of the true ones in the paper
+
+
+def truth(num_variables: int, num_edges: int, seed: int, examples: int, sweeps: int, spread: float = 1.0) -> Result:
+    """The losses of the model that the data come from, on test and training examples."""
+    drawn = random_model(num_variables, num_edges, seed, 2 * examples, spread)
+    model = drawn.true_model()
+    return {
+        "losses": losses_of(model, drawn.examples(model, examples, 2 * examples), sweeps),
+        "training_losses": losses_of(model, drawn.examples(model, 0, examples), sweeps),
+        "ess": drawn.sample_size,
+    }
+
+
+def trained(
+    num_variables: int,
+    num_edges: int,
+    seed: int,
+    examples: int,
+    setting: str,
+    restart: int,
+    sweeps: int,
+    mismatch: float,
+    epochs: int,
+    recipe: str,
+    spread: float,
+) -> Result:
+    """Train for a setting, from random parameters, and test in all settings."""
+    require_recipe(setting, recipe)
+    drawn = random_model(num_variables, num_edges, seed, 2 * examples, spread)
+    return outcome(drawn, stages(setting, sweeps, epochs, len(drawn.outputs)), sweeps, restart, mismatch)
+
+
+def outcome(drawn: RandomModel, plan: list[rf.Stage], sweeps: int, restart: int = 0, mismatch: float = 0.0) -> Result:
+    """Train by a plan on the first half of the examples; the losses on both halves, and how training went."""
+    began = time.process_time()
+    model, examples = started(drawn, restart, mismatch), len(drawn.states) // 2
+    fits = train(model, drawn.examples(model, 0, examples), plan, restart)
+    # A run that ended in an earlier stage has an objective of another loss, which does not compare.
+    best = fits[-1].best if len(fits) == len(plan) else None
+    tests = drawn.examples(model, examples, 2 * examples)
+    losses = losses_of(model, tests, sweeps)
+    return {
+        "losses": losses,
+        "converged_losses": losses if sweeps == CONVERGED else losses_of(model, tests, CONVERGED),
+        "training_losses": losses_of(model, drawn.examples(model, 0, examples), sweeps),
+        "objective": None if best is None or best.validation is None else finite(best.validation),
+        "epochs": [len(fit.history) for fit in fits],
+        "reasons": [fit.reason.value for fit in fits],
+        "seconds": time.process_time() - began,
+    }
+
+
+def require_recipe(setting: str, recipe: str) -> None:
+    """Refuse to compute a cell of other choices."""
+    if recipe != RECIPES[setting]:
+        raise ValueError(f"`recipe` must be {RECIPES[setting]!r}, which is that of this version. Got {recipe!r}.")
+
+
+def started(drawn: RandomModel, restart: int, mismatch: float = 0.0) -> GivenInputs:
+    """A model of `drawn`'s variables with random parameters."""
+    model = drawn.model(mismatch)
+    generator = torch.Generator().manual_seed(restart)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(_SPREAD * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype))
+    return model
+
+
+def stages(
+    setting: str,
+    sweeps: int,
+    epochs: int,
+    num_outputs: int,
+    *,
+    risks: Mapping[str, rf.AbstractLoss] = RISKS,
+    gains: Mapping[str, rf.SMD] = GAINS,
+) -> list[rf.Stage]:
+    """What a training setting such as int-F-hyb-in does, one after the other."""
+
+    def smd(name: str, passes: int = epochs) -> rf.SMD:
+        chosen = gains[name]
+        gain, meta_gain = num_outputs * chosen.gain, num_outputs * chosen.meta_gain
+        return replace(chosen, gain=gain, meta_gain=meta_gain, epochs=min(passes, epochs))
+
+    likelihood, through = (inference(sweeps, adjoint=how) for how in (rf.Envelope(curvature=rf.Unroll()), rf.Unroll()))
+    if setting in (LIKELIHOOD, BACK):
+        return [rf.Stage(ApproximateLikelihood(), likelihood if setting == LIKELIHOOD else through, smd(setting))]
+    name = setting.removesuffix("-in").removesuffix("-hyb")
+    loss = risks[name]
+    plan = [rf.Stage(loss, through, smd(name))]
+    if "-hyb" in setting:
+        plan = [
+            rf.Stage(rf.Hybrid(loss, rf.MSE(), share), through, smd(name if share else "frac-MSE", passes))
+            for share, passes in _SHARES.items()
+        ]
+    if setting.endswith("-in"):
+        plan.insert(0, rf.Stage(ApproximateLikelihood(), likelihood, smd(LIKELIHOOD, _FIRST)))
+    return plan
+
+
+def inference(sweeps: int, **adjoint: Any) -> rf.Inference:
+    """Loopy belief propagation, all messages at once, to convergence or for so many iterations."""
+    return rf.Inference(rf.MessagePassing(schedule=rf.Parallel()), rf.Stop(sweeps, tol=1e-4), **adjoint)
+
+
+def train(model: GivenInputs, examples: rf.Examples, plan: list[rf.Stage], seed: int) -> list[rf.Fit]:
+    """Fit the model stage by stage; that inference may end early is what the study is about."""
+    # SMD's own objective is a mean over a pass, at the end of which the parameters may be far worse than it.
+    passes = rf.Validation(examples, patience=max(stage.optimiser.max_iterations for stage in plan if stage.optimiser))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", rf.ConvergenceWarning)
+        warnings.simplefilter("ignore", rf.DivergenceWarning)
+        return rf.fit_stages(model, examples, plan, seed=seed, validation=passes, progress=False)
+
+
+@torch.no_grad()
+def losses_of(model: GivenInputs, examples: rf.Examples, sweeps: int) -> dict[str, float]:
+    """The loss in every setting, each with its decoder; the likelihood is per example, as in the paper's tables."""
+    graph, labels, mask = examples.graph, examples.labels, examples.labels >= 0
+    theta = model(graph, examples.inputs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", rf.ConvergenceWarning)
+        mu = inference(sweeps)(graph, theta).mu
+        likelihood = rf.SurrogateEM()(graph, theta, labels, inference(sweeps))
+    return {
+        "frac-MSE": rf.regression_error(graph, rf.ExpectedValue()(graph, mu), labels),
+        "int-F": 1 - rf.f_measure(rf.EqualCount()(graph, mu, mask), labels),
+        "int-L1": rf.error_rate(rf.MaxMarginal()(graph, mu), labels),
+        LIKELIHOOD: float(likelihood.mean()),
+    }

@@ -1,0 +1,1 @@
+"""How accurate and how fast gradients through inference are."""

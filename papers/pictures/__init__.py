@@ -1,0 +1,1 @@
+"""What the studies of pictures share: data, training criteria, truncated fitting."""

@@ -1,0 +1,150 @@
+"""Labelled pictures, ready to be trained on and tested with."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.nn.functional import pad
+
+import riskfield as rf
+from papers._library import reduce_labels
+from papers.cells import Result
+
+Described = tuple[rf.Picture, rf.PictureFeatures]
+
+
+def describe(pictures: Sequence[rf.Picture], features: rf.ImageFeatures) -> list[Described]:
+    """Pictures and their features, computed on all processors."""
+
+    def both(number: int) -> Described:
+        picture = pictures[number]
+        return picture, features(picture.image)
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+        return list(threads.map(both, range(len(pictures))))
+
+
+@dataclass(frozen=True, eq=False)
+class Scene:
+    """A picture, and the grid that inference sees of it."""
+
+    picture: rf.Picture
+    shape: tuple[int, int]  # of the grid, without the frame around it
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Scenes on grids of one size."""
+
+    scenes: tuple[Scene, ...]
+    shape: tuple[int, int]  # of the grid, with the frame
+    examples: rf.Examples
+
+
+@dataclass(frozen=True, eq=False)
+class Scenes:
+    """Pictures as examples for a `LinearModel`, block by block.
+
+    Grids are widened at the bottom and at the right to a multiple of `frame`, so that pictures of many sizes share few
+    graphs. There all features are 0 and labels hidden: nothing that is computed of the pixels inside changes.
+    """
+
+    blocks: tuple[Block, ...]
+
+    @classmethod
+    def of(
+        cls,
+        described: Iterable[Described],
+        num_states: int,
+        *,
+        frame: int = 1,
+        device: str = "cpu",
+        dtype: torch.dtype = torch.float64,
+    ) -> Scenes:
+        """Put pictures with labels and their features together by size."""
+        groups: dict[tuple[int, int], list[tuple[Scene, dict[str, Tensor], Tensor]]] = {}
+        for picture, computed in described:
+            assert picture.labels is not None
+            scene = Scene(picture, computed.shape)
+            rows, columns = (-(-length // frame) * frame for length in scene.shape)
+            labels = reduce_labels(torch.from_numpy(picture.labels), scene.shape)
+            below, right = rows - scene.shape[0], columns - scene.shape[1]
+            margin = (0, 0, 0, right, 0, below)
+            framed = rf.PictureFeatures(
+                pad(computed.pixels, margin), pad(computed.horizontal, margin), pad(computed.vertical, margin)
+            )
+            labels = pad(labels, (0, right, 0, below), value=-1).flatten()
+            groups.setdefault((rows, columns), []).append((scene, framed.inputs(dtype), labels))
+        blocks = []
+        for shape, group in groups.items():
+            scenes, inputs, truth = zip(*group, strict=True)
+            stacked = {name: torch.stack([own[name] for own in inputs]) for name in inputs[0]}
+            examples = rf.Examples(rf.grid(*shape, num_states), torch.stack(truth), stacked)
+            blocks.append(Block(scenes, shape, examples.to(device)))
+        return cls(tuple(blocks))
+
+    def __len__(self) -> int:
+        """How many pictures there are."""
+        return sum(len(block.scenes) for block in self.blocks)
+
+    @property
+    def examples(self) -> list[rf.Examples]:
+        """What `fit` takes."""
+        return [block.examples for block in self.blocks]
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """What inference makes of a scene."""
+
+    scene: Scene
+    marginals: Tensor  # (row, column, state), at the resolution of the picture
+    settled: bool  # whether inference kept its tolerance, if it has one
+
+
+@torch.no_grad()
+def predict(model: Module, scenes: Scenes, inference: rf.Inference, chunk_size: int) -> Iterator[Prediction]:
+    """A prediction for every scene, block by block."""
+    for block in scenes.blocks:
+        for start in range(0, len(block.scenes), chunk_size):
+            part = block.examples.select(slice(start, start + chunk_size))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", rf.ConvergenceWarning)  # `settled` says it
+                solution = inference(part.graph, model(part.graph, part.inputs))
+            settled = solution.converged | (inference.stop.tol is None)
+            (nodes,) = solution.node_marginals
+            for scene, own, done in zip(block.scenes[start : start + chunk_size], nodes, settled, strict=True):
+                inside = own.unflatten(0, block.shape)[: scene.shape[0], : scene.shape[1]]
+                yield Prediction(scene, rf.resize(inside, scene.picture.image.shape[:2]), bool(done))
+
+
+def evaluate(model: Module, parts: Sequence[Scenes], inference: rf.Inference, chunk_size: int) -> Result:
+    """How a model does on each part.
+
+    Returns:
+        errors: the share of labelled pixels, at the pictures' resolution, that are wrong.
+        standard_errors: of these, were the pictures of a part drawn at random: from the scatter between pictures.
+        unsettled: on how many pictures inference fell short of its tolerance.
+    """
+    errors, standard_errors, unsettled = [], [], 0
+    for scenes in parts:
+        wrong, counted = [], []
+        for predicted in predict(model, scenes, inference, chunk_size):
+            assert predicted.scene.picture.labels is not None
+            labels = torch.from_numpy(predicted.scene.picture.labels).to(predicted.marginals.device)
+            known = labels >= 0
+            wrong.append(int((known & (predicted.marginals.argmax(-1) != labels)).sum()))
+            counted.append(int(known.sum()))
+            unsettled += not predicted.settled
+        errors.append(sum(wrong) / sum(counted))
+        # Of a ratio of two sums.
+        squares = sum((w - errors[-1] * c) ** 2 for w, c in zip(wrong, counted, strict=True))
+        standard_errors.append((squares * len(wrong) / max(len(wrong) - 1, 1)) ** 0.5 / sum(counted))
+    return {"errors": errors, "standard_errors": standard_errors, "unsettled": unsettled}

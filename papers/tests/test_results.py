@@ -1,0 +1,87 @@
+"""The committed results: no recorded cell is lost, and the cells give the committed tables digit by digit."""
+
+import hashlib
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import papers
+import papers.cells
+import papers.study
+from papers.cells import FILE, CellFile
+from papers.commands import main
+
+ROOT = Path(papers.__file__).parents[1]
+RESULTS = ROOT / "results"
+STUDIES = ("backgrounds", "convex", "denoising", "erm", "gradients", "horses", "misspecification")
+PAGES = sorted(path for path in RESULTS.glob("*/*.md") if path.name != "README.md")
+COMMANDS = {path: path.read_text(encoding="utf-8").splitlines()[2].strip() for path in PAGES}
+
+
+def digest(line):
+    """Of a cell and its result, whatever device and precision were added to it."""
+    content = json.dumps([line.cell, line.settings, line.result], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+
+def test_no_recorded_cell_is_lost():
+    """The file names the content of every cell that was on record when cells were put into one file per study."""
+    recorded = [line.split() for line in Path(__file__).with_name("recorded_cells.txt").read_text().splitlines()]
+    assert Counter(study for study, _ in recorded) == {
+        "backgrounds": 85,
+        "convex": 128,
+        "denoising": 73,
+        "erm": 1058,
+        "gradients": 190,
+        "horses": 91,
+        "misspecification": 805,
+    }
+    found = {(study, digest(line)) for study in STUDIES for line in CellFile(RESULTS / study).lines()}
+    assert not {(study, own) for study, own in recorded} - found
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_a_file_of_cells_is_as_the_runner_writes_it(study, tmp_path):
+    CellFile(tmp_path).add(CellFile(RESULTS / study).lines())
+    assert CellFile(tmp_path).lines() == CellFile(RESULTS / study).lines()
+
+
+@pytest.mark.parametrize("command", sorted(set(COMMANDS.values())))
+def test_the_cells_give_the_committed_tables(command, tmp_path, monkeypatch):
+    """The command above a table writes the same table, from the cells alone: without data sets, computing nothing."""
+
+    def refuse(task):
+        raise AssertionError(f"{command} computes {task}")
+
+    monkeypatch.setattr(papers.cells, "_compute", refuse)
+    monkeypatch.setattr(papers.study, "write_plot", lambda *_: None)
+    monkeypatch.delenv("RISKFIELD_DATA", raising=False)
+    monkeypatch.chdir(tmp_path)
+    prefix, study, *options = command.removeprefix("python -m ").split()
+    assert prefix == "papers"
+    (tmp_path / "results" / study).mkdir(parents=True)
+    shutil.copy(RESULTS / study / FILE, tmp_path / "results" / study)
+    assert main([study, *options, "--quiet"]) == 0
+    written = {path.name: path.read_text(encoding="utf-8") for path in (tmp_path / "results" / study).glob("*.md")}
+    pages = {path for path, own in COMMANDS.items() if own == command}
+    assert set(written) == {path.name for path in pages}
+    for path in pages:
+        assert path.parent.name == study
+        assert written[path.name] == path.read_text(encoding="utf-8")
+        assert path.with_suffix("").with_name(f"{path.stem}.png").exists()
+
+
+def test_every_page_is_in_the_index():
+    index = (RESULTS / "README.md").read_text(encoding="utf-8")
+    for path in PAGES:
+        assert f"({path.parent.name}/{path.name})" in index, path
+    for study in STUDIES:
+        assert (RESULTS / study / "README.md").exists()
+
+
+def test_names_are_short():
+    tracked = [path.relative_to(ROOT) for folder in ("papers", "results") for path in (ROOT / folder).rglob("*")]
+    assert max(len(str(path)) for path in tracked) <= 100
