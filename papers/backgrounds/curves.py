@@ -156,5 +156,7 @@ class LearningCurves(AbstractStudy):
 def _inference(method: str, setting: float) -> rf.Inference:
     if method == TRUNCATED:
         return Mode.TRW.after(int(setting))
-    adjoint = rf.Perturb() if method == PERTURBED else rf.FixedPoint(setting, _MOST_SWEEPS, solver=rf.Iterate(fallback=None))
+    adjoint = (
+        rf.Perturb() if method == PERTURBED else rf.FixedPoint(setting, _MOST_SWEEPS, solver=rf.Iterate(fallback=None))
+    )
     return rf.WarmStart(rf.MessagePassing(rf.TRW(0.5)), rf.Stop(_MOST_SWEEPS, setting), adjoint)

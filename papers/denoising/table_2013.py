@@ -68,7 +68,9 @@ def inference(tol: float, backward: float, sweeps: int = 1000) -> rf.WarmStart:
     Where a line search goes so far that these sweeps do not suffice, it is told that the objective diverges, and turns.
     """
     return rf.WarmStart(
-        rf.MessagePassing(rf.TRW(0.5)), rf.Stop(sweeps, tol), rf.FixedPoint(backward, sweeps, solver=rf.Iterate(fallback=None))
+        rf.MessagePassing(rf.TRW(0.5)),
+        rf.Stop(sweeps, tol),
+        rf.FixedPoint(backward, sweeps, solver=rf.Iterate(fallback=None)),
     )
 
 

@@ -21,7 +21,6 @@ from papers.commands import main
 from papers.denoising import table_2010 as denoising_2010
 from papers.denoising import table_2013 as denoising
 from papers.parameters import with_parameters
-from papers.pictures import criteria
 from papers.pictures.criteria import ApproximateLikelihood, Criterion, closure, fit_all, train
 from papers.pictures.scenes import Scenes, describe, evaluate, predict
 from papers.pictures.truncated import CONVERGED, Mode, RowByRow, Trainer
@@ -392,7 +391,7 @@ def test_a_criterion_that_cannot_begin_is_reported():
 
 
 def test_stages_before_one_that_cannot_begin_are_reported(monkeypatch):
-    done, fit_stages = [], criteria.fit_stages
+    done, fit_stages = [], rf.fit_stages
 
     def fails_at_the_second(model, examples, stages, **settings):
         done.append(stages)
@@ -400,7 +399,7 @@ def test_stages_before_one_that_cannot_begin_are_reported(monkeypatch):
             raise rf.AdjointError("no gradient")
         return fit_stages(model, examples, stages, **settings)
 
-    monkeypatch.setattr(criteria, "fit_stages", fails_at_the_second)
+    monkeypatch.setattr(rf, "fit_stages", fails_at_the_second)
     scenes = Scenes.of(describe(list(mosaics(4, (24, 32))), rf.ImageFeatures(scale=0.5)), 3)
     model, settings = Trainer(rf.ImageFeatures(), 3, 30).model(), (Mode.TRW.after(1), rf.LBFGS(iterations=2), None)
     result = train(model, scenes, Criterion("x", rf.UnivariateLogistic()), *settings, chunk_size=8, first=2)
