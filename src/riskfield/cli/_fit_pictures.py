@@ -143,24 +143,24 @@ def fit_pictures(
         "pictures": len(read),
         "fingerprint of the data": _fingerprint(read),
     }
-    checkpoint = prepare(out, settings, resume)
     crf = ImageCRF(**choices.objects(), random_state=seed, verbose=shown)
-    loaded = time.perf_counter()
-    with print_divergence():
-        images_read = [picture.image for picture in read]
-        crf.fit(images_read, labels, checkpoint=Checkpoints(checkpoint, every), resume=resume)
-    training = sum(fit.history[-1].seconds for fit in crf.results_ if fit.history)
-    run = PictureRun(
-        out.resolve().name,
-        crf,
-        {value: names[value] for value in crf.classes_.tolist()},
-        ignore,
-        settings,
-        _command(images, masks, classes, ignore, choices, out, seed),
-        tuple(crf.results_),
-        {"reading": loaded - began, "features": crf.feature_seconds_, "training": training},
-    )
-    run.save(out)
+    with prepare(out, settings, resume) as checkpoint:
+        loaded = time.perf_counter()
+        with print_divergence():
+            images_read = [picture.image for picture in read]
+            crf.fit(images_read, labels, checkpoint=Checkpoints(checkpoint, every), resume=resume)
+        training = sum(fit.history[-1].seconds for fit in crf.results_ if fit.history)
+        run = PictureRun(
+            out.resolve().name,
+            crf,
+            {value: names[value] for value in crf.classes_.tolist()},
+            ignore,
+            settings,
+            _command(images, masks, classes, ignore, choices, out, seed),
+            tuple(crf.results_),
+            {"reading": loaded - began, "features": crf.feature_seconds_, "training": training},
+        )
+        run.save(out)
     if len(crf.results_) < len(crf.stages()):
         typer.echo(f"riskfield: training ended before the stage with the loss {choices.loss}.", err=True)
     if not quiet:

@@ -12,7 +12,7 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from torch.nn import Module
 from riskfield.data.examples import DataSet
 from riskfield.errors import DivergenceWarning, RiskfieldError
 from riskfield.infer import InferenceChoice
+from riskfield.io._lock import lock_folder
 from riskfield.learning.checkpoint import Checkpoints
 from riskfield.learning.lbfgs import LBFGS
 from riskfield.learning.objective import Diverged, Objective
@@ -87,6 +88,7 @@ def fit(
     Raises:
         CheckpointError: if a checkpoint could not be written, for want of space perhaps. The one before it is intact,
             and the model has the best parameters so far.
+        BlockingIOError: if another process writes to the folder of checkpoints.
 
     >>> import torch
     >>> from riskfield import Exact, Examples, Generative, Inference, UnivariateLogistic, chain
@@ -124,9 +126,11 @@ def fit(
             "examples": objective.num_examples,
         },
     )
-    if checkpoints is not None and resume:
-        session.resume(checkpoints)
-    with _own_randomness(objective), _Bar(optimiser, session, shown=progress and ranks.rank == 0) as bar:
+    with (
+        _continued(session, checkpoints, resume),
+        _own_randomness(objective),
+        _Bar(optimiser, session, shown=progress and ranks.rank == 0) as bar,
+    ):
         try:
             while session.goes_on(optimiser.max_iterations):
                 step = run.step(session.iteration + 1)  # examples -> theta -> loss -> gradient -> parameters
@@ -206,6 +210,18 @@ def _check(
             f"`checkpoint` {os.fspath(checkpoints.folder)!r} holds a run already. Say `resume=True` to go on with it, "
             "or name another folder."
         )
+
+
+@contextmanager
+def _continued(session: Session, checkpoints: Checkpoints | None, resume: bool) -> Iterator[None]:
+    """Let no other process write to the folder of checkpoints, and continue from the newest one if asked to."""
+    if checkpoints is None:
+        yield
+        return
+    with lock_folder(checkpoints.folder) if session.objective.ranks.rank == 0 else nullcontext():
+        if resume:
+            session.resume(checkpoints)
+        yield
 
 
 @contextmanager

@@ -8,13 +8,15 @@ checkpoint/         what it takes to go on
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from riskfield.errors import FileFormatError
 from riskfield.io._atomic import check_writable
+from riskfield.io._lock import lock_folder
 from riskfield.io.codec import read_text_tree, write_text_tree
 from riskfield.learning.image_crf import ImageCRF
 from riskfield.learning.result import Fit, Reason, dump_history, find_best, load_history
@@ -101,8 +103,11 @@ class PictureRun:
         self.crf.save(path / _MODEL)  # last: where there is a model, there is all of a run
 
 
-def prepare(folder: str | os.PathLike[str], settings: Mapping[str, Any], resume: bool) -> Path:
-    """Make the folder of a run, or see whether what is in it can go on; where its checkpoints go.
+@contextmanager
+def prepare(folder: str | os.PathLike[str], settings: Mapping[str, Any], resume: bool) -> Iterator[Path]:
+    """Make the folder of a run, or check that the run in it can be resumed; give the folder of its checkpoints.
+
+    No other process can prepare the folder until the context is left.
 
     Arguments:
         folder: of the run.
@@ -110,13 +115,20 @@ def prepare(folder: str | os.PathLike[str], settings: Mapping[str, Any], resume:
         resume: go on with what is there.
 
     Raises:
-        FileExistsError: if there is a run, and it is not to go on.
+        FileExistsError: if there is a run, and `resume` is false.
         ValueError: if the run in it was begun with other settings.
+        BlockingIOError: if another process writes to it.
         OSError: if it cannot be written to.
     """
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     check_writable(path / _RUN)
+    with lock_folder(path):
+        _check_or_begin(path, settings, resume)
+        yield path / _CHECKPOINT
+
+
+def _check_or_begin(path: Path, settings: Mapping[str, Any], resume: bool) -> None:
     checkpoint = path / _CHECKPOINT
     if checkpoint.exists() or (path / _MODEL).exists():
         if not resume:
@@ -131,7 +143,6 @@ def prepare(folder: str | os.PathLike[str], settings: Mapping[str, Any], resume:
                 )
     else:
         _write(path / _RUN, {"settings": dict(settings)})
-    return checkpoint
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:
