@@ -157,7 +157,7 @@ def test_pairs_not_offered_name_the_alternative(case, method):
     elif case.name == "mean-field":
         message = f"`{name}` .* MeanField .* Use `FixedPoint`, `Perturb` or `Unroll`"
     else:
-        message = f"`{name}` .* Exact .* Use `Unroll`"
+        message = f"`{name}` .* Exact .* Use `Perturb` or `Unroll`"
     with pytest.raises(ValueError, match=message):
         rf.infer(graph, graph.zeros().requires_grad_(), case.make(graph, None), adjoint=method.adjoint)
 

@@ -499,7 +499,7 @@ def test_other_adjoints_name_the_alternative(adjoint):
     varied = torch.linspace(0.5, 1, LOOP.mu_size, dtype=torch.float64)
     name = "FixedPoint" if isinstance(adjoint, rf.FixedPoint) else "Unroll"
     options = {"function": rf.NEGATIVE_ENTROPY, "adjoint": adjoint}
-    match = f"`{name}`.* ConvexFreeEnergy.* Use `KKT`, or `Perturb`"
+    match = f"`{name}`.* ConvexFreeEnergy.* Use `KKT` or `Perturb`"
     refuse(match, weight=varied, theta=LOOP.zeros().requires_grad_(), **options)
     refuse(match, weight=varied.clone().requires_grad_(), **options)
 

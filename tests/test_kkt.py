@@ -175,8 +175,8 @@ def test_degenerate_graphs():
     ("algorithm", "message"),
     [
         (rf.MaxProduct(), "`KKT` cannot differentiate MaxProduct"),
-        (rf.MeanField(), "which MeanField does not solve. Use `FixedPoint`, `Perturb` or `Unroll`, or MessagePassing."),
-        (rf.Exact(), "which Exact does not solve. Use `Unroll` or `Perturb`, or MessagePassing."),
+        (rf.MeanField(), "which MeanField does not offer. Use `FixedPoint`, `Perturb` or `Unroll`."),
+        (rf.Exact(), "which Exact does not offer. Use `Perturb` or `Unroll`."),
     ],
 )
 def test_other_algorithms_are_refused(algorithm, message):

@@ -245,3 +245,42 @@ print((middle - start) / sweep, (peak() - start) / sweep)
     with_checkpoints, whole = map(float, done.stdout.split())
     assert 0.9 * 400 < whole < 1.3 * 400
     assert 20 < with_checkpoints < 2 * 20 + 12  # a constant: the gradients, and pages of memory
+
+
+# -- derivatives are of the sweeps that ran ---------------------------------------------------------------------------
+
+
+def test_dual_numbers_repeat_the_sweeps_that_ran(monkeypatch):
+    """Slopes and second derivatives do not look at the tolerance again: rounding might stop them elsewhere."""
+    graph, algorithm = rf.grid(4, 4, 2), rf.MessagePassing(rf.TRW(0.5))
+    theta = torch.stack([scale * potentials(graph, 0) for scale in (0.1, 1.0, 0.1, 3.0)])
+    v = potentials(graph, 1, "mild", 4)
+    plain = rf.infer(graph, theta, algorithm)
+    assert len(plain.sweeps.unique()) == 3
+    ran = []
+    advance = native.MessagePassingRun.advance
+
+    def watched(run, sweeps, tol):
+        found = advance(run, sweeps, tol)
+        if run.marginals().is_complex():
+            ran.append((sweeps, tol, len(found[0])))
+        return found
+
+    monkeypatch.setattr(native.MessagePassingRun, "advance", watched)
+    expected = [(count, -1.0, int((plain.sweeps == count).sum())) for count in plain.sweeps.unique().tolist()]
+
+    def loss(t):
+        return rf.infer(graph, t, algorithm).mu.square().sum()
+
+    rf.hessian_vector_product(loss, theta, v)
+    assert ran == expected
+    ran.clear()
+    with torch.autograd.forward_ad.dual_level():
+        dual = rf.infer(graph, torch.autograd.forward_ad.make_dual(theta, v), algorithm)
+        slope = torch.autograd.forward_ad.unpack_dual(dual.mu).tangent
+    assert ran == expected
+    assert torch.equal(dual.sweeps, plain.sweeps)
+    for k in range(4):
+        stop = rf.Stop(int(plain.sweeps[k]), tol=None)
+        ahead, behind = (rf.infer(graph, theta[k] + h * v[k], algorithm, stop=stop).mu for h in (1e-5, -1e-5))
+        torch.testing.assert_close(slope[k], (ahead - behind) / 2e-5, rtol=1e-5, atol=1e-7)

@@ -10,8 +10,6 @@ import torch
 from torch import Tensor
 
 from riskfield.errors import AdjointError
-from riskfield.inference.convex import ConvexFreeEnergy
-from riskfield.inference.message_passing import MaxProduct, MessagePassing
 from riskfield.inference.request import Request
 from riskfield.inference.solution import Solution
 
@@ -33,60 +31,9 @@ def attach(request: Request, solution: Solution, jacobian: Jacobian, numbers: Se
     in the numbers, which J depends on, is refused with an `AdjointError`. The caller may change the mu of the solution
     in place: a Jacobian that needs the marginals must keep its own copy.
     """
-    remedy = "" if isinstance(request.algorithm, ConvexFreeEnergy) else _UNROLL
+    remedy = _UNROLL if request.algorithm.unrolls else ""
     mu = _Attached.apply(jacobian, remedy, solution.mu, request.theta, *numbers)
     return replace(solution, theta=request.theta, mu=mu, _value=request.algorithm.log_partition)
-
-
-def require_convergence(request: Request, name: str, theta_only: bool = True) -> None:
-    """Refuse what an adjoint at a fixed point cannot differentiate, naming the alternative."""
-    if isinstance(request.algorithm, MaxProduct):
-        raise ValueError(
-            f"`{name}` cannot differentiate MaxProduct: a maximiser does not vary smoothly. Use MessagePassing."
-        )
-    if isinstance(request.algorithm, ConvexFreeEnergy):
-        _require_convex(request, request.algorithm, name, theta_only)
-    if request.stop.tol is None and request.algorithm.iterative:
-        raise ValueError(
-            f"`{name}` needs a run to convergence: give `stop` a tolerance, or use `Unroll` for a truncated run."
-        )
-    if theta_only and isinstance(request.algorithm, MessagePassing):
-        counting = request.algorithm.entropy.counting(request.graph)
-        if torch.is_grad_enabled() and (counting.factor.requires_grad or counting.node_total.requires_grad):
-            raise ValueError(
-                f"`{name}` sends gradients to theta only, and the counting numbers of the entropy require one. Use "
-                "`FixedPoint` or `Unroll`, or detach the counting numbers."
-            )
-
-
-def _require_convex(request: Request, algorithm: ConvexFreeEnergy, name: str, theta_only: bool) -> None:
-    if name == "FixedPoint":
-        raise ValueError(
-            "`FixedPoint` sweeps backwards over messages, and ConvexFreeEnergy has none. Use `KKT`, or `Perturb` for "
-            "the gradient in theta alone."
-        )
-    if request.stop.tol is None:
-        raise ValueError(f"`{name}` needs a run to convergence: give `stop` a tolerance.")
-    weights = algorithm.weights(request.graph)
-    if theta_only and torch.is_grad_enabled() and any(weight.requires_grad for weight in weights):
-        raise ValueError(
-            f"`{name}` sends gradients to theta only, and weights of the ConvexFreeEnergy require one. Use `KKT`, or "
-            "detach the weights."
-        )
-
-
-def require_finite(grad: Tensor, name: str) -> None:
-    """Refuse a dL/dmu with NaN or infinite entries: no gradient of theta can be right."""
-    # One pass in place of several; a sum of finite numbers that overflows is looked into.
-    if torch.isfinite(grad.sum()):
-        return
-    bad = ~torch.isfinite(grad)
-    if bad.any():
-        where = tuple(int(k) for k in bad.nonzero()[0])
-        raise AdjointError(
-            f"`{name}`: the gradient of the loss in the marginals is {float(grad[where])} at {where}. Is the loss "
-            "finite there, where a marginal may be 0?"
-        )
 
 
 def constant_in(result: Tensor, inputs: Sequence[Tensor], name: str, remedy: str = _UNROLL) -> Tensor:

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from riskfield.adjoints._attach import constant_in, require_convergence
+from riskfield.adjoints._attach import constant_in
+from riskfield.adjoints._refusals import require_convergence, require_theta_only
 from riskfield.adjoints.adjoint import AbstractAdjoint
 from riskfield.errors import AdjointError
 from riskfield.inference.request import Request
@@ -51,6 +52,7 @@ class Envelope(AbstractAdjoint):
     def apply(self, request: Request) -> Solution:
         """Run without gradients, or with those of the marginals, and attach the value's."""
         require_convergence(request, "Envelope")
+        require_theta_only(request, "Envelope")
         curvature = self.curvature if is_differentiated(request.theta) else None
         solution = request.solve() if curvature is None else curvature.apply(request)
         plain = replace(solution, theta=request.theta.detach(), mu=solution.mu.detach())

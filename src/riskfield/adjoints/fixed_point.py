@@ -29,7 +29,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from riskfield.adjoints._attach import Jacobian, attach, require_convergence, require_finite
+from riskfield.adjoints._attach import Jacobian, attach
+from riskfield.adjoints._refusals import require_convergence, require_finite, require_fixed_point
 from riskfield.adjoints.adjoint import AbstractAdjoint
 from riskfield.adjoints.linear_fixed_point import AbstractLinearSolver, Iterate, LinearSolution
 from riskfield.errors import AdjointError, AdjointWarning
@@ -95,14 +96,9 @@ class FixedPoint(AbstractAdjoint):
 
     def apply(self, request: Request) -> Solution:
         """Run without gradients, on any kernels, and attach the gradient of the fixed point."""
-        require_convergence(request, "FixedPoint", theta_only=False)
-        graph, algorithm = request.graph, request.algorithm
-        numbers = algorithm.parameters(graph)
-        if algorithm.fixed_point_maps(graph, request.flat_theta().detach(), numbers) is None:
-            raise ValueError(
-                f"`FixedPoint` sweeps backwards over messages, and {type(algorithm).__name__} has none. Use `Unroll`, "
-                "which differentiates what ran."
-            )
+        require_convergence(request, "FixedPoint")
+        numbers = request.algorithm.parameters(request.graph)
+        require_fixed_point(request, "FixedPoint", request.flat_theta().detach(), numbers)
         native = (
             request.theta.dtype == torch.float64 and request.kernels != "torch" and isinstance(self.solver, Iterate)
         )
@@ -170,11 +166,10 @@ class _Point:
         return best[1]
 
     def _linearised(self) -> Iterator[_Linearised]:
-        graph, algorithm = self.request.graph, self.request.algorithm
-        theta = self.request.theta.detach().reshape(-1, graph.theta_size).double().requires_grad_()
+        theta = self.request.flat_theta().detach().double().requires_grad_()
         state = self.state.reshape(len(theta), self.state.shape[-1]).double().requires_grad_()
         numbers = [number.detach().requires_grad_(number.requires_grad) for number in self.numbers]
-        for sweep in algorithm.fixed_point_maps(graph, theta, tuple(numbers)) or ():
+        for sweep in require_fixed_point(self.request, "FixedPoint", theta, tuple(numbers)):
             with torch.enable_grad():
                 mu, swept = sweep(state)
             yield _Linearised(state, (theta, *numbers), mu, swept)

@@ -29,25 +29,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from riskfield.adjoints._attach import Jacobian, attach, require_convergence, require_finite
+from riskfield.adjoints._attach import Jacobian, attach
 from riskfield.adjoints._convex import solve_convex, unsettled_convex
+from riskfield.adjoints._refusals import (
+    require_convergence,
+    require_finite,
+    require_optimality,
+    require_theta_only,
+)
 from riskfield.adjoints.adjoint import AbstractAdjoint
 from riskfield.adjoints.solvers import AbstractSolver, Direct, FloatArray, System
-from riskfield.entropy import Counting
 from riskfield.errors import AdjointWarning
-from riskfield.graph._scopes import IntArray, index_tensor
+from riskfield.graph._scopes import IntArray
 from riskfield.graph.factor_graph import FactorGraph
-from riskfield.inference.convex import ConvexFreeEnergy
-from riskfield.inference.exact import Exact
-from riskfield.inference.message_passing import MessagePassing
 from riskfield.inference.request import Request
 from riskfield.inference.solution import Solution
 
 _SMALLEST = 1e-300  # the inverse of smaller marginals, times a counting number, may not be finite
 # A warning is due where the marginals disagree by this share.
 _UNSETTLED = 1e-2
-_UNROLL = "Run inference to a smaller tolerance, or use `Unroll`, which differentiates the sweeps that ran."
-_ENTROPY = "Run inference to a smaller tolerance, or give all configurations more NEGATIVE_ENTROPY."
 
 
 @dataclass(frozen=True)
@@ -89,50 +89,36 @@ class KKT(AbstractAdjoint):
 
     def apply(self, request: Request) -> Solution:
         """Run without gradients; the backward pass solves the system."""
-        algorithm = request.algorithm
-        require_convergence(request, "KKT", theta_only=not isinstance(algorithm, ConvexFreeEnergy))
-        if isinstance(algorithm, ConvexFreeEnergy):
-            return self._apply_convex(request, algorithm)
-        if not isinstance(algorithm, MessagePassing):
-            other = "`Unroll` or `Perturb`" if isinstance(algorithm, Exact) else "`FixedPoint`, `Perturb` or `Unroll`"
-            raise ValueError(
-                f"`KKT` needs the optimality conditions on the local polytope, which {type(algorithm).__name__} does "
-                f"not solve. Use {other}, or MessagePassing."
-            )
+        require_convergence(request, "KKT")
+        conditions = require_optimality(request, "KKT")
+        if not conditions.differentiates_parameters:
+            require_theta_only(request, "KKT")
         graph, solution = request.graph, request.solve()
-        mu, numbers = solution.mu.clone(), _counting_numbers(graph, algorithm.entropy.counting(graph))
-        curvature = torch.where(mu > 0, numbers.to(mu).double() / mu.double(), 0)
-        jacobian = Jacobian(
-            vjp=lambda grad: (graph.collapse(self._product(graph, mu, curvature, grad, _UNROLL)),),
-            jvp=lambda v: self._product(graph, mu, curvature, graph.expand(v[0]), _UNROLL),
-        )
-        return attach(request, solution, jacobian)
-
-    def _apply_convex(self, request: Request, algorithm: ConvexFreeEnergy) -> Solution:
-        graph, solution = request.graph, request.solve()
-        mu = solution.mu.clone()
-        weights = [weight.to(mu).expand_as(mu) for weight in algorithm.weights(graph)]
-        undecided = algorithm.undecided(graph, solution)
+        mu, undecided = solution.mu.clone(), conditions.undecided(solution)
+        slopes = conditions.parameter_slopes(mu)
 
         def product(grad: Tensor) -> Tensor:
-            if undecided.any():
+            if undecided is not None and undecided.any():
                 warnings.warn(
                     f"`KKT`: {int(undecided.sum())} beliefs are at 0 and about to leave it, where they are not "
                     "differentiable: the gradient is one-sided. Give these configurations some NEGATIVE_ENTROPY.",
                     AdjointWarning,
                     stacklevel=2,
                 )
-            return self._product(graph, mu, algorithm.curvature(graph, mu.double()), grad, _ENTROPY)
+            return self._product(graph, mu, conditions.curvature(mu.double()), grad, conditions.remedy)
 
         def vjp(grad: Tensor) -> tuple[Tensor, ...]:
             found = product(grad)
-            return graph.collapse(found), *(-slope * found for slope in algorithm.slopes(mu))
+            return graph.collapse(found), *(slope * found for slope in slopes)
 
         def jvp(v: tuple[Tensor, ...]) -> Tensor:
-            of_weights = sum(slope * part for slope, part in zip(algorithm.slopes(mu), v[1:], strict=True))
-            return product(graph.expand(v[0]) - of_weights)
+            along = graph.expand(v[0])
+            for slope, part in zip(slopes, v[1:], strict=True):
+                along = along + slope * part
+            return product(along)
 
-        return attach(request, solution, Jacobian(vjp, jvp), weights)
+        numbers = request.algorithm.parameters(graph) if conditions.differentiates_parameters else ()
+        return attach(request, solution, Jacobian(vjp, jvp), [number.to(mu).expand_as(mu) for number in numbers])
 
     def _product(self, graph: FactorGraph, mu: Tensor, curvature: Tensor, grad: Tensor, remedy: str) -> Tensor:
         """The symmetric dmu/dtheta times `grad`, in the layout of mu, at marginals where -D is diag(curvature)."""
@@ -168,14 +154,6 @@ class KKT(AbstractAdjoint):
 def _factors_curve(graph: FactorGraph, mu: Tensor, curvature: Tensor) -> bool:
     """Whether all curvatures of factors are above 0, where the marginals are."""
     return bool(((curvature > 0) | (mu <= 0))[:, graph.node_size :].all())
-
-
-def _counting_numbers(graph: FactorGraph, counting: Counting) -> Tensor:
-    """c_i and c_c in the layout of mu."""
-    node, factor = counting.node(graph).detach(), counting.factor.detach()
-    parts = [node[index_tensor(g.variables)].repeat_interleave(g.num_states) for g in graph.node_groups]
-    parts += [factor[index_tensor(g.factors)].repeat_interleave(g.table_size) for g in graph.factor_groups]
-    return torch.cat(parts) if parts else node
 
 
 class _Conditions:

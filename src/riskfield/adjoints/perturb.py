@@ -25,7 +25,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from riskfield.adjoints._attach import Jacobian, attach, require_convergence, require_finite
+from riskfield.adjoints._attach import Jacobian, attach
+from riskfield.adjoints._refusals import require_convergence, require_finite, require_symmetry, require_theta_only
 from riskfield.adjoints.adjoint import AbstractAdjoint
 from riskfield.errors import AdjointWarning
 from riskfield.graph._scopes import IntArray
@@ -96,6 +97,8 @@ class Perturb(AbstractAdjoint):
     def apply(self, request: Request) -> Solution:
         """Run without gradients; the backward pass runs again, perturbed."""
         require_convergence(request, "Perturb")
+        require_symmetry(request, "Perturb")
+        require_theta_only(request, "Perturb")
         graph, solution = request.graph, request.solve()
         jacobian = Jacobian(
             vjp=lambda grad: (graph.collapse(self._product(request, solution, grad)),),

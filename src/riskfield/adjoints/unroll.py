@@ -8,7 +8,7 @@ really computed. Memory grows with the number of sweeps, or with checkpoints as 
 from __future__ import annotations
 
 import math
-import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,12 +17,9 @@ from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.autograd import forward_ad
 
+from riskfield.adjoints._refusals import require_sweeps
 from riskfield.adjoints.adjoint import AbstractAdjoint
-from riskfield.entropy import AbstractEntropy, Counting
-from riskfield.errors import ConvergenceWarning
-from riskfield.graph.factor_graph import FactorGraph
 from riskfield.inference.algorithm import RecordingRun
-from riskfield.inference.message_passing import MessagePassing
 from riskfield.inference.request import Request, Stop
 from riskfield.inference.solution import Solution
 from riskfield.kernels import EVERY_SWEEP, LAST_SWEEP, is_differentiated
@@ -64,26 +61,30 @@ class Unroll(AbstractAdjoint):
 
         Nothing is recorded where nothing requires a gradient.
         """
-        theta, counting = request.theta, _factor_counting(request)
-        if not (is_differentiated(theta) or is_differentiated(counting)):
+        theta, algorithm = request.theta, request.algorithm
+        numbers = algorithm.parameters(request.graph)
+        if not any(is_differentiated(number) for number in (theta, *numbers)):
             return request.run()
+        require_sweeps(request)
         on_torch = replace(request, kernels=request.kernels or "torch")
-        if request.kernels == "torch" or is_functorch_wrapped_tensor(theta):
+        primal, tangent = _unpacked(theta)
+        recorded, others = numbers[: algorithm.recorded_parameters], numbers[algorithm.recorded_parameters :]
+        if request.kernels == "torch" or primal is None or any(is_differentiated(number) for number in others):
             return on_torch.run()
-        primal, tangent = forward_ad.unpack_dual(theta)
+        wants_parameters = any(is_differentiated(number) for number in recorded)
         if tangent is not None:
-            plain = not (primal.requires_grad or is_differentiated(counting))
-            return _forward_mode(request, primal, tangent) if plain else on_torch.run()
-        # A start from messages that were made with other counting numbers, or checkpoints, are for autograd to follow.
-        wants_counting = is_differentiated(counting)
-        if wants_counting and (request.messages is not None or self.checkpoint or theta.dtype != torch.float64):
+            if primal.requires_grad or wants_parameters:
+                return on_torch.run()
+            return _forward_mode(request, primal, tangent) or on_torch.run()
+        # Native kernels reach parameters from uniform messages, in float64 and with a whole tape.
+        if wants_parameters and (request.messages is not None or self.checkpoint or theta.dtype != torch.float64):
             return on_torch.run()
         recording = self._start(request)
         if recording is None:
             return on_torch.run()
         solution = request.solve(recording)
-        mu = _Recorded.apply(theta, counting, solution.mu, request, solution.sweeps, recording)
-        return replace(solution, theta=theta, mu=mu, _value=request.algorithm.log_partition)
+        mu = _Recorded.apply(request, solution.sweeps, recording, solution.mu, theta, *recorded)
+        return replace(solution, theta=theta, mu=mu, _value=algorithm.log_partition)
 
     def _start(self, request: Request) -> RecordingRun | None:
         every = int(self.checkpoint) or EVERY_SWEEP
@@ -92,70 +93,84 @@ class Unroll(AbstractAdjoint):
         return request.start_recording(every)
 
 
-def _factor_counting(request: Request) -> Tensor:
-    """The counting numbers of factors, which native runs go back to; nothing for algorithms without."""
-    if isinstance(request.algorithm, MessagePassing):
-        return request.algorithm.entropy.counting(request.graph).factor
-    return torch.empty(0)
+def _unpacked(theta: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """The primal and the tangent of a dual theta; (theta, None) for a plain one, (None, None) inside `torch.func`."""
+    if is_functorch_wrapped_tensor(theta):
+        return None, None
+    primal, tangent = forward_ad.unpack_dual(theta)
+    return primal, tangent
 
 
-def _dual(request: Request, theta: Tensor, slope: Tensor) -> Request:
-    """The same on dual numbers, theta with a slope: what depends on theta has its slope for an imaginary part."""
-    return replace(request, theta=torch.complex(theta.detach().double(), slope.detach().double()))
+def _forward_mode(request: Request, primal: Tensor, tangent: Tensor) -> Solution | None:
+    """Marginals with their derivative along the tangent, on dual numbers; None without native kernels.
 
-
-def _dual_run(request: Request, theta: Tensor, slope: Tensor) -> tuple[Solution, RecordingRun] | None:
-    dual = _dual(request, theta, slope)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # was said when it ran before
-        run = dual.start_recording(EVERY_SWEEP)
-        return None if run is None else (dual.solve(run), run)
-
-
-def _forward_mode(request: Request, primal: Tensor, tangent: Tensor) -> Solution:
-    dual = _dual(request, primal, tangent)
-    run = dual.start_recording(LAST_SWEEP)  # keeps next to nothing, and says whether there is a native run
-    if run is None:
-        return replace(request, kernels="torch").run()
-    solution = dual.solve(run)
-    mu = solution.mu.to(primal.dtype.to_complex())
-    assert solution.messages is not None
+    A plain run finds out how many sweeps there are, so that asking for a derivative does not change the answer.
+    """
+    plain = replace(request, theta=primal)
+    started = plain.start_recording(LAST_SWEEP)  # keeps next to nothing, and only the native kernels do it
+    if started is None:
+        return None
+    solution = plain.solve(started)
+    mu = solution.mu
+    slope = mu.new_empty(mu.shape).reshape(-1, mu.shape[-1])
+    for rows, run in _dual_runs(plain, primal, tangent, solution.sweeps, LAST_SWEEP):
+        slope[rows] = run.marginals().imag.to(mu.dtype)
     return replace(
         solution,
         theta=request.theta,
-        mu=forward_ad.make_dual(mu.real.contiguous(), mu.imag.contiguous()),
-        messages=solution.messages.real.to(primal.dtype),
+        mu=forward_ad.make_dual(mu, slope.reshape(mu.shape)),
         _value=request.algorithm.log_partition,
     )
+
+
+def _dual_runs(
+    request: Request, theta: Tensor, slope: Tensor, sweeps: Tensor, record: int
+) -> Iterator[tuple[Tensor, RecordingRun]]:
+    """Runs on dual numbers for the sweeps that ran: which rows of the batch, and their run, advanced to its end.
+
+    Theta has its slope for an imaginary part, and so has everything computed from it. Only with native kernels.
+    """
+    dual = torch.complex(theta.detach().double(), slope.detach().double())
+    for rows, part in _by_sweeps(replace(request, theta=dual), sweeps):
+        run = part.start_recording(record)
+        assert run is not None
+        run.advance(part.stop.sweeps, -1.0)
+        yield rows, run
+
+
+def _by_sweeps(request: Request, sweeps: Tensor) -> Iterator[tuple[Tensor, Request]]:
+    """The items of a batch by how many sweeps they ran: their rows, and a request for just these sweeps of them."""
+    ran, theta, messages = sweeps.reshape(-1), request.flat_theta(), request.flat_messages()
+    for count in ran.unique().tolist():
+        rows = (ran == count).nonzero()[:, 0].to(theta.device)
+        start = None if messages is None else messages[rows]
+        yield rows, replace(request, theta=theta[rows], messages=start, stop=Stop(count, tol=None))
 
 
 class _Recorded(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        theta: Tensor,
-        counting: Tensor,
-        mu: Tensor,
-        request: Request,
-        sweeps: Tensor,
-        recording: RecordingRun,
+        ctx: Any, request: Request, sweeps: Tensor, recording: RecordingRun, mu: Tensor, theta: Tensor, *numbers: Tensor
     ) -> Tensor:
-        ctx.save_for_backward(theta, counting)
+        ctx.save_for_backward(theta, *numbers)
         ctx.request, ctx.sweeps, ctx.recording = request, sweeps, recording
         return mu.detach()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        theta, counting = ctx.saved_tensors
-        if not ctx.needs_input_grad[1]:
+        theta, *numbers = ctx.saved_tensors
+        if not any(ctx.needs_input_grad[5:]):
             gradient = _RecordedGradient.apply(theta, grad, ctx.request, ctx.sweeps, ctx.recording)
-            return gradient, None, None, None, None, None
-        if torch.is_grad_enabled():  # second derivatives of counting numbers, where autograd follows
-            theta, counting = theta.view_as(theta), counting.view_as(counting)  # neither made from the other
-            mu = _run_on_torch(_with_counting(ctx.request, counting), theta, ctx.sweeps)
-            return *_gradients(mu, (theta, counting), grad), None, None, None, None
-        gradient, of_counting = ctx.recording.backward_counting(_flat(grad))
-        return gradient.reshape(theta.shape), of_counting, None, None, None, None
+            return None, None, None, None, gradient, *(None for _ in numbers)
+        if torch.is_grad_enabled():  # second derivatives of parameters: by autograd through the torch kernels
+            request: Request = ctx.request
+            theta, *numbers = (number.view_as(number) for number in (theta, *numbers))  # none made from another
+            others = request.algorithm.parameters(request.graph)[len(numbers) :]
+            algorithm = request.algorithm.with_parameters(request.graph, (*numbers, *others))
+            mu = _run_on_torch(replace(request, algorithm=algorithm), theta, ctx.sweeps)
+            return None, None, None, None, *_gradients(mu, (theta, *numbers), grad)
+        gradient, *of_numbers = ctx.recording.backward_counting(_flat(grad))
+        return None, None, None, None, gradient.reshape(theta.shape), *of_numbers
 
 
 class _RecordedGradient(torch.autograd.Function):
@@ -176,12 +191,14 @@ class _RecordedGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
         theta, grad = ctx.saved_tensors
-        found = None if torch.is_grad_enabled() else _dual_run(ctx.request, theta, v)
-        if found is None:  # for third derivatives, go through the sweeps where autograd follows
+        if torch.is_grad_enabled():  # third derivatives: by autograd through the torch kernels
             return *_through_torch(ctx.request, theta, ctx.sweeps, grad, v), None, None, None
-        solution, run = found
-        slope = run.backward(_flat(grad).to(torch.complex128)).imag.reshape(theta.shape).to(theta.dtype)
-        return slope, solution.mu.imag.to(grad.dtype), None, None, None
+        cotangents = _flat(grad)
+        slope, slope_of_mu = torch.empty_like(_flat(theta)), torch.empty_like(cotangents)
+        for rows, run in _dual_runs(ctx.request, theta, v, ctx.sweeps, EVERY_SWEEP):
+            slope[rows] = run.backward(cotangents[rows].to(torch.complex128)).imag.to(theta.dtype)
+            slope_of_mu[rows] = run.marginals().imag.to(grad.dtype)
+        return slope.reshape(theta.shape), slope_of_mu.reshape(grad.shape), None, None, None
 
 
 def _gradients(output: Tensor, inputs: tuple[Tensor, ...], grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -194,36 +211,14 @@ def _gradients(output: Tensor, inputs: tuple[Tensor, ...], grad: Tensor) -> tupl
 def _run_on_torch(request: Request, theta: Tensor, sweeps: Tensor) -> Tensor:
     """Mu after as many sweeps as each item ran before; where to stop may be a matter of rounding."""
     request = replace(request, theta=theta, kernels="torch")
-    ran, rows = sweeps.reshape(-1), request.flat_theta()
-    messages = request.flat_messages()
-    mu = rows.new_empty(len(rows), request.graph.mu_size)
-    for count in ran.unique().tolist():
-        chosen = (ran == count).nonzero()[:, 0]
-        start = None if messages is None else messages[chosen]
-        part = replace(request, theta=rows[chosen], messages=start, stop=Stop(count, tol=None))
-        mu = mu.index_copy(0, chosen, part.run().mu)
+    mu = theta.new_empty(theta.shape[:-1].numel(), request.graph.mu_size)
+    for rows, part in _by_sweeps(request, sweeps):
+        mu = mu.index_copy(0, rows, part.run().mu)
     return mu.reshape(*theta.shape[:-1], request.graph.mu_size)
 
 
-def _with_counting(request: Request, factor: Tensor) -> Request:
-    """The same with these very numbers for factors, so that gradients find them."""
-    assert isinstance(request.algorithm, MessagePassing)
-    node_total = request.algorithm.entropy.counting(request.graph).node_total
-    return replace(request, algorithm=replace(request.algorithm, entropy=_Given(Counting(factor, node_total))))
-
-
-@dataclass(frozen=True)
-class _Given(AbstractEntropy):
-    """Counting numbers as they are."""
-
-    numbers: Counting
-
-    def counting(self, graph: FactorGraph) -> Counting:
-        return self.numbers
-
-
 def _flat(grad: Tensor) -> Tensor:
-    """With one batch axis."""
+    """The same with one batch axis."""
     return grad.reshape(grad.shape[:-1].numel(), grad.shape[-1])
 
 

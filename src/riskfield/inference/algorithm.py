@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from riskfield.graph.factor_graph import FactorGraph
+from riskfield.inference.optimality import AbstractOptimality
 from riskfield.kernels import EVERY_SWEEP
 
 
@@ -79,6 +80,15 @@ class AbstractAlgorithm(ABC):
 
     # Whether runs approach their answer sweep by sweep; if not, one sweep is the answer whatever the tolerance.
     iterative: ClassVar[bool] = True
+    # Whether the sweeps can be differentiated: recorded by the native kernels, or followed by autograd. For `Unroll`.
+    unrolls: ClassVar[bool] = True
+    # Whether converged marginals are the gradient of a value, so that dmu/dtheta is symmetric. For `Perturb`.
+    symmetric_jacobian: ClassVar[bool] = False
+    # Why converged marginals have no derivative, and what to use; the end of an error message. Empty if they have one.
+    nonsmooth_because: ClassVar[str] = ""
+    # What `parameters` are called, and how many of them, the first ones, a recorded run differentiates, too.
+    parameter_name: ClassVar[str] = "parameters"
+    recorded_parameters: ClassVar[int] = 0
     # What else than an impossible model can make the marginals NaN; the end of an error message.
     impossible_caveat: ClassVar[str] = ""
     # What to do where a run does not converge; the end of a warning.
@@ -114,6 +124,10 @@ class AbstractAlgorithm(ABC):
         """The numbers besides theta that converged marginals depend on, such as counting numbers, for gradients."""
         return ()
 
+    def with_parameters(self, graph: FactorGraph, parameters: tuple[Tensor, ...]) -> AbstractAlgorithm:
+        """The same algorithm with these very tensors for `parameters`."""
+        return self
+
     def fixed_point_maps(
         self, graph: FactorGraph, theta: Tensor, parameters: tuple[Tensor, ...]
     ) -> Iterable[FixedPointMap] | None:
@@ -122,6 +136,10 @@ class AbstractAlgorithm(ABC):
         `FixedPoint` needs one of them. They must be differentiable in the state, in theta of shape (batch, theta) and
         in `parameters`, which stand in place of the algorithm's own. They should not be damped.
         """
+        return None
+
+    def optimality(self, graph: FactorGraph) -> AbstractOptimality | None:
+        """The optimality conditions of converged marginals on the local polytope, for `KKT`; None by default."""
         return None
 
     @abstractmethod

@@ -24,6 +24,7 @@ from riskfield.graph.factor_graph import FactorGraph
 from riskfield.inference._interior import InteriorPointRun
 from riskfield.inference.algorithm import AbstractAlgorithm, Run
 from riskfield.inference.message_passing import MessagePassing
+from riskfield.inference.optimality import AbstractOptimality
 from riskfield.inference.solution import Solution, inner_product
 
 Elementwise = Callable[[Tensor], Tensor]
@@ -182,6 +183,9 @@ class ConvexFreeEnergy(AbstractAlgorithm):
     tensor([0.3541, 0.6459], dtype=torch.float64)
     """
 
+    unrolls: ClassVar[bool] = False
+    symmetric_jacobian: ClassVar[bool] = True
+    parameter_name: ClassVar[str] = "weights"
     convergence_advice: ClassVar[str] = (
         "Allow more sweeps. Where the weights are counting numbers message passing ran; if none is negative, "
         "`message_passing=False` takes Newton steps instead. If these have become infinite or stopped falling, weights "
@@ -217,12 +221,6 @@ class ConvexFreeEnergy(AbstractAlgorithm):
         The state is that of message passing, followed by that of the interior-point method, the one not in use 0: so
         weights may become counting numbers, or cease to be, between two runs.
         """
-        learned = theta.requires_grad or any(weight.requires_grad for weight in self.weights(graph))
-        if torch.is_grad_enabled() and learned:
-            raise ValueError(
-                "`Unroll`, the default, cannot differentiate ConvexFreeEnergy: its steps are not recorded. Use `KKT`, "
-                "or `Perturb` for the gradient in theta alone."
-            )
         if kernels not in (None, "native", "torch"):
             raise ValueError(f'`kernels` must be "native", "torch" or None. Got {kernels!r}.')
         size = graph.message_size + 2 * graph.mu_size
@@ -271,24 +269,13 @@ class ConvexFreeEnergy(AbstractAlgorithm):
             return None
         return found
 
-    def undecided(self, graph: FactorGraph, solution: Solution) -> Tensor:
-        """Which beliefs are 0, or very small, although no more than nothing holds them there, of shape (*batch, mu)."""
-        assert solution.messages is not None
-        b, z = solution.messages[..., graph.message_size :].exp().chunk(2, dim=-1)
-        return (z > 0) & (torch.maximum(b, z) < _UNDECIDED)
+    def parameters(self, graph: FactorGraph) -> tuple[Tensor, ...]:
+        """The weights."""
+        return self.weights(graph)
 
-    def curvature(self, graph: FactorGraph, mu: Tensor) -> Tensor:
-        """D of Domke (2008, eq. 18): sum_f w_f f''(b), 0 where a belief is 0."""
-        safe = torch.where(mu > 0, mu, 1)
-        total = torch.zeros_like(mu)
-        for term, weight in zip(self.terms, self.weights(graph), strict=True):
-            total = total + weight.detach().to(mu) * term.function.curvature(safe)
-        return torch.where(mu > 0, total, 0)
-
-    def slopes(self, mu: Tensor) -> list[Tensor]:
-        """f'(b) of every term (Domke 2008, eq. 19), 0 where a belief is 0 and stays so."""
-        safe = torch.where(mu > 0, mu, 1)
-        return [torch.where(mu > 0, term.function.slope(safe), 0) for term in self.terms]
+    def optimality(self, graph: FactorGraph) -> AbstractOptimality:
+        """Those of theta . b - sum_f w_f . f(b) on the local polytope."""
+        return _Optimality(graph, self)
 
     def log_partition(self, graph: FactorGraph, theta: Tensor, mu: Tensor) -> Tensor:
         """theta . b - sum_f w_f . f(b): minus the minimum, a convex function of theta whose gradient is b."""
@@ -299,6 +286,36 @@ class ConvexFreeEnergy(AbstractAlgorithm):
             value = torch.where(counted, term.function.value(torch.where(counted, mu, 1)), 0)
             total = total - (weight.to(mu) * value).sum(-1)
         return total
+
+
+@dataclass(frozen=True, eq=False)
+class _Optimality(AbstractOptimality):
+    """The derivatives of -sum_f w_f . f(b)."""
+
+    remedy: ClassVar[str] = "Run inference to a smaller tolerance, or give all configurations more NEGATIVE_ENTROPY."
+    differentiates_parameters: ClassVar[bool] = True
+
+    graph: FactorGraph
+    algorithm: ConvexFreeEnergy
+
+    def curvature(self, mu: Tensor) -> Tensor:
+        """D of Domke (2008, eq. 18): sum_f w_f f''(b), 0 where a belief is 0."""
+        safe = torch.where(mu > 0, mu, 1)
+        total = torch.zeros_like(mu)
+        for term, weight in zip(self.algorithm.terms, self.algorithm.weights(self.graph), strict=True):
+            total = total + weight.detach().to(mu) * term.function.curvature(safe)
+        return torch.where(mu > 0, total, 0)
+
+    def parameter_slopes(self, mu: Tensor) -> tuple[Tensor, ...]:
+        """-f'(b) of every term (Domke 2008, eq. 19), 0 where a belief is 0 and stays so."""
+        safe = torch.where(mu > 0, mu, 1)
+        return tuple(torch.where(mu > 0, -term.function.slope(safe), 0) for term in self.algorithm.terms)
+
+    def undecided(self, solution: Solution) -> Tensor:
+        """Which beliefs are 0, or very small, with a multiplier that is as small."""
+        assert solution.messages is not None
+        b, z = solution.messages[..., self.graph.message_size :].exp().chunk(2, dim=-1)
+        return (z > 0) & (torch.maximum(b, z) < _UNDECIDED)
 
 
 class _Energy:

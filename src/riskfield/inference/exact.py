@@ -62,6 +62,7 @@ class Exact(AbstractAlgorithm):
     """
 
     iterative: ClassVar[bool] = False
+    symmetric_jacobian: ClassVar[bool] = True
 
     max_bytes: int = 2 * 2**30
 

@@ -40,6 +40,8 @@ class MeanField(AbstractAlgorithm):
     44.3614
     """
 
+    symmetric_jacobian: ClassVar[bool] = True
+
     order: Sequence[int] | None = None
 
     impossible_caveat: ClassVar[str] = (

@@ -13,16 +13,20 @@ Exact on trees (with Bethe). Loopy BP need not converge on loopy graphs with str
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import ModuleType
+from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from riskfield import kernels as kernel_choice
 from riskfield.entropy import AbstractEntropy, Bethe, Counting
+from riskfield.graph._scopes import index_tensor
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.graph.schedule import Parallel, Schedule, Sequential
 from riskfield.inference.algorithm import AbstractAlgorithm, FixedPointMap, RecordingRun, Run, SteppedRun
+from riskfield.inference.optimality import AbstractOptimality
 from riskfield.inference.solution import inner_product, modes
 from riskfield.kernels import fused
 from riskfield.kernels.torch_reference import MessagePassingRun
@@ -46,6 +50,10 @@ class MessagePassing(AbstractAlgorithm):
     >>> infer(graph, theta, MessagePassing()).node_marginals[0][0].round(decimals=4)
     tensor([0.1192, 0.8808], dtype=torch.float64)
     """
+
+    symmetric_jacobian: ClassVar[bool] = True
+    parameter_name: ClassVar[str] = "counting numbers"
+    recorded_parameters: ClassVar[int] = 1
 
     entropy: AbstractEntropy = field(default_factory=Bethe)
     schedule: Schedule = field(default_factory=Sequential)
@@ -88,6 +96,14 @@ class MessagePassing(AbstractAlgorithm):
         counting = self.entropy.counting(graph)
         return counting.factor, counting.node_total
 
+    def with_parameters(self, graph: FactorGraph, parameters: tuple[Tensor, ...]) -> MessagePassing:
+        """The same with these counting numbers."""
+        return replace(self, entropy=_Given(Counting(*parameters)))
+
+    def optimality(self, graph: FactorGraph) -> AbstractOptimality:
+        """Those of theta . mu + H(mu) on the local polytope."""
+        return _EntropyOptimality(graph, self.entropy.counting(graph))
+
     def fixed_point_maps(
         self, graph: FactorGraph, theta: Tensor, parameters: tuple[Tensor, ...]
     ) -> Iterator[FixedPointMap]:
@@ -109,6 +125,36 @@ class MessagePassing(AbstractAlgorithm):
 
 
 @dataclass(frozen=True)
+class _Given(AbstractEntropy):
+    """Counting numbers as they are."""
+
+    numbers: Counting
+
+    def counting(self, graph: FactorGraph) -> Counting:
+        return self.numbers
+
+
+@dataclass(frozen=True, eq=False)
+class _EntropyOptimality(AbstractOptimality):
+    """The entropy sum_c c_c H(mu_c) + sum_i c_i H(mu_i)."""
+
+    graph: FactorGraph
+    counting: Counting
+
+    def curvature(self, mu: Tensor) -> Tensor:
+        """c_i / mu_i and c_c / mu_c."""
+        numbers = self._in_layout_of_mu().to(mu)
+        return torch.where(mu > 0, numbers / mu, 0)
+
+    def _in_layout_of_mu(self) -> Tensor:
+        graph = self.graph
+        node, factor = self.counting.node(graph).detach(), self.counting.factor.detach()
+        parts = [node[index_tensor(g.variables)].repeat_interleave(g.num_states) for g in graph.node_groups]
+        parts += [factor[index_tensor(g.factors)].repeat_interleave(g.table_size) for g in graph.factor_groups]
+        return torch.cat(parts) if parts else node
+
+
+@dataclass(frozen=True)
 class MaxProduct(AbstractAlgorithm):
     """Max-product message passing: `solution.mode()` is its guess at the most probable joint state (MAP).
 
@@ -123,6 +169,8 @@ class MaxProduct(AbstractAlgorithm):
     >>> infer(graph, theta, MaxProduct()).mode()
     tensor([1, 1, 1])
     """
+
+    nonsmooth_because: ClassVar[str] = "a maximiser does not vary smoothly. Use MessagePassing."
 
     entropy: AbstractEntropy = field(default_factory=Bethe)
     schedule: Schedule = field(default_factory=Sequential)
