@@ -198,7 +198,7 @@ def test_a_run_goes_on(folder, capsys):
     assert main([*FIT, "--out", "once", "--iterations", "6", "--quiet"]) == 0
     again = [*FIT, "--out", "model", "--iterations", "6"]
     said = complaint(capsys, again)
-    assert said == "model: holds a run already. Go on with it by --resume, or name another folder."
+    assert said == "model: already holds a run. Use --resume to continue it, or another folder."
     assert main([*again, "--resume"]) == 0
     assert capsys.readouterr().out.count("after 6 iterations") == 2
     said = complaint(capsys, [*again, "--resume", "--sweeps", "5"])

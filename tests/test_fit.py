@@ -278,7 +278,7 @@ def test_a_likelihood_of_too_few_sweeps_diverges_where_a_marginal_loss_does_not(
         return float((solution.mode() != test.labels).double().mean())
 
     model = rf.LinearModel(2, 2, 2)
-    with pytest.warns(rf.DivergenceWarning, match="Training diverged: the risk is -.*More sweeps"):
+    with pytest.warns(rf.DivergenceWarning, match="Training diverged: the risk is -.*Try more sweeps"):
         result = fit(model, train, rf.SurrogateLikelihood(), few_sweeps(2), **settings)
     assert result.reason is rf.Reason.DIVERGED
     assert result.best.objective == min(record.objective for record in result.history)
@@ -330,7 +330,7 @@ def test_nan_keeps_the_best_and_says_why():
 
     chosen = []
     optimiser = rf.Torch(torch.optim.SGD, {"lr": 0.1}, epochs=10)
-    with pytest.warns(rf.DivergenceWarning, match="the objective is nan: the model gives a theta with NaN"):
+    with pytest.warns(rf.DivergenceWarning, match="the objective is nan: the model returned a theta with NaN"):
         result = fit(poisoned, chain_examples(), optimiser=optimiser, callbacks=[poison])
     assert result.reason is rf.Reason.DIVERGED
     assert torch.equal(values(poisoned), chosen[0])

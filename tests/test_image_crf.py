@@ -144,7 +144,7 @@ def test_a_run_that_was_cut_short_goes_on(tmp_path):
     whole = ImageCRF(RECIPE, optimiser=rf.LBFGS(iterations=6), initial=()).fit(images, masks)
     part = ImageCRF(RECIPE, optimiser=rf.LBFGS(iterations=2), initial=()).fit(images, masks, checkpoint=tmp_path)
     rest = clone(part).set_params(optimiser=rf.LBFGS(iterations=6))
-    with pytest.raises(FileExistsError, match="holds a run already"):
+    with pytest.raises(FileExistsError, match="already holds a run"):
         rest.fit(images, masks, checkpoint=tmp_path)
     rest.fit(images, masks, checkpoint=tmp_path, resume=True)
     assert [record.iteration for record in rest.results_[0].history] == [1, 2, 3, 4, 5, 6]

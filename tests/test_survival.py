@@ -224,7 +224,7 @@ def test_resuming_nothing_is_beginning(tmp_path):
 
 def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path):
     train(tmp_path, 2)
-    with pytest.raises(FileExistsError, match=r"holds a run already. Say `resume=True` to go on with it"):
+    with pytest.raises(FileExistsError, match=r"already holds a run. Use `resume=True` to continue it"):
         train(tmp_path, 2)
 
 

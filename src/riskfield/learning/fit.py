@@ -1,9 +1,9 @@
-r"""`fit`: the loop that turns gradients into parameters.
+r"""`fit`: the training loop.
 
     examples -> model -> theta -> inference -> loss -> gradient -> optimiser -> parameters
 
-The first five arrows are `Objective`, the last two an optimiser's `step`. The loop around them decides when to stop,
-and sees to it that nothing is lost: not to Ctrl-C, not to a diverging objective, not to a machine that goes down.
+The first five arrows are `Objective`, the last two are the `step` of an optimiser. The loop decides when to stop. It
+keeps the best parameters if training is interrupted or diverges, and writes checkpoints in case the process is killed.
 """
 
 from __future__ import annotations
@@ -56,38 +56,38 @@ def fit(
 ) -> Fit:
     r"""Find parameters of `model` that minimise the empirical risk.
 
-    Training starts from the parameters the model has, and leaves the best ones in it: those with the lowest risk on
-    `validation` where that is given and finite, else with the lowest objective (the newest, for a loss whose values
-    cannot be compared). That holds however it ends: converged, early, diverged (with a `DivergenceWarning`), or by
-    Ctrl-C.
+    Training starts from the current parameters of the model, and leaves the best parameters in it. These have the
+    lowest risk on `validation`, if it is given and finite, otherwise the lowest objective. (For a loss whose values
+    cannot be compared, they are the newest.) This holds whether training converges, stops early, diverges (with a
+    `DivergenceWarning`) or is interrupted by Ctrl-C.
 
     Arguments:
         model: a module with `theta = model(graph, inputs)`.
         data: `Examples`, or several of them on different graphs.
-        loss: such as `UnivariateLogistic()`, or a function of (solution, labels, mask).
-        inference: how marginals are computed, here and later for predictions: `Inference(algorithm, stop, adjoint)`,
-            `WarmStart(...)` or `ExactOnForests(...)`. Losses without inference need none.
+        loss: a loss such as `UnivariateLogistic()`, or a function of (solution, labels, mask).
+        inference: how marginals are computed: `Inference(algorithm, stop, adjoint)`, `WarmStart(...)` or
+            `ExactOnForests(...)`. Use the same for predictions. Losses that need no inference ignore it.
         optimiser: `LBFGS(...)` (the default), `Torch(torch.optim.Adam, {...})`, `SMD(...)`.
-        ridge: adds ridge times the sum of the squares of all parameters to the risk.
-        per_variable: divide the risk by the number of variables that count, so that `ridge` means the same for pictures
-            of all sizes; else the losses of all examples are summed.
-        validation: examples to stop early by, or a `Validation(...)`.
-        chunk_size: how many examples are evaluated at once, to bound memory; by default all that share a graph.
-        seed: all randomness comes from it: the order of examples, and what the model or the loss draws. The state of
-            torch's own generator is left alone.
-        checkpoint: a folder to keep checkpoints in, or `Checkpoints(folder, every=...)`.
-        resume: go on from the newest checkpoint, if there is one. Parameters come out bit by bit as if nothing had
-            happened, given the same arguments.
-        callbacks: called as `callback(record, model)` after each iteration; True ends the training.
-        progress: show a progress bar.
-        ranks: the processes that share the work, from `ranks()`; `data` and `validation` are then this rank's share.
+        ridge: the weight of the sum of the squared parameters, which is added to the risk.
+        per_variable: divide the risk by the number of targets, so that the effect of `ridge` does not depend on the
+            size of the pictures. Otherwise the losses of all examples are summed.
+        validation: examples for early stopping, or a `Validation(...)`.
+        chunk_size: how many examples are evaluated at once, to limit memory; by default all that share a graph.
+        seed: the seed of all random numbers: the order of examples, and random numbers of the model or the loss. The
+            state of torch's own generator does not change.
+        checkpoint: a folder for checkpoints, or `Checkpoints(folder, every=...)`.
+        resume: whether to continue from the newest checkpoint, if there is one. With the same arguments, the parameters
+            are bit by bit those of an uninterrupted run.
+        callbacks: called as `callback(record, model)` after each iteration. If one returns True, training ends.
+        progress: whether to show a progress bar.
+        ranks: the processes that share the work, from `ranks()`. `data` and `validation` are then this rank's share.
 
     Returns:
-        A `Fit`: why it ended, and the history.
+        A `Fit`, with the reason why training ended and its history.
 
     Raises:
-        CheckpointError: if a checkpoint could not be written, for want of space perhaps. The one before it is intact,
-            and the model has the best parameters so far.
+        CheckpointError: if a checkpoint could not be written, for example because the disk is full. The previous
+            checkpoint is intact, and the model has the best parameters so far.
         BlockingIOError: if another process writes to the folder of checkpoints.
 
     >>> import torch
@@ -137,7 +137,7 @@ def fit(
                 record = session.add(step, None if watch is None else watch.look(session.iteration + 1))
                 bar.show(record)
                 if _any_true([callback(record, model) for callback in callbacks], ranks):
-                    session.end(Reason.CALLBACK, "a callback asked for it")
+                    session.end(Reason.CALLBACK, "a callback returned True")
                 if checkpoints is not None and record.iteration % checkpoints.every == 0:
                     session.save(checkpoints)
                     objective.forget()
@@ -146,7 +146,7 @@ def fit(
             if checkpoints is not None:
                 session.save(checkpoints)
         except Diverged as error:
-            if objective.evaluations <= 1:  # nothing can be kept: it is for the caller to mend
+            if objective.evaluations <= 1:  # there are no better parameters to return
                 if isinstance(error.__cause__, RiskfieldError):
                     raise error.__cause__ from None
                 raise ValueError(f"`model` must start where the objective is finite: {error}.") from error
@@ -159,24 +159,24 @@ def fit(
     looks = [record.validation for record in result.history if record.validation is not None]
     if result.best is not None and looks and not any(look < math.inf for look in looks):
         warnings.warn(
-            f"The risk on `validation` was never finite: it is {looks[-1]}. Look for NaN in its inputs, and for labels "
-            f"that the model holds impossible. The model has the parameters of iteration {result.best.iteration}, "
-            "chosen by the training objective.",
+            f"The risk on `validation` was never finite: it is {looks[-1]}. Check its inputs for NaN, and its labels "
+            "for states that are impossible under the model. The model has the parameters of iteration "
+            f"{result.best.iteration}, selected by the training objective.",
             DivergenceWarning,
             stacklevel=2,
         )
     if result.reason is Reason.DIVERGED:
-        kept = "its first" if result.best is None else f"those of iteration {result.best.iteration}"
+        kept = "the initial ones" if result.best is None else f"those of iteration {result.best.iteration}"
         _warn(f"{result.explanation}. The model has the best parameters, {kept}")
     elif result.reason is not Reason.INTERRUPTED and (contradiction := overstatement(objective)):
-        _warn(f"it has lowered the risk by escaping from inference: {contradiction}")
+        _warn(f"the risk decreased because inference has not converged: {contradiction}")
     return result
 
 
 def _warn(what: str) -> None:
     warnings.warn(
-        f"Training diverged: {what}. More sweeps of inference, a larger ridge, a smaller learning rate or a loss on "
-        "marginals may help, and a `Validation` with a loss on marginals keeps what was good before.",
+        f"Training diverged: {what}. Try more sweeps of inference, a larger ridge, a smaller learning rate or a loss "
+        "on marginals. `Validation(...)` with a loss on marginals keeps the best parameters so far.",
         DivergenceWarning,
         stacklevel=3,
     )
@@ -207,8 +207,8 @@ def _check(
         raise TypeError(f"`checkpoint` must be a folder or `Checkpoints(...)`. Got {checkpoints!r}.")
     elif not resume and checkpoints.newest() is not None:
         raise FileExistsError(
-            f"`checkpoint` {os.fspath(checkpoints.folder)!r} holds a run already. Say `resume=True` to go on with it, "
-            "or name another folder."
+            f"`checkpoint` {os.fspath(checkpoints.folder)!r} already holds a run. Use `resume=True` to continue it, or "
+            "another folder."
         )
 
 
@@ -226,14 +226,14 @@ def _continued(session: Session, checkpoints: Checkpoints | None, resume: bool) 
 
 @contextmanager
 def _own_randomness(objective: Objective) -> Iterator[None]:
-    """Leave torch's generators as they were."""
+    """Restore the state of torch's generators afterwards."""
     devices = {p.device.index for p in objective.parameters if p.device.type == "cuda"}
     with torch.random.fork_rng(devices=sorted(devices)):
         yield
 
 
 def _any_true(answers: Sequence[bool | None], ranks: Ranks) -> bool:
-    """Whether an answer is True on any rank, so that all of them stop together."""
+    """Return whether an answer is True on any rank, so that all ranks stop together."""
     if not answers:
         return False
     count = torch.tensor([float(any(answer is True for answer in answers))], device=ranks.device)
@@ -241,7 +241,7 @@ def _any_true(answers: Sequence[bool | None], ranks: Ranks) -> bool:
 
 
 class _Bar:
-    """A progress bar; it loads tqdm only where it is shown."""
+    """A progress bar. It imports tqdm only if it is shown."""
 
     def __init__(self, optimiser: AbstractOptimiser, session: Session, shown: bool):
         self._bar: Any = None
@@ -260,7 +260,7 @@ class _Bar:
             self._bar.close()
 
     def show(self, record: Record) -> None:
-        """Objective, gradient, evaluations per second."""
+        """Show the objective, the gradient and the evaluations per second."""
         if self._bar is None:
             return
         shown = {"loss": f"{record.objective:.5g}", "gradient": f"{record.gradient_norm:.2g}"}

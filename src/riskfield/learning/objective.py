@@ -1,9 +1,9 @@
-r"""What training minimises, as a function of the model's parameters gamma.
+r"""The objective of training, as a function of the parameters gamma of the model.
 
     J(gamma) = sum_n w_n loss(theta(y_n; gamma), x_n) / sum_n w_n m_n  +  ridge |gamma|^2,
 
-with m_n the number of variables of example n that the loss counts, so that `ridge` is relative to the risk per
-variable; or the first sum as it is, undivided. Sums run over the examples of all ranks.
+where m_n is the number of targets of example n, so that `ridge` is relative to the risk per variable. With
+`per_variable=False` the first sum is not divided. Sums are over the examples of all ranks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from riskfield.models.convex import inference_of
 
 
 class Diverged(Exception):
-    """The objective is not finite, or lower than its loss can be; the message says which and why."""
+    """The objective is not finite, or below the lower bound of its loss. The message says which and why."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,8 +37,8 @@ class Evaluation:
     value: float  # risk + ridge |gamma|^2
     risk: float
     gradient: Tensor  # (parameter,)
-    product: Tensor | None = None  # (parameter,)  the Hessian times a vector, where one was given
-    amount: float = 1.0  # the denominator: how much of the data was looked at
+    product: Tensor | None = None  # (parameter,)  the Hessian times a vector, if one was given
+    amount: float = 1.0  # the denominator: how much data was evaluated
 
     @property
     def gradient_norm(self) -> float:
@@ -62,11 +62,11 @@ class Objective:
     Arguments:
         model: theta = model(graph, inputs).
         data: this rank's examples.
-        loss: a number per example.
+        loss: the loss of an example.
         inference: how the loss computes marginals.
-        ridge: the factor of the squares of all parameters.
-        per_variable: divide the risk by the number of variables that count.
-        chunk_size: how many examples are evaluated at once, to bound memory; None for all that share a graph.
+        ridge: the weight of the squared parameters.
+        per_variable: divide the risk by the number of targets.
+        chunk_size: how many examples are evaluated at once, to limit memory; None for all that share a graph.
         ranks: the processes that share the work.
     """
 
@@ -95,22 +95,23 @@ class Objective:
         totals = torch.stack([counted.sum(), weights.sum(), torch.tensor(len(weights), dtype=torch.float64)])
         variables, weight, number = self.ranks.sum_(totals.to(self.ranks.device)).tolist()
         if not variables > 0:
-            raise ValueError("`data` must hold an example of positive weight with a variable that counts.")
-        # What each example adds to the denominator. Undivided, all make 1, and a batch estimates the whole sum.
+            raise ValueError("`data` must hold an example of positive weight with at least one target.")
+        # What each example adds to the denominator. If the risk is not divided, they add up to 1, and a batch estimates
+        # the whole sum.
         self._amounts = counted if per_variable else weights / weight
         self.num_examples = int(number)
         self._numbers = self.ranks.numbers(len(weights))  # of this rank's examples among all
-        self.unit = 1.0 if per_variable else variables  # what a risk of 1 per variable comes to
-        # Inference to a tolerance may end a little below what the loss can be.
+        self.unit = 1.0 if per_variable else variables  # the risk that corresponds to 1 per variable
+        # Inference to a tolerance may give a value slightly below the lower bound.
         self._floor = loss.lower_bound - 1e-3 * self.unit
 
     def __call__(self, examples: Tensor | None = None, along: Tensor | None = None) -> Evaluation:
-        """Evaluate on all examples, or on those of this rank that `examples` numbers.
+        """Evaluate on all examples, or on those of this rank with the numbers `examples`.
 
-        `along` asks for the product of the Hessian with it.
+        If `along` is given, also compute the product of the Hessian with it.
 
         Raises:
-            Diverged: if the value or a derivative is not finite, or the risk is lower than the loss can be.
+            Diverged: if the value or a derivative is not finite, or the risk is below the lower bound of the loss.
         """
         self.evaluations += 1
         gamma = flat(self.parameters).detach()
@@ -122,7 +123,7 @@ class Objective:
                 numerator = self._numerator(chunk)
                 sums[0] += numerator.detach()
                 sums[2:] += self._derivatives(numerator, along)
-        except (RiskfieldError, Diverged) as error:  # the other ranks have to hear of it, too
+        except (RiskfieldError, Diverged) as error:  # NaN tells the other ranks
             sums[0], failure = math.nan, error
         sums[1] = float(self._amounts.sum() if examples is None else self._amounts[examples].sum())
         self.ranks.sum_(sums)
@@ -138,14 +139,14 @@ class Objective:
         risk = float(sums[0])
         if risk < self._floor:
             raise Diverged(
-                f"the risk is {risk:.3g}, and no {type(self.loss).__name__} can be negative: inference ends before its "
-                "log-partition value means anything"
+                f"the risk is {risk:.3g}, but {type(self.loss).__name__} cannot be negative: inference stops before "
+                "its log-partition value is meaningful"
             )
         return Evaluation(risk + self.ridge * float(gamma.square().sum()), risk, gradient, product, amount)
 
     @torch.no_grad()
     def risk(self) -> float:
-        """The risk alone, without a gradient; NaN where it is not finite."""
+        """Return the risk without a gradient; NaN if it is not finite."""
         sums = torch.zeros(2, dtype=torch.float64, device=self.ranks.device)
         try:
             for chunk in self._chunks(None):
@@ -157,10 +158,10 @@ class Objective:
         return float(numerator / amount)
 
     def batches(self, size: int, seed: int) -> Iterator[Tensor]:
-        """Batches of about `size` examples of all ranks, in random order: the numbers of those that this rank has.
+        """Draw batches of about `size` examples of all ranks. Yield the numbers of this rank's examples in each batch.
 
-        The draw depends on the seed and the number of examples alone, not on the number of ranks. A batch may have none
-        of this rank's examples.
+        The batches depend only on the seed and the number of examples, not on the number of ranks. A batch may have no
+        example of this rank.
         """
         here = torch.full((self.num_examples,), -1)
         here[self._numbers] = torch.arange(len(self._numbers))
@@ -169,21 +170,21 @@ class Objective:
             yield batch[batch >= 0]
 
     def with_inference(self, inference: InferenceChoice) -> Objective:
-        """The same risk by another inference."""
+        """Return the same objective with another inference."""
         other = copy.copy(self)
         other.inference, other._memory = inference, {}
         return other
 
     def forget(self) -> None:
-        """Let the messages of warm starts go."""
+        """Discard the messages of warm starts."""
         self._memory.clear()
 
     def _numerator(self, chunk: _Chunk) -> Tensor:
-        """The straight line from examples to their weighted loss."""
+        """Compute the weighted loss of the examples of a chunk."""
         part = chunk.examples
         theta = self.model(part.graph, part.inputs)
         if not (theta < math.inf).all():
-            raise Diverged("the model gives a theta with NaN or +inf")
+            raise Diverged("the model returned a theta with NaN or +inf")
         risk = empirical_risk(
             self.loss,
             part.graph,
@@ -194,11 +195,11 @@ class Objective:
             mask=part.mask,
             weights=part.weights,
         )
-        # A loss may see nothing of some examples, such as the cliques of single variables; but then it is 0.
+        # A loss may not depend on some examples, such as a clique loss on single variables. It is 0 then.
         if theta.requires_grad and torch.is_grad_enabled() and not risk.requires_grad and risk != 0:
             raise ValueError(
-                f"`loss` must have a gradient with respect to theta. {type(self.loss).__name__} has none: it must be "
-                "computed from marginals by operations that torch differentiates, and not be detached."
+                f"`loss` must have a gradient with respect to theta. {type(self.loss).__name__} has none: compute it "
+                "from the marginals by differentiable torch operations, and do not detach it."
             )
         return risk
 
@@ -209,9 +210,9 @@ class Objective:
         return Remembering(*how, self._memory, chunk.block, chunk.rows, chunk.num_rows)
 
     def _derivatives(self, numerator: Tensor, along: Tensor | None) -> Tensor:
-        """The gradient, followed by the Hessian times `along` where that is given."""
+        """Return the gradient, followed by the Hessian times `along` if that is given."""
         size = sum(p.numel() for p in self.parameters)
-        if not numerator.requires_grad:  # a loss that does not depend on the parameters, such as that of no variables
+        if not numerator.requires_grad:  # the loss does not depend on the parameters
             return numerator.new_zeros(size if along is None else 2 * size)
         gradient = flat(
             torch.autograd.grad(numerator, self.parameters, create_graph=along is not None, materialize_grads=True)
@@ -237,7 +238,7 @@ class Objective:
 
 
 def trainable(model: Module) -> list[Parameter]:
-    """The parameters that are to be fitted."""
+    """Return the parameters to fit."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
         raise ValueError("`model` must have a parameter that requires a gradient. Got none.")
@@ -248,12 +249,12 @@ def trainable(model: Module) -> list[Parameter]:
 
 
 def flat(tensors: Sequence[Tensor]) -> Tensor:
-    """All entries of some tensors, one after the other."""
+    """Concatenate all entries of some tensors."""
     return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
 def unflatten(values: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """Parts of `values`, which is laid out as by `flat`, in the shapes of `like`."""
+    """Split `values`, laid out as by `flat`, into tensors with the shapes of `like`."""
     parts = values.split([tensor.numel() for tensor in like])
     return [part.view_as(tensor) for part, tensor in zip(parts, like, strict=True)]
 

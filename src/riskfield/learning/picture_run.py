@@ -132,9 +132,7 @@ def _check_or_begin(path: Path, settings: Mapping[str, Any], resume: bool) -> No
     checkpoint = path / _CHECKPOINT
     if checkpoint.exists() or (path / _MODEL).exists():
         if not resume:
-            raise FileExistsError(
-                17, "holds a run already. Go on with it by --resume, or name another folder", str(path)
-            )
+            raise FileExistsError(17, "already holds a run. Use --resume to continue it, or another folder", str(path))
         was = _read(path / _RUN)["settings"]
         for name in {**was, **settings}:
             if name not in _MAY_CHANGE and was.get(name) != settings.get(name):
