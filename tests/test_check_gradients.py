@@ -165,7 +165,10 @@ def test_the_table():
     assert lines[0].split() == ["adjoint", "abs", "error", "rel", "error", "seconds"]
     assert len(lines) == len(report.rows) + 2
     assert lines[1].startswith("Unroll(")
-    assert "`KKT` needs the optimality conditions on the local polytope, which MeanField does not solve" in str(report)
+    assert (
+        "`KKT` needs optimality conditions on the local polytope (`optimality`), which MeanField does not offer"
+        in str(report)
+    )
     assert "errors against finite differences in 14 of 14 entries of theta" in lines[-1]
 
 

@@ -1,11 +1,15 @@
 """`FixedPoint`: acceleration, failure, and memory."""
 
+import re
+import warnings
+
+import numpy as np
 import pytest
 import torch
 
 import riskfield as rf
 from gradient_cases import gradient
-from riskfield.adjoints.fixed_point import _warn_if_unsettled
+from riskfield.adjoints.fixed_point import _Linearised, _warn_if_unsettled
 from riskfield.kernels.torch_reference import MessagePassingRun
 from strategies import potentials
 
@@ -101,3 +105,29 @@ def test_an_infinite_loss_gradient_is_refused():
     solution = rf.infer(graph, theta, evidence={0: 0}, adjoint=rf.FixedPoint())
     with pytest.raises(rf.AdjointError, match="`FixedPoint`: the gradient of the loss in the marginals is -inf"):
         (-graph.node(solution.mu, 0)[1].log()).backward()
+
+
+@pytest.mark.parametrize("solver", [rf.Iterate(), rf.GMRES()], ids=repr)
+def test_work_is_bounded_where_inference_did_not_converge(solver, monkeypatch):
+    """Belief propagation that oscillates on a dense graph with strong couplings."""
+    rng = np.random.default_rng(1)
+    graph = rf.from_edges(2, [(a, b) for a in range(29) for b in range(a) if rng.random() < 0.3], num_variables=29)
+    theta = 3 * torch.randn(graph.theta_size, dtype=torch.float64, generator=torch.manual_seed(1))
+    steps = []
+    vjp = _Linearised.vjp
+
+    def watched(linear, *args):
+        found = vjp(linear, *args)
+        steps.append(found[0].steps)
+        return found
+
+    monkeypatch.setattr(_Linearised, "vjp", watched)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", rf.AdjointWarning)
+        try:
+            gradient(graph, theta, rf.MessagePassing(), rf.Stop(50, 1e-8), rf.FixedPoint(solver=solver))
+            said = " ".join(str(warning.message) for warning in caught)
+        except rf.AdjointError as error:
+            said = str(error)
+    assert re.search(r"Inference did not converge: its residual is [0-9.e-]+ after 50 sweeps.* or `Unroll`", said)
+    assert sum(steps) <= 110

@@ -43,7 +43,9 @@ from riskfield.kernels import LAST_SWEEP, is_differentiated
 _WORTHLESS = 1e-4
 # Relative to mu g, gradients of messages that need not be known to the tolerance. The native kernels use it, too.
 _NEGLIGIBLE = 1e-8
-# Log-messages that change by more in a sweep are no fixed point, whatever the marginals suggest.
+# Backward sweeps in torch at messages that are no fixed point: enough where they nearly are one, and soon over.
+_UNCONVERGED_STEPS = 100
+# Log-messages or marginals that change by more in a sweep are no fixed point.
 _UNSETTLED = 1e-2
 
 
@@ -105,7 +107,7 @@ class FixedPoint(AbstractAdjoint):
         run = request.start_recording(LAST_SWEEP) if native and is_differentiated(request.theta) else None
         solution = request.solve(run)
         assert solution.messages is not None
-        point = _Point(self, request, numbers, run, solution.messages.clone(), bool(solution.converged.all()))
+        point = _Point(self, request, numbers, run, solution.messages.clone(), solution)
         return attach(request, solution, Jacobian(point.vjp, point.jvp), numbers)
 
 
@@ -118,7 +120,7 @@ class _Point:
     numbers: tuple[Tensor, ...]  # the algorithm's parameters
     run: RecordingRun | None  # the native run in float64, if there was one
     state: Tensor  # the messages it converged to
-    converged: bool
+    solution: Solution  # for how far inference came
 
     def vjp(self, grad: Tensor) -> tuple[Tensor, ...]:
         """dL/dtheta, and dL/dnumber for each of the algorithm's parameters, from grad = dL/dmu."""
@@ -150,20 +152,22 @@ class _Point:
 
     def _best(self, solve: Callable[[_Linearised, int], tuple[LinearSolution, list[Tensor]]]) -> list[Tensor]:
         """The result by the first of the algorithm's sweeps that reaches the tolerance, else by the best of them."""
-        best: tuple[LinearSolution, list[Tensor]] | None = None
-        steps = 0
+        max_steps = self.adjoint.max_steps
+        if not self.solution.converged.all():
+            max_steps = min(max_steps, _UNCONVERGED_STEPS)
+        found: list[Tensor] = []
+        least, steps = float("inf"), 0
         for linear in self._linearised():
-            if best is None:
+            if not found and self.solution.converged.all():
                 _warn_if_unsettled(linear.state.detach(), linear.swept.detach())
-            solved, result = solve(linear, self.adjoint.max_steps - steps)
+            solved, result = solve(linear, max_steps - steps)
             steps += solved.steps
-            if best is None or not solved.residual >= best[0].residual:
-                best = solved, result
-            if solved.residual <= self.adjoint.tol or steps >= self.adjoint.max_steps:
+            if not found or solved.residual < least:
+                found, least = result, solved.residual
+            if least <= self.adjoint.tol or steps >= max_steps:
                 break
-        assert best is not None
-        self._check(best[0].residual, steps)
-        return best[1]
+        self._check(least, steps)
+        return found
 
     def _linearised(self) -> Iterator[_Linearised]:
         theta = self.request.flat_theta().detach().double().requires_grad_()
@@ -175,18 +179,29 @@ class _Point:
             yield _Linearised(state, (theta, *numbers), mu, swept)
 
     def _check(self, residual: float, steps: int) -> None:
+        """Warn of a gradient that is less accurate than it should be; raise where it is worthless."""
+        advice, converged = "Allow more steps, or ask for less.", bool(self.solution.converged.all())
+        if not converged:
+            advice = (
+                f"Inference did not converge: its residual is {float(self.solution.residual.max()):.2g} after "
+                f"{int(self.solution.sweeps.max())} sweeps, and the gradient is meant for a fixed point. Allow more "
+                "sweeps, damp the messages, use a concave entropy such as `TRW(0.5)`, or `Unroll`, which "
+                "differentiates the sweeps that ran."
+            )
         if residual <= self.adjoint.tol:
+            if not converged and float(self.solution.residual.max()) > _UNSETTLED:
+                warnings.warn(f"`FixedPoint`: {advice}", AdjointWarning, stacklevel=2)
             return
         message = (
             f"The backward sweeps of `FixedPoint` still change the gradient by {residual:.2g} (relative) after "
             f"{steps} steps; the tolerance is {self.adjoint.tol:g}. "
         )
-        if not self.converged:
-            message += "Inference did not converge, so there is no fixed point to differentiate. "
         if residual <= _WORTHLESS:
-            warnings.warn(message + "Allow more steps, or ask for less.", AdjointWarning, stacklevel=2)
-        else:
+            warnings.warn(message + advice, AdjointWarning, stacklevel=2)
+        elif converged:
             raise AdjointError(message + "Allow more steps, use `Unroll`, or a concave entropy such as `TRW(0.5)`.")
+        else:
+            raise AdjointError(message + advice)
 
 
 @dataclass(frozen=True, eq=False)
