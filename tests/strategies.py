@@ -24,7 +24,7 @@ def graphs(draw, *, max_variables=5, max_states=3, max_factors=6, max_arity=4, a
     )
     scopes = draw(st.lists(scope, max_size=max_factors))
     if forest:
-        scopes = _without_loops(n, scopes)
+        scopes = without_loops(n, scopes)
     tables = None
     if allow_ties and scopes and draw(st.booleans()):
         # Factors of one shape may share a table.
@@ -99,7 +99,7 @@ def brute_force(graph, theta):
     return Truth(log_partition, mu, best, scores)
 
 
-def _without_loops(n, scopes):
+def without_loops(n, scopes):
     component = list(range(n))
     kept = []
     for scope in scopes:

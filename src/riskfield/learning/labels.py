@@ -86,15 +86,20 @@ def _from_objects(labels: Array, name: str) -> Array:
     entries = labels.ravel().tolist()
     strings = [isinstance(entry, str) for entry in entries]
     if not any(strings):
-        numbers = np.array(entries).reshape(labels.shape)
-        if numbers.dtype.kind not in "biuf":
-            odd = next(entry for entry in entries if not isinstance(entry, bool | int | float | np.number))
-            raise ValueError(f"`{name}` must hold integers, booleans or strings. Got {odd!r}.")
-        return as_labels(numbers, labels.shape, name)
+        odd = [entry for entry in entries if not _is_plain_number(entry)]
+        if odd:
+            raise ValueError(f"`{name}` must hold integers of at most 64 bits, booleans or strings. Got {odd[0]!r}.")
+        return as_labels(np.array(entries).reshape(labels.shape), labels.shape, name)
     for entry, is_string in zip(entries, strings, strict=True):
         if not is_string and (isinstance(entry, bool) or entry != UNKNOWN):
             raise ValueError(f"`{name}` must hold labels of one type, or {UNKNOWN}. Got strings and {entry!r}.")
     return labels
+
+
+def _is_plain_number(entry: Any) -> bool:
+    if isinstance(entry, int):  # a boolean is one
+        return -(2**63) <= entry < 2**63
+    return isinstance(entry, float | np.integer | np.floating | np.bool_)
 
 
 def _check_strings(classes: Array) -> None:
