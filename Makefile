@@ -5,13 +5,18 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 NATIVE_SOURCES := CMakeLists.txt $(wildcard cpp/*)
 
-.PHONY: demo test lint format bench papers-quick docs clean
+.PHONY: demo test fuzz lint format bench papers-quick docs clean
 
 demo: $(INSTALLED)
 	$(BIN)/python examples/textures.py --out demo
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2
+
+# Random examples against oracles: new ones each time, for so many minutes; a failure prints the command that repeats it.
+MINUTES ?= 5
+fuzz: $(INSTALLED)
+	cd tests && ../$(BIN)/python -m fuzz --minutes $(MINUTES)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

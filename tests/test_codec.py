@@ -256,7 +256,18 @@ def nested(levels):
         (put("colour", "blue"), "unexpected keyword argument 'colour'"),
         (put("n_features_in_", 5), "is a damaged CRF: its parameters must be {'nodes.nodes.weight': ((2, 6), "),
         (put("n_features_in_", 10**12), "is a damaged CRF: its parameters must be {'nodes.nodes.weight': ((2, 1000"),
-        (put("arity_", "two"), "is a damaged CRF: "),
+        (put("arity_", "two"), "is a damaged CRF: `arity_` must be of type int. Got 'two'."),
+        (put("n_edge_features_in_", 0), "is a damaged CRF: `n_edge_features_in_` must be positive. Got 0."),
+        (put("chunk_size", True), "is a damaged CRF: `chunk_size` must be of type int or NoneType. Got True."),
+        (
+            put("inference_", [1]),
+            "is a damaged CRF: `inference_` must be of type Inference or",
+        ),
+        (
+            put("decoder", {"#object": "L1", "fields": {}}),
+            "is a damaged CRF: `decoder` must be of type Abstract",
+        ),
+        (put("classes_", {"#array": ["a"], "dtype": "U", "shape": [1]}), "`classes_` must be two or more labels."),
     ],
 )
 def test_damage_is_named(path, edit, message):

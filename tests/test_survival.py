@@ -280,6 +280,7 @@ LBFGS, ADAM, SMD = rf.LBFGS(iterations=4), rf.Torch(epochs=4), rf.SMD(epochs=4)
         (LBFGS, "history/1/0", 9, r"`iteration` must be 2. Got 9."),
         (LBFGS, "history/1", [1.0], r"a record must be a list of 8 values"),
         (LBFGS, "identity", None, r"`identity` must be a dict. Got None."),
+        (LBFGS, "identity/ridge", torch.zeros(2), r"`ridge` must be a number or a string. Got tensor"),
         (LBFGS, "model", {"nodes": 3}, r"`model` must hold tensors by name. Got 3 for 'nodes'."),
         (LBFGS, "reason", "tired", r"'tired' is not a valid Reason"),
         (LBFGS, "looks_since_best", 0.5, r"`looks_since_best` must be a int. Got 0.5."),

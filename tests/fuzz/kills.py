@@ -57,7 +57,7 @@ def _worker(folder, *scenes):
 
 
 def _finish(process):
-    out, complaints = process.communicate(timeout=300)
+    out, complaints = process.communicate(timeout=1800)  # seconds, unless the machine is very busy
     assert process.returncode in (0, -signal.SIGKILL), complaints
     return out.splitlines(), complaints
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from types import NoneType
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -16,8 +17,10 @@ from sklearn.utils.validation import check_consistent_length, check_is_fitted
 from torch import Tensor
 
 from riskfield.adjoints.unroll import Unroll
+from riskfield.decoders import AbstractDecoder
 from riskfield.entropy import TRW
 from riskfield.errors import FileFormatError
+from riskfield.features.image import ImageFeatures
 from riskfield.infer import ExactOnForests, Inference, InferenceChoice
 from riskfield.inference.message_passing import MessagePassing
 from riskfield.inference.request import Stop
@@ -30,6 +33,27 @@ from riskfield.losses.loss import AbstractLoss, LossLike, as_loss
 from riskfield.models.conditional import LinearModel
 
 _KIND = "estimator"  # of saved files
+
+# What a file may hold under these names. The estimators check the rest where they use it.
+_TYPES: dict[str, tuple[type, ...]] = {
+    "arity_": (int,),
+    "chunk_size": (int, NoneType),
+    "classes_": (np.ndarray,),
+    "connectivity": (int,),
+    "decoder": (AbstractDecoder, NoneType),
+    "edge_features": (str,),
+    "features": (ImageFeatures, NoneType),
+    "features_": (ImageFeatures,),
+    "inference": (Inference, ExactOnForests, NoneType),
+    "inference_": (Inference, ExactOnForests),
+    "initial": (tuple, NoneType),
+    "loss": (str, AbstractLoss),
+    "n_edge_features_in_": (int,),
+    "n_features_in_": (int,),
+    "optimiser": (AbstractOptimiser, NoneType),
+    "ridge": (int, float),
+    "verbose": (bool,),
+}
 
 DEFAULT_INFERENCE = ExactOnForests(Inference(MessagePassing(TRW(0.5)), Stop(sweeps=10, tol=None), Unroll()))
 
@@ -104,6 +128,7 @@ class AbstractEstimator(BaseEstimator):  # type: ignore[misc]
         if kind != cls.__name__:
             raise FileFormatError(f"{path} must hold a {cls.__name__}. It holds {kind or 'no estimator'}.")
         try:
+            _check_types(content)
             parameters, fitted = content.pop("parameters"), {name: content.pop(name) for name in cls._fitted}
             estimator = cls(**content)
             for name, value in fitted.items():
@@ -134,6 +159,19 @@ class AbstractEstimator(BaseEstimator):  # type: ignore[misc]
         tags.input_tags.two_d_array, tags.input_tags.three_d_array = False, True
         tags.target_tags.required = tags.target_tags.multi_output = True
         return tags
+
+
+def _check_types(content: Mapping[str, Any]) -> None:
+    """Raise if an entry of a file is not of the type that it has in an estimator."""
+    for name, value in content.items():
+        kinds = _TYPES.get(name)
+        if kinds is not None and (not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds)):
+            allowed = " or ".join(kind.__name__ for kind in kinds)
+            raise TypeError(f"`{name}` must be of type {allowed}. Got {value!r:.80}.")
+        if kinds == (int,) and value < 1:
+            raise ValueError(f"`{name}` must be positive. Got {value!r}.")
+    if content["classes_"].ndim != 1 or len(content["classes_"]) < 2:
+        raise ValueError(f"`classes_` must be two or more labels. Got shape {content['classes_'].shape}.")
 
 
 def _with_parameters(make: Callable[[], LinearModel], parameters: Mapping[str, Tensor]) -> LinearModel:

@@ -208,6 +208,9 @@ class _Saved:
                 None if reason is None else Reason(reason),
                 _of(str, state, "explanation"),
             )
+            for name, value in saved.identity.items():
+                if not isinstance(value, bool | int | float | str | None):
+                    raise TypeError(f"`{name}` must be a number or a string. Got {value!r:.80}.")
             if {k: t.shape for k, t in saved.best_model.items()} != {k: t.shape for k, t in saved.model.items()}:
                 raise ValueError("the best parameters must have the shapes of the last ones.")
         except (KeyError, TypeError, ValueError) as error:
