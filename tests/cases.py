@@ -21,6 +21,7 @@ from riskfield import (
     ConvexFreeEnergy,
     CountingNumbers,
     Exact,
+    ExactMAP,
     FactorGraph,
     MaxProduct,
     MeanField,
@@ -82,6 +83,7 @@ CASES = [
     Case("max-product-trw", lambda g, o: MaxProduct(TRW(0.5), Sequential(o)), marginals=False),
     Case("mean-field", lambda g, o: MeanField(o)),
     Case("exact", lambda g, o: Exact(), iterative=False, unique=True),
+    Case("exact-map", lambda g, o: ExactMAP(), iterative=False, unique=True, marginals=False, kernels=False),
     Case("free-energy", lambda g, o: _free_energy(g), unique=True, kernels=False),
 ]
 

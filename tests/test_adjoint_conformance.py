@@ -153,7 +153,7 @@ def test_float32_gradients_are_near_float64(case, method):
 def test_pairs_not_offered_name_the_alternative(case, method):
     graph, name = rf.grid(2, 2, 2), type(method.adjoint).__name__
     if not case.marginals:
-        message = f"`{name}` cannot differentiate MaxProduct: .* Use MessagePassing"
+        message = f"`{name}` cannot differentiate (MaxProduct|ExactMAP): .* Use MessagePassing"
     elif case.name == "mean-field":
         message = f"`{name}` .* MeanField .* Use `FixedPoint`, `Perturb` or `Unroll`"
     else:

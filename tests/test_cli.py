@@ -17,6 +17,8 @@ from riskfield.io.uai import read_mar, read_pr
 CHAIN = "MARKOV 3  2 3 2  4  2 0 1  2 1 2  1 0  0   6  1 2 3 4 5 6   6  2 1 1 3 1 1   2  1 4   1  10"
 # Two variables that may not agree and may not differ.
 IMPOSSIBLE = "MARKOV 2  2 2  2  2 0 1  2 0 1   4  1 0 0 1   4  0 1 1 0"
+# Three binary variables that all differ: impossible, but belief propagation does not notice.
+PARITY = "MARKOV 3 2 2 2 3  2 0 1  2 1 2  2 2 0  4 0 1 1 0  4 0 1 1 0  4 0 1 1 0"
 
 
 @pytest.fixture
@@ -25,6 +27,7 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "chain.uai").write_text(CHAIN)
     (tmp_path / "chain.evid").write_text("1 2 1")
     (tmp_path / "impossible.uai").write_text(IMPOSSIBLE)
+    (tmp_path / "parity.uai").write_text(PARITY)
     (tmp_path / "broken.uai").write_text(CHAIN[:-30])
     (tmp_path / "frustrated.uai").write_text(frustrated(6))
     (tmp_path / "folder").mkdir()
@@ -117,6 +120,18 @@ class TestResults:
         assert (folder / "chain.MPE").read_text() == "MPE\n3 1 1 1\n"
         assert float(out.split("ln score")[1].split()[0]) == pytest.approx(math.log(5 * 3 * 4 * 10))
 
+    def test_max_product_never_writes_an_impossible_state(self, folder, capsys):
+        # Neighbours on the cycle differ. All max-marginals tie, and every variable's own maximum is state 0.
+        edges = [(k, (k + 1) % 5) for k in range(5)]
+        different = " ".join("0" if a == b else "1" for a in range(3) for b in range(3))
+        scopes = "\n".join(f"2 {a} {b}" for a, b in edges)
+        (folder / "colours.uai").write_text(f"MARKOV 5 3 3 3 3 3 5\n{scopes}\n" + f"9 {different}\n" * 5)
+        code, out, err = run(capsys, "infer", "colours.uai", "--algorithm", "max-product", "--out", "colours.MPE")
+        states = [int(word) for word in (folder / "colours.MPE").read_text().split()[2:]]
+        assert (code, err) == (0, "")
+        assert "optimal" in out
+        assert all(states[a] != states[b] for a, b in edges)
+
     @pytest.mark.parametrize("schedule", ["sequential", "parallel"])
     @pytest.mark.parametrize("dtype", ["float32", "float64"])
     def test_schedules_and_precisions(self, folder, capsys, schedule, dtype):
@@ -186,7 +201,12 @@ class TestRefusals:
             (["infer", "chain.uai", "--algorithm", "mean-field", "--schedule", "parallel"], "--schedule applies to"),
             (["infer", "chain.uai", "--memory", "1"], "--memory applies to exact"),
             (["infer", "chain.uai", "--algorithm", "exact", "--memory", "-1"], "--memory must be above 0"),
-            (["infer", "chain.uai", "--algorithm", "exact", "--memory", "1e-9"], ""),
+            (
+                ["infer", "chain.uai", "--algorithm", "exact", "--memory", "1e-9"],
+                "; --memory allows 1.86265e-09 GiB. Raise it, or try --algorithm bp.",
+            ),
+            (["infer", "parity.uai", "--algorithm", "max-product", "--memory", "1e-9"], "raise --memory."),
+            (["infer", "parity.uai", "--algorithm", "max-product"], "Every joint state has probability zero"),
             (["infer", "chain.uai", "--algorithm", "max-product", "--pr", "x.PR"], "--pr applies to bp, exact"),
             (["infer", "chain.uai", "--dtype", "float16"], "'float16' is not one of"),
             (["infer", "chain.uai", "--threads", "0"], "--threads"),

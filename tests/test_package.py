@@ -50,10 +50,10 @@ def test_the_public_surface():
         *("FactorGraph", "FactorGroup", "NodeGroup", "Union", "chain", "from_edges", "grid"),
         *("Levels", "Parallel", "Sequential", "colour_order", "colours", "compile_levels"),
         *("AbstractEntropy", "Bethe", "Counting", "CountingNumbers", "TRW", "spanning_tree_rho"),
-        *("AbstractAlgorithm", "Exact", "MaxProduct", "MeanField", "MessagePassing"),
+        *("AbstractAlgorithm", "Exact", "ExactMAP", "MaxProduct", "MeanField", "MessagePassing"),
         *("ConvexFreeEnergy", "ConvexFunction", "Term", "NEGATIVE_ENTROPY", "NEGATIVE_LOG", "SQUARE"),
         *("ConvexModel", "LearnsInference", "inference_of"),
-        *("Solution", "Stop", "clamp", "hessian_vector_product", "infer"),
+        *("JointMode", "Solution", "Stop", "clamp", "hessian_vector_product", "infer"),
         *("effective_sample_size", "frequencies", "sample"),
         *("AbstractAdjoint", "AdjointError", "AdjointWarning", "Envelope", "FixedPoint", "Perturb", "Unroll"),
         *("KKT", "Direct", "Minres", "GMRES", "Iterate", "GradientReport", "check_gradients"),
@@ -100,7 +100,7 @@ from riskfield.kernels import native_available
 assert not native_available()
 graph = rf.grid(3, 3, 2)
 rf.set_num_threads(1)
-for algorithm in (rf.MessagePassing(), rf.MeanField(), rf.MaxProduct(), rf.Exact()):
+for algorithm in (rf.MessagePassing(), rf.MeanField(), rf.MaxProduct(), rf.Exact(), rf.ExactMAP()):
     assert rf.infer(graph, graph.zeros(), algorithm).converged
 try:
     rf.infer(graph, graph.zeros(), kernels="native")

@@ -72,11 +72,12 @@ from riskfield.inference.convex import (
 from riskfield.inference.diagnostics import effective_sample_size
 from riskfield.inference.evidence import clamp
 from riskfield.inference.exact import Exact
+from riskfield.inference.exact_map import ExactMAP
 from riskfield.inference.gibbs import frequencies, sample
 from riskfield.inference.mean_field import MeanField
 from riskfield.inference.message_passing import MaxProduct, MessagePassing
 from riskfield.inference.request import Stop
-from riskfield.inference.solution import Solution
+from riskfield.inference.solution import JointMode, Solution
 from riskfield.io.uai import UAIModel, read_evidence, read_uai, write_mar, write_pr
 from riskfield.learning.checkpoint import Checkpoints
 from riskfield.learning.fit import fit
@@ -165,6 +166,7 @@ __all__ = [
     "Envelope",
     "EqualCount",
     "Exact",
+    "ExactMAP",
     "ExactOnForests",
     "Examples",
     "ExpectedValue",
@@ -187,6 +189,7 @@ __all__ = [
     "Inference",
     "Intensity",
     "Iterate",
+    "JointMode",
     "LearnsInference",
     "Levels",
     "LinearModel",

@@ -26,7 +26,7 @@ from riskfield.graph.factor_graph import FactorGraph
 from riskfield.infer import Inference
 from riskfield.inference.algorithm import AbstractAlgorithm
 from riskfield.inference.message_passing import MaxProduct
-from riskfield.inference.solution import modes
+from riskfield.inference.solution import Solution, modes
 
 
 class AbstractDecoder(ABC):
@@ -46,6 +46,10 @@ class AbstractDecoder(ABC):
     def inference(self, inference: Inference) -> Inference:
         """How the marginals this decoder needs are computed, where `inference` is how others are."""
         return inference
+
+    def of_solution(self, solution: Solution, mask: Tensor | None = None) -> Tensor:
+        """States from what `inference` returned."""
+        return self(solution.graph, solution.mu, mask)
 
 
 class AbstractSoftDecoder(ABC):
@@ -74,10 +78,11 @@ class MaxMarginal(AbstractDecoder):
 
 @dataclass(frozen=True)
 class MAP(AbstractDecoder):
-    """The most probable joint state, as far as `algorithm` finds it; its mu are max-marginals.
+    """The most probable joint state, as far as `algorithm` finds it.
 
     Arguments:
-        algorithm: what `decode` runs in place of the algorithm that computes marginals.
+        algorithm: what `decode` runs in place of the algorithm that computes marginals: `MaxProduct(...)`, exact on
+            forests, or `ExactMAP()`, exact on graphs of small treewidth.
     """
 
     algorithm: AbstractAlgorithm = field(default_factory=MaxProduct)
@@ -87,8 +92,12 @@ class MAP(AbstractDecoder):
             raise TypeError(f"`algorithm` must be an algorithm such as `MaxProduct()`. Got {self.algorithm!r}.")
 
     def __call__(self, graph: FactorGraph, mu: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The largest entry of every max-marginal."""
+        """The largest entry of every max-marginal. `decode` does better where states tie: it uses `solution.mode()`."""
         return modes(graph, mu)
+
+    def of_solution(self, solution: Solution, mask: Tensor | None = None) -> Tensor:
+        """The joint state that the algorithm finds."""
+        return solution.mode()
 
     def inference(self, inference: Inference) -> Inference:
         """The algorithm of this decoder in place of that of `inference`."""
@@ -215,10 +224,10 @@ def decode(
         if mask is not None:
             mask = mask.to(theta.device)
         if evidence is None:
-            return decoder(graph, solution.mu, mask)
+            return decoder.of_solution(solution, mask)
         evidence = evidence.to(theta.device)
         given = evidence >= 0
-        return torch.where(given, evidence, decoder(graph, solution.mu, ~given if mask is None else mask & ~given))
+        return torch.where(given, evidence, decoder.of_solution(solution, ~given if mask is None else mask & ~given))
 
 
 def as_decoder(decoder: AbstractDecoder | None) -> AbstractDecoder:

@@ -12,11 +12,15 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from riskfield.graph._scopes import index_tensor
 from riskfield.graph.factor_graph import FactorGraph
+from riskfield.graph.schedule import breadth_first_order
+
+FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,22 +64,26 @@ class AbstractEntropy(ABC):
         >>> Bethe().is_concave(chain(5, 2)), Bethe().is_concave(grid(3, 3, 2)), TRW(0.5).is_concave(grid(3, 3, 2))
         (True, False, True)
         """
-        from scipy.optimize import linprog
-        from scipy.sparse import csr_array, vstack
+        return self.concave_shares(graph) is not None
 
+    def concave_shares(self, graph: FactorGraph) -> list[Tensor] | None:
+        """The numbers c_ci that prove the entropy concave, or None: for each factor group of shape (factor, slot)."""
         counting = self.counting(graph)
         factor = counting.factor.detach().numpy()
         deficit = -counting.node(graph).detach().numpy()
-        if (deficit <= 0).all():
-            return True
-        owners = [np.repeat(g.factors, g.arity) for g in graph.factor_groups]
-        members = [g.variables.ravel() for g in graph.factor_groups]
-        owner, member = np.concatenate(owners), np.concatenate(members)
-        columns, ones = np.arange(len(owner)), np.ones(len(owner))
-        spent = csr_array((ones, (owner, columns)), shape=(graph.num_factors, len(owner)))
-        gained = csr_array((ones, (member, columns)), shape=(graph.num_variables, len(owner)))
-        bounds = np.concatenate([factor, -deficit])
-        return bool(linprog(np.zeros(len(owner)), vstack([spent, -gained]), bounds, method="highs").success)
+        for guess in (_equal_shares, _parent_shares):
+            shares = guess(graph, factor)
+            gained = np.zeros(graph.num_variables)
+            for group, share in zip(graph.factor_groups, shares, strict=True):
+                np.add.at(gained, group.variables, share)
+            if (gained >= deficit).all():
+                break
+        else:
+            found = _shares_by_program(graph, factor, deficit)
+            if found is None:
+                return None
+            shares = found
+        return [torch.from_numpy(share) for share in shares]
 
 
 @dataclass(frozen=True)
@@ -194,6 +202,41 @@ def spanning_tree_rho(graph: FactorGraph) -> Tensor:
         resistance[first : first + 256] = (currents * solver.solve(currents)).sum(axis=0)
     rho[index_tensor(factors)] = index_tensor(resistance)
     return rho
+
+
+def _equal_shares(graph: FactorGraph, factor: FloatArray) -> list[FloatArray]:
+    """c_c divided equally; enough for tree-reweighting on a grid."""
+    return [np.repeat(factor[g.factors][:, None] / g.arity, g.arity, axis=1) for g in graph.factor_groups]
+
+
+def _parent_shares(graph: FactorGraph, factor: FloatArray) -> list[FloatArray]:
+    """All of c_c to the variable that is nearest to the root of a breadth-first tree; enough for Bethe on a forest."""
+    rank = np.empty(graph.num_variables, np.int64)
+    rank[breadth_first_order(graph)] = np.arange(graph.num_variables)
+    shares = []
+    for group in graph.factor_groups:
+        parent = rank[group.variables].argmin(axis=1)
+        shares.append(np.where(np.arange(group.arity) == parent[:, None], factor[group.factors][:, None], 0.0))
+    return shares
+
+
+def _shares_by_program(graph: FactorGraph, factor: FloatArray, deficit: FloatArray) -> list[FloatArray] | None:
+    """Any shares that meet the conditions, by a linear program."""
+    from scipy.optimize import linprog
+    from scipy.sparse import csr_array, vstack
+
+    owner = np.concatenate([np.repeat(g.factors, g.arity) for g in graph.factor_groups])
+    member = np.concatenate([g.variables.ravel() for g in graph.factor_groups])
+    columns, ones = np.arange(len(owner)), np.ones(len(owner))
+    spent = csr_array((ones, (owner, columns)), shape=(graph.num_factors, len(owner)))
+    gained = csr_array((ones, (member, columns)), shape=(graph.num_variables, len(owner)))
+    bounds = np.concatenate([factor, -deficit])
+    found = linprog(np.zeros(len(owner)), vstack([spent, -gained]), bounds, method="highs")
+    if not found.success:
+        return None
+    stops = np.cumsum([g.variables.size for g in graph.factor_groups])[:-1]
+    pieces = np.split(np.asarray(found.x), stops)
+    return [part.reshape(g.variables.shape) for part, g in zip(pieces, graph.factor_groups, strict=True)]
 
 
 def negative_xlogx(x: Tensor) -> Tensor:

@@ -18,7 +18,11 @@ class MissingDataError(RiskfieldError, FileNotFoundError):
 
 
 class TreewidthError(RiskfieldError, MemoryError):
-    """Exact inference would need more memory than the limit allows."""
+    """Exact inference would need more memory than the limit allows. `need` says how much."""
+
+    def __init__(self, need: str, remedy: str):
+        super().__init__(f"{need}; {remedy}")
+        self.need = need
 
 
 class ConvergenceWarning(UserWarning):

@@ -16,15 +16,16 @@ import torch
 import typer
 
 from riskfield.entropy import TRW, Bethe, spanning_tree_rho
-from riskfield.errors import ConvergenceWarning, ImpossibleEvidenceError
+from riskfield.errors import ConvergenceWarning, ImpossibleEvidenceError, RiskfieldError, TreewidthError
 from riskfield.graph.schedule import Parallel, Sequential
 from riskfield.infer import infer as run_inference
 from riskfield.inference.algorithm import AbstractAlgorithm
 from riskfield.inference.exact import Exact
+from riskfield.inference.exact_map import ExactMAP
 from riskfield.inference.mean_field import MeanField
 from riskfield.inference.message_passing import MaxProduct, MessagePassing
 from riskfield.inference.request import Stop
-from riskfield.inference.solution import Solution
+from riskfield.inference.solution import JointMode, Solution
 from riskfield.io._atomic import check_writable
 from riskfield.io.uai import UAIModel, read_evidence, read_uai, write_mar, write_mpe, write_pr
 
@@ -71,7 +72,9 @@ def infer(
     damping: Annotated[
         float | None, typer.Option(help="bp, trw, max-product: share of the old message, from 0 to below 1. [0]")
     ] = None,
-    memory: Annotated[float | None, typer.Option(help="exact: gigabytes its tables may take. [2]")] = None,
+    memory: Annotated[
+        float | None, typer.Option(help="exact, max-product: gigabytes that tables of elimination may take. [2]")
+    ] = None,
     tol: Annotated[
         float | None,
         typer.Option(min=0, help="Stop when no marginal changes by more in a sweep. [1e-8; 1e-5 for float32]"),
@@ -91,7 +94,7 @@ def infer(
     bp is loopy belief propagation: exact on trees, usually good, but it need not converge on strongly coupled loops;
     damp it then, or use trw, which bounds Z from above where rho comes from spanning trees. mean-field bounds Z from
     below and is overconfident. exact is exact and needs a small treewidth. max-product looks for the most probable
-    joint state.
+    joint state; where message passing does not certify one, elimination finds it if its tables fit in --memory.
 
     A run that does not converge says so and still gives its result. Files are written whole or not at all.
 
@@ -125,18 +128,32 @@ def infer(
         # Every product distribution it can reach may hit a zero although the model is possible.
         reason = "mean-field finds no way around the zeros of this model and evidence"
         raise ImpossibleEvidenceError(f"{reason}. Try --algorithm bp or exact.") from error
-    value = float(solution.log_partition) + uai.log_constant
+    except TreewidthError as error:
+        allowed = f"--memory allows {_max_bytes(memory) / 2**30:g} GiB"
+        raise RiskfieldError(f"{error.need}; {allowed}. Raise it, or try --algorithm bp.") from error
+    mode: JointMode | None = None
+    if algorithm is AlgorithmName.MAX_PRODUCT:
+        mode = _best_state(solution, _max_bytes(memory))
+        value = float(mode.score) + uai.log_constant
+    else:
+        value = float(solution.log_partition) + uai.log_constant
     seconds = time.perf_counter() - began
-    if out is not None and algorithm is AlgorithmName.MAX_PRODUCT:
-        write_mpe(out, uai.graph, solution.mode())
+    if out is not None and mode is not None:
+        write_mpe(out, uai.graph, mode.states)
     elif out is not None:
         write_mar(out, uai.graph, solution.mu)
     if pr is not None:
         write_pr(pr, value)
     if not quiet:
-        _print_table(solution, observed, max_rows, algorithm)
-        _print_summary(solution, value, len(observed), algorithm, rho, seconds)
-    if not solution.converged:
+        states = solution.mode() if mode is None else mode.states
+        _print_table(solution, states.tolist(), observed, max_rows, algorithm)
+        _print_summary(solution, mode, value, len(observed), algorithm, rho, seconds)
+    if mode is not None and not mode.certified:
+        typer.echo(
+            "riskfield: WARNING: the state is not certified: there may be a better one. Try more --memory.",
+            err=True,
+        )
+    elif mode is None and not solution.converged:
         remedies = ["more --sweeps"]
         if algorithm is not AlgorithmName.MEAN_FIELD and not damping:
             remedies.append("--damping 0.5")
@@ -156,7 +173,7 @@ def _refuse_unused(algorithm: AlgorithmName, **options: object) -> None:
         "rho": {AlgorithmName.TRW},
         "schedule": messages,
         "damping": messages,
-        "memory": {AlgorithmName.EXACT},
+        "memory": {AlgorithmName.EXACT, AlgorithmName.MAX_PRODUCT},
         "pr": set(AlgorithmName) - {AlgorithmName.MAX_PRODUCT},
     }
     for name, value in options.items():
@@ -209,15 +226,41 @@ def _algorithm(
             rho = spanning_tree_rho(uai.graph) if appearances is None else appearances
             return MessagePassing(TRW(rho), order, damping)
         case AlgorithmName.MAX_PRODUCT:
-            return MaxProduct(Bethe(), order, damping)
+            return MaxProduct(Bethe(), order, damping, _max_bytes(memory))
         case AlgorithmName.MEAN_FIELD:
             return MeanField()
         case AlgorithmName.EXACT:
-            if memory is None:
-                return Exact()
-            if not 0 < memory < math.inf:
-                raise typer.BadParameter(f"--memory must be above 0. Got {memory:g}.")
-            return Exact(max_bytes=math.ceil(memory * 2**30))
+            return Exact(_max_bytes(memory))
+
+
+def _max_bytes(memory: float | None) -> int:
+    """Read `--memory`, in GiB."""
+    if memory is None:
+        return Exact().max_bytes
+    if not 0 < memory < math.inf:
+        raise typer.BadParameter(f"--memory must be above 0. Got {memory:g}.")
+    return math.ceil(memory * 2**30)
+
+
+def _best_state(solution: Solution, max_bytes: int) -> JointMode:
+    """The state of max-product if it is certified, or by elimination where that fits.
+
+    Raises:
+        RiskfieldError: if only an impossible state was found.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # said in this program's own words below
+        mode = solution.joint_mode()
+    if not mode.certified:
+        try:
+            exact = run_inference(solution.graph, solution.theta, ExactMAP(max_bytes))
+        except TreewidthError as error:
+            if not mode.possible:
+                reason = "max-product found only a state of probability zero"
+                raise RiskfieldError(f"{reason}. {error.need}; raise --memory.") from error
+        else:
+            mode = exact.joint_mode()
+    return mode
 
 
 def _run(
@@ -236,8 +279,10 @@ def _run(
         )
 
 
-def _print_table(solution: Solution, observed: Mapping[int, int], max_rows: int, algorithm: AlgorithmName) -> None:
-    graph, mode = solution.graph, solution.mode().tolist()
+def _print_table(
+    solution: Solution, states: list[int], observed: Mapping[int, int], max_rows: int, algorithm: AlgorithmName
+) -> None:
+    graph = solution.graph
     shown = min(max_rows, graph.num_variables)
     if shown == 0:
         return
@@ -248,7 +293,7 @@ def _print_table(solution: Solution, observed: Mapping[int, int], max_rows: int,
         numbers = " ".join(f"{p:.6f}" for p in probabilities[:_SHOWN_STATES])
         more = f" ... ({len(probabilities)} states)" if len(probabilities) > _SHOWN_STATES else ""
         note = "  (observed)" if variable in observed else ""
-        typer.echo(f"{variable:8d}  {mode[variable]:10d}  {numbers}{more}{note}")
+        typer.echo(f"{variable:8d}  {states[variable]:10d}  {numbers}{more}{note}")
     if shown < graph.num_variables:
         left = graph.num_variables - shown
         typer.echo(f"... and {left} more variable{'s' if left > 1 else ''} (see --max-rows and --out)")
@@ -257,6 +302,7 @@ def _print_table(solution: Solution, observed: Mapping[int, int], max_rows: int,
 
 def _print_summary(
     solution: Solution,
+    mode: JointMode | None,
     value: float,
     num_observed: int,
     algorithm: AlgorithmName,
@@ -264,8 +310,9 @@ def _print_summary(
     seconds: float,
 ) -> None:
     graph, converged = solution.graph, bool(solution.converged)
-    if algorithm is AlgorithmName.MAX_PRODUCT:
-        rows = [("ln score", f"{value:.10g}  (of the best state found, unnormalised)")]
+    if mode is not None:
+        known = "optimal" if mode.certified else "not certified as optimal"
+        rows = [("ln score", f"{value:.10g}  (of the best state found, unnormalised; {known})")]
     else:
         bound = ""
         if algorithm is AlgorithmName.MEAN_FIELD:

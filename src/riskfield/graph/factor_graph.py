@@ -168,11 +168,17 @@ class FactorGraph:
         num_edges = sum(group.variables.size for group in self._factor_groups)
         if num_edges >= max(num_nodes, 1):
             return False
-        variables = np.concatenate([np.empty(0, np.int64), *(g.variables.ravel() for g in self._factor_groups)])
-        factors = np.concatenate([np.empty(0, np.int64), *(np.repeat(g.factors, g.arity) for g in self._factor_groups)])
-        edges = coo_array((np.ones(num_edges), (variables, self.num_variables + factors)), (num_nodes, num_nodes))
+        edges = coo_array((np.ones(num_edges), self.factor_graph_edges().T), (num_nodes, num_nodes))
         num_trees = connected_components(edges, directed=False, return_labels=False)
         return bool(num_edges == num_nodes - num_trees)
+
+    def factor_graph_edges(self) -> IntArray:
+        """The edges of the bipartite factor graph, (variable, num_variables + factor), of shape (edge, 2)."""
+        edges = [np.empty((0, 2), np.int64)]
+        for group in self._factor_groups:
+            factors = np.repeat(self.num_variables + group.factors, group.arity)
+            edges.append(np.stack([group.variables.ravel(), factors], axis=1))
+        return np.concatenate(edges)
 
     # -- numbers in the layout ----------------------------------------------------------------------------------------
 

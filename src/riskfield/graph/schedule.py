@@ -126,6 +126,31 @@ def colour_order(graph: FactorGraph) -> tuple[int, ...]:
     return tuple(int(v) for v in np.argsort(colours(graph), kind="stable"))
 
 
+def breadth_first_order(graph: FactorGraph) -> IntArray:
+    """An order of the variables in which, on a forest, a variable has one factor in common with all earlier ones.
+
+    It goes breadth first through the factor graph, from the first variable of every component.
+
+    >>> breadth_first_order(FactorGraph([2] * 4, [(2, 0), (3, 2)])).tolist()
+    [0, 1, 2, 3]
+    """
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import breadth_first_order as search
+    from scipy.sparse.csgraph import connected_components
+
+    edges = graph.factor_graph_edges()
+    num_nodes = graph.num_variables + graph.num_factors
+    links = coo_array((np.ones(len(edges)), edges.T), (num_nodes + 1, num_nodes + 1))
+    _, component = connected_components(links, directed=False)
+    # One more node joins the first variables of all components; variables come first, so they open every component.
+    roots = np.unique(component[:num_nodes], return_index=True)[1]
+    rows, columns = np.append(edges[:, 0], np.full(len(roots), num_nodes)), np.append(edges[:, 1], roots)
+    joined = coo_array((np.ones(len(rows)), (rows, columns)), (num_nodes + 1, num_nodes + 1))
+    found = search(joined.tocsr(), num_nodes, directed=False, return_predecessors=False)
+    order: IntArray = found[found < graph.num_variables].astype(np.int64)
+    return order
+
+
 def colours(graph: FactorGraph) -> IntArray:
     """A colour for each variable such that variables sharing a factor differ (greedy, in their numbering)."""
     n = graph.num_variables

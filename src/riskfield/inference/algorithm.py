@@ -11,6 +11,7 @@ from torch import Tensor
 
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.inference.optimality import AbstractOptimality
+from riskfield.inference.solution import modes
 from riskfield.kernels import EVERY_SWEEP
 
 
@@ -149,3 +150,11 @@ class AbstractAlgorithm(ABC):
     def value(self, run: Run) -> Tensor | None:
         """Take the log-partition value, of shape (batch,), from `run`; None to have it computed when it is needed."""
         return None
+
+    def mode(self, graph: FactorGraph, theta: Tensor, mu: Tensor) -> Tensor:
+        """The states that `solution.mode()` returns, of shape (*batch, variable): by default each variable's best."""
+        return modes(graph, mu)
+
+    def upper_bound(self, graph: FactorGraph, theta: Tensor, mu: Tensor, messages: Tensor | None) -> Tensor:
+        """A number that no joint state's score exceeds, of shape (*batch); +inf where the algorithm has none."""
+        return theta.new_full(theta.shape[:-1], float("inf"))

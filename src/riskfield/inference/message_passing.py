@@ -12,6 +12,7 @@ Exact on trees (with Bethe). Loopy BP need not converge on loopy graphs with str
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from types import ModuleType
@@ -22,10 +23,14 @@ from torch import Tensor
 
 from riskfield import kernels as kernel_choice
 from riskfield.entropy import AbstractEntropy, Bethe, Counting
+from riskfield.errors import ConvergenceWarning, ImpossibleEvidenceError, TreewidthError
 from riskfield.graph._scopes import index_tensor
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.graph.schedule import Parallel, Schedule, Sequential
+from riskfield.inference._buckets import check_max_bytes
+from riskfield.inference._joint import decode, upper_bound
 from riskfield.inference.algorithm import AbstractAlgorithm, FixedPointMap, RecordingRun, Run, SteppedRun
+from riskfield.inference.exact_map import ExactMAP
 from riskfield.inference.optimality import AbstractOptimality
 from riskfield.inference.solution import inner_product, modes
 from riskfield.kernels import fused
@@ -158,8 +163,19 @@ class _EntropyOptimality(AbstractOptimality):
 class MaxProduct(AbstractAlgorithm):
     """Max-product message passing: `solution.mode()` is its guess at the most probable joint state (MAP).
 
-    The "marginals" are normalised max-marginals, and `log_partition` is the score theta . f(x) of the guess.
-    Exact on trees whose best state is unique.
+    The "marginals" are normalised max-marginals. `mode()` fixes the variables one after the other, each at its best
+    state given those before, so that ties and hard constraints are decided consistently; `log_partition` is the score
+    theta . f(x) of that state. `solution.joint_mode()` says whether the state is certified as optimal: always on a
+    forest (once converged), and with a concave entropy such as `TRW` wherever the beliefs agree on one state.
+
+    If a decoded state is impossible, the most probable one is found by elimination (`ExactMAP`) where that fits into
+    memory; otherwise a `ConvergenceWarning` says so.
+
+    Arguments:
+        entropy: as for `MessagePassing`, and so are `schedule` and `damping`.
+        schedule: the order of updates.
+        damping: the share of the old message.
+        max_bytes: how much memory that elimination may take.
 
     >>> from riskfield import chain, infer
     >>> graph = chain(3, num_states=2)
@@ -175,9 +191,11 @@ class MaxProduct(AbstractAlgorithm):
     entropy: AbstractEntropy = field(default_factory=Bethe)
     schedule: Schedule = field(default_factory=Sequential)
     damping: float | Tensor = 0.0
+    max_bytes: int = ExactMAP.max_bytes
 
     def __post_init__(self) -> None:
         _check_settings(self.entropy, self.schedule, self.damping)
+        check_max_bytes(self.max_bytes)
 
     def start(self, graph: FactorGraph, theta: Tensor, messages: Tensor | None, kernels: str | None) -> Run:
         """Begin from uniform messages, or from `messages`."""
@@ -186,8 +204,48 @@ class MaxProduct(AbstractAlgorithm):
         return run
 
     def log_partition(self, graph: FactorGraph, theta: Tensor, mu: Tensor) -> Tensor:
-        """The score of the states the node max-marginals select."""
-        return graph.score(theta, modes(graph, mu))
+        """The score of the state that `mode` returns."""
+        return graph.score(theta, self.mode(graph, theta, mu))
+
+    def mode(self, graph: FactorGraph, theta: Tensor, mu: Tensor) -> Tensor:
+        """Fix the variables one after the other, each given those before."""
+        batch = theta.shape[:-1]
+        with torch.no_grad():
+            flat = theta.detach().reshape(batch.numel(), theta.shape[-1])
+            states = decode(graph, flat, mu.detach().reshape(batch.numel(), mu.shape[-1]), self.entropy.counting(graph))
+            impossible = (graph.score(flat, states) == float("-inf")).nonzero()[:, 0]
+            if len(impossible):
+                states[impossible] = _possible_states(graph, flat[impossible], states[impossible], self.max_bytes)
+        return states.reshape(*batch, graph.num_variables)
+
+    def upper_bound(self, graph: FactorGraph, theta: Tensor, mu: Tensor, messages: Tensor | None) -> Tensor:
+        """The bound of the messages, where the entropy is concave."""
+        shares = None if messages is None else self.entropy.concave_shares(graph)
+        if messages is None or shares is None:
+            return super().upper_bound(graph, theta, mu, messages)
+        batch = theta.shape[:-1]
+        flat = theta.reshape(batch.numel(), -1), messages.reshape(batch.numel(), -1)
+        return upper_bound(graph, *flat, self.entropy.counting(graph), shares).to(theta).reshape(batch)
+
+
+def _possible_states(graph: FactorGraph, theta: Tensor, states: Tensor, max_bytes: int) -> Tensor:
+    """The best states by elimination where it fits into memory, in place of impossible `states`."""
+    try:
+        run = ExactMAP(max_bytes).start(graph, theta, None, None)
+    except TreewidthError as error:
+        warnings.warn(
+            f"`MaxProduct` found only impossible joint states for {len(theta)} batch items, and elimination is no way "
+            f"out: {error}",
+            ConvergenceWarning,
+            stacklevel=4,
+        )
+        return states
+    mu = run.marginals()
+    if torch.isnan(mu).any():
+        raise ImpossibleEvidenceError(
+            "Every joint state has probability zero: the evidence or the -inf entries of `theta` contradict."
+        )
+    return modes(graph, mu)
 
 
 def _problem(

@@ -80,6 +80,7 @@ class Request:
             converged.reshape(batch),
             None if state is None else state.reshape(*batch, state.shape[-1]).detach(),
             self.algorithm.log_partition if value is None else value.reshape(batch),
+            self.algorithm,
         )
 
     def flat_theta(self) -> Tensor:

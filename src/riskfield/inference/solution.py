@@ -2,15 +2,40 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from riskfield.graph._scopes import index_tensor
 from riskfield.graph.factor_graph import FactorGraph
+
+if TYPE_CHECKING:
+    from riskfield.inference.algorithm import AbstractAlgorithm
+
+
+@dataclass(frozen=True, eq=False)
+class JointMode:
+    """A joint state of all variables, how it scores, and whether it is known to be the most probable one."""
+
+    states: Tensor  # (*batch, variable)
+    score: Tensor  # (*batch)  theta . f(x); -inf for an impossible state
+    upper_bound: Tensor  # (*batch)  no joint state scores higher; +inf where no bound is known
+
+    @property
+    def possible(self) -> Tensor:
+        """Whether the state has a probability above 0, of shape (*batch)."""
+        return self.score > float("-inf")
+
+    @property
+    def certified(self) -> Tensor:
+        """Whether no state scores higher, up to rounding, of shape (*batch)."""
+        rounding = math.sqrt(torch.finfo(self.score.dtype).eps) * (1 + self.score.abs())
+        return self.possible.logical_and(self.upper_bound - self.score <= rounding)
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +53,7 @@ class Solution:
     converged: Tensor  # whether the residual fell to the tolerance
     messages: Tensor | None  # the algorithm's state, to warm-start the next run
     _value: Tensor | Callable[[FactorGraph, Tensor, Tensor], Tensor]  # log-partition, or (graph, theta, mu) -> it
+    _algorithm: AbstractAlgorithm  # how joint states are decoded and bounded
 
     @cached_property
     def log_partition(self) -> Tensor:
@@ -45,11 +71,19 @@ class Solution:
         return self.graph.factor_views(self.mu)
 
     def mode(self) -> Tensor:
-        """The most probable state of every variable by its own marginal, of shape (*batch, variable).
+        """A state for every variable, of shape (*batch, variable).
 
-        This is the maximiser of posterior marginals; after `MaxProduct` it is the MAP guess.
+        After `MaxProduct` and `ExactMAP` it is the most probable joint state, as far as they found it (`joint_mode`
+        tells); after any other algorithm the most probable state of every variable by its own marginal (MPM).
         """
-        return modes(self.graph, self.mu)
+        return self._algorithm.mode(self.graph, self.theta, self.mu)
+
+    def joint_mode(self) -> JointMode:
+        """`mode()` with its score, and whether it is known to be the most probable joint state."""
+        with torch.no_grad():
+            states = self.mode()
+            bound = self._algorithm.upper_bound(self.graph, self.theta, self.mu, self.messages)
+            return JointMode(states, self.graph.score(self.theta, states), bound)
 
 
 def modes(graph: FactorGraph, mu: Tensor) -> Tensor:

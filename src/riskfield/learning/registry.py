@@ -34,6 +34,7 @@ from riskfield.features.image import (
 from riskfield.graph.schedule import Parallel, Sequential
 from riskfield.infer import ExactOnForests, Inference
 from riskfield.inference.exact import Exact
+from riskfield.inference.exact_map import ExactMAP
 from riskfield.inference.mean_field import MeanField
 from riskfield.inference.message_passing import MaxProduct, MessagePassing
 from riskfield.inference.request import Stop
@@ -64,6 +65,7 @@ _INFERENCE: dict[str, Any] = {
     "Direct": Direct,
     "Envelope": Envelope,
     "Exact": Exact,
+    "ExactMAP": ExactMAP,
     "ExactOnForests": ExactOnForests,
     "FixedPoint": FixedPoint,
     "GMRES": GMRES,
