@@ -33,10 +33,10 @@ class Unroll(AbstractAdjoint):
     differentiated through the sweeps too: theta . mu_N + H(mu_N) after N sweeps (the truncated log-partition).
 
     Arguments:
-        checkpoint: by default every sweep keeps what it was made from, about as much as all messages. A number k keeps
-            the messages before every k-th sweep instead, and runs the k sweeps from there again on the way back: memory
-            for N/k + k sweeps in place of N, for the time of one more run. True takes the square root of the most
-            sweeps that `stop` allows. Second derivatives and the torch kernels (other devices) keep everything.
+        checkpoint: by default the tape holds every sweep, each about as large as all messages. A number k keeps the
+            messages before every k-th sweep instead, and the backward pass repeats the k sweeps from there: memory for
+            N/k + k sweeps instead of N, for the time of one more run. True chooses k as the square root of the most
+            sweeps that `stop` allows. Second derivatives and the torch kernels (other devices) keep the whole tape.
 
     >>> import torch
     >>> from riskfield import MessagePassing, Stop, TRW, Unroll, grid, infer

@@ -41,25 +41,22 @@ class Run(Protocol):
 
 
 class RecordingRun(Run, Protocol):
-    """A run that keeps what its sweeps were made from."""
+    """A run with a tape of its sweeps, which can be differentiated backwards."""
 
     def backward(self, grad_mu: Tensor) -> Tensor:
         """d(grad_mu . mu) / dtheta through all sweeps, of shape (batch, theta)."""
         ...
 
     def backward_counting(self, grad_mu: Tensor) -> tuple[Tensor, Tensor]:
-        """The same through sweeps kept whole, in float64, and d(grad_mu . mu) / dc_c of every factor.
-
-        The latter is summed over the batch.
-        """
+        """The same in float64, with a whole tape, and d(grad_mu . mu) / dc_c of every factor, summed over the batch."""
         ...
 
     def backward_fixed_point(self, grad_mu: Tensor, steps: int, tol: float) -> tuple[Tensor, Tensor, Tensor]:
-        """The same as if the last sweep, kept whole, had run for ever.
+        """The same as if the last sweep, whose tape was kept, had been repeated for ever.
 
-        It goes back through that sweep up to `steps` times, or until what one time adds to the gradients of the
-        messages is at most the share `tol` of their sum. Returns the gradient and, of each item, that share and how
-        often it went back.
+        It differentiates that sweep backwards up to `steps` times, or until one more time adds at most the share `tol`
+        to the cotangents of the messages. Returns the gradient and, for each item, the last share and the number of
+        backward sweeps.
         """
         ...
 
@@ -107,11 +104,10 @@ class AbstractAlgorithm(ABC):
     def start_recording(
         self, graph: FactorGraph, theta: Tensor, messages: Tensor | None, every: int = EVERY_SWEEP
     ) -> RecordingRun | None:
-        """Set up a native run that can go back through its sweeps; None where there is none.
+        """Set up a native run with a tape; None where no native kernels can run.
 
-        It keeps what every sweep was made from; with `every` = LAST_SWEEP only what the last one was made from, for
-        `backward_fixed_point`; with `every` > 0 the messages at the beginning of every so many sweeps, and runs the
-        stretches between again.
+        The tape holds every sweep; with `every` = LAST_SWEEP only the last one, for `backward_fixed_point`; with
+        `every` > 0 the messages before every so many sweeps, and the backward pass repeats the sweeps between.
         """
         return None
 

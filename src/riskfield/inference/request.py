@@ -27,7 +27,7 @@ class Stop:
 
     The change is that of the undamped update, over every update of the last sweep. Marginals near 0 or 1 can stand
     still while messages still move; a run does not end before these move by less than a tenth, too (in logarithm).
-    `tol=None` runs exactly `sweeps` sweeps, as truncated fitting does; then nothing is said about convergence.
+    `tol=None` runs exactly `sweeps` sweeps, as truncated fitting does; then convergence is not checked.
     """
 
     sweeps: int = 1000
@@ -124,7 +124,7 @@ class Request:
             return Steps((weights.unsqueeze(-1).to(solution.mu) * solution.mu).sum(0), solution.residual)
 
     def start_recording(self, every: int) -> RecordingRun | None:
-        """Start a native run that can be gone through backwards. See `AbstractAlgorithm.start_recording`."""
+        """Start a native run with a tape. See `AbstractAlgorithm.start_recording`."""
         theta = self.flat_theta().detach()
         return self.algorithm.start_recording(self.graph, theta, self.flat_messages(), every)
 
