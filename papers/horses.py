@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _SURROGATE = "surrogate likelihood"
-# The likelihood of all labels is `SurrogateEM` of no hidden ones, which allows for the frames of scenes.
+# `SurrogateEM`, because the padding of scenes has hidden labels; elsewhere it is the surrogate likelihood.
 _OF_MARGINALS = (
     Criterion(_SURROGATE, rf.SurrogateEM(), ridge=1e-3),
     Criterion("univariate logistic", rf.UnivariateLogistic(), ridge=1e-3),
@@ -46,7 +46,7 @@ _OF_MARGINALS = (
 _SMOOTHED = tuple(
     Criterion(f"smooth class. {alpha}", rf.SmoothedClassification(alpha), _SURROGATE, 1e-3) for alpha in (5, 15, 50)
 )
-# Lines that are not in the paper, each beside one whose errors are not the paper's, to see what makes the difference.
+# Lines that are not in the paper. Each varies a line whose errors differ from the paper's, to explain the difference.
 _BY_BP = rf.Inference(rf.MessagePassing(), rf.Stop(1000, 1e-5))
 _LESS_RIDGE, _TESTED_BY_BP = "independent with ridge 1e-6", "pseudolikelihood by BP"
 _WITHOUT = (
@@ -56,9 +56,9 @@ _WITHOUT = (
 )
 _FROM_ZEROS = Criterion("surrogate likelihood from zeros", ApproximateLikelihood(), start=None, ridge=1e-3)
 _EXTRA = (
-    "Not in the paper are mean field that visits the pixels row by row, not colour by colour of a chessboard, the "
-    f"likelihood from zeros, which nothing stops from diverging, {_TESTED_BY_BP}, and {_LESS_RIDGE}. They stand beside "
-    "the paper's numbers for the lines they vary.\n"
+    "Not in the paper: mean field that visits the pixels row by row instead of by the colours of a chessboard, the "
+    f"likelihood from zeros without a stop at divergence, {_TESTED_BY_BP}, and {_LESS_RIDGE}. They are shown beside "
+    "the paper's numbers of the lines they vary.\n"
 )
 _SHOWN = (Mode.TRW, Mode.MEAN_FIELD)  # in the figure, which has the paper's lines only
 BY_MODE = {
@@ -68,7 +68,7 @@ BY_MODE = {
 }
 ROWS = tuple(criterion.name for criterion in (*BY_MODE[Mode.TRW], _FROM_ZEROS, *_WITHOUT))
 PAPER_SWEEPS = (10, 20, 40)
-SWEEPS = (5, *PAPER_SWEEPS)  # ours go forwards and backwards, which the paper's may or may not do
+SWEEPS = (5, *PAPER_SWEEPS)  # ours are forwards and backwards; the paper does not say what an iteration is
 # (train, test) after 10, 20 and 40 sweeps.
 PAPER = {
     (_SURROGATE, Mode.TRW): ((0.421, 0.416), (0.088, 0.109), (0.088, 0.109)),
@@ -94,15 +94,15 @@ class HorsesTable(AbstractStudy):
 
     Arguments:
         root: the folder of data sets.
-        scale: the resolution of inference, as a part of the pictures'. Errors are always measured at the pictures'.
+        scale: the resolution of inference relative to that of the pictures. Errors are measured at full resolution.
         sweeps: after how many inference stops.
         num_train, num_test: how many pictures of the recorded split to take; by default all.
         iterations: of training, at most.
-        rows: the lines to train; the others are shown if they are on file.
-        in_order: train on the first pictures by name and test with the last, in place of the recorded split, which
-            takes both at equal steps: pictures that follow each other are alike.
-        step: of the ten thresholds of either edge feature, which then are its multiples, in place of those of the
-            library. The paper does not tell its own.
+        rows: the lines to train; others are shown if they are on file.
+        in_order: train on the first pictures by name and test with the last. The recorded split takes both at equal
+            steps, because pictures that follow each other are alike.
+        step: use ten multiples of this as thresholds of both edge features, instead of those of the library. The
+            paper does not give its own.
         device: where.
     """
 
@@ -138,7 +138,7 @@ class HorsesTable(AbstractStudy):
         return len(self.sweeps) * by_mode + len(closure(_WITHOUT, chosen(self.rows, _WITHOUT)))
 
     def measure(self, cells: Cells) -> list[Record]:
-        """First without inference, then by few sweeps before many."""
+        """First the criteria without inference, then few sweeps before many."""
         if self.rows:  # complain about what is missing before anything is computed
             check_device(self.device)
             weizmann_horses(self.root)
@@ -158,11 +158,11 @@ class HorsesTable(AbstractStudy):
         return records
 
     def tables(self, records: list[Record]) -> str:
-        """The lines of the paper's table of which there is something, with ours in them, then how training went."""
+        """The lines of the paper's table for which there are cells, with ours in them, then how training went."""
         out = [
-            f"{self.num_train} pictures to train on and {self.num_test} to test with, "
-            f"{'the first and the last by name' if self.in_order else 'at equal steps of all'}; inference at "
-            f"{self.scale:g} of their resolution, errors at all of it; at most {self.iterations} iterations. "
+            f"{self.num_train} training and {self.num_test} test pictures, "
+            f"{'the first and the last by name' if self.in_order else 'taken at equal steps'}; inference at "
+            f"{self.scale:g} of their resolution, errors at full resolution; at most {self.iterations} iterations. "
             f"{'' if self.step is None else f'Thresholds of edge features are multiples of {self.step:g}. '}"
             f"{HOW_TO_READ}{DIVERGED}{SWEEP}{_EXTRA}\n"
         ]
@@ -185,7 +185,7 @@ class HorsesTable(AbstractStudy):
         return "".join(out) + "\n## Training\n\n" + training_table(records, ["mode", "sweeps", "row"])
 
     def plot(self, records: list[Record]) -> Figure:
-        """A test picture and its marginals, by the most sweeps that there are of a line."""
+        """A test picture and its marginals after the largest number of sweeps of each line."""
         tests = self._scenes("test", 1)
         picture = tests.blocks[0].scenes[0].picture
         rows: list[tuple[str, list[Shown | None]]] = [("input, true labels", [picture.image, picture.labels])]
@@ -194,7 +194,7 @@ class HorsesTable(AbstractStudy):
             shown: list[Shown | None] = []
             for mode in _SHOWN:
                 found = select(records, row=name, mode=mode.value)
-                if mode is Mode.TRW:  # tests those that were trained without inference, too
+                if mode is Mode.TRW:  # which also tests what was trained without inference
                     found += select(records, row=name, mode="")
                 if not found:
                     shown.append(None)
@@ -238,10 +238,10 @@ def _scenes(
 ) -> Scenes:
     (split,) = Recorded.HORSES.read()
     names = getattr(split, part)
-    if in_order:  # as many from the beginning, or from the end
+    if in_order:  # the same number from the beginning, or from the end
         names = sorted((*split.train, *split.test), reverse=part == "test")[: len(names)]
     pictures = weizmann_horses(root).select(names[:count])
-    # Hardly two pictures are of one size: on a device that works on many at once they get frames.
+    # Almost all pictures differ in size. A GPU evaluates many at once, so they are padded to few sizes there.
     frame = 1 if device == "cpu" else 64
     described = describe(pictures, _features(scale, step))
     return Scenes.of(described, 2, frame=frame, device=device, dtype=PRECISION)

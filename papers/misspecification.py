@@ -1,10 +1,10 @@
-r"""What a wrong model does to likelihood and to losses on marginals: section 4.3 of Domke (2013), Figures 1 and 2.
+r"""The likelihood and losses on marginals under a wrong model: section 4.3 of Domke (2013), Figures 1 and 2.
 
-A chain of binary x_i to be predicted from binary inputs y_i: interactions of x_i with x_{i+1}, of y_i with y_{i+1} and
-of x_i with y_i. The data are drawn from it, and then x is shifted along the chain, in a circle: the model that is
-fitted still joins x_i to y_i, which by then belongs to another. Inference is exact throughout.
+A chain of binary x_i is to be predicted from binary inputs y_i. There are interactions of x_i with x_{i+1}, of y_i with
+y_{i+1} and of x_i with y_i. The data are drawn from this model, and then x is shifted along the chain, in a circle. The
+fitted model still joins x_i to y_i, which now belongs to another variable. Inference is exact throughout.
 
-Where the paper's text does not name a number (length, amounts of data, shifts, ridge) it is chosen here.
+Numbers that the paper's text does not give (length, amounts of data, shifts, ridge) are chosen here.
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ class Errors(AbstractStudy):
         stuck = sum(reason != rf.Reason.CONVERGED.value for record in records for reason in record["reasons"].values())
         out = [
             f"Means over {self.num_distributions} random distributions on chains of {self.length}, each tested on "
-            f"{_NUM_TEST} examples. Errors are the share of x_i that the larger marginal gets wrong, in per cent; in "
-            "brackets the univariate logistic loss per variable, in nats. The last column predicts with the marginals "
-            "of the distribution that the data come from: no model can be expected to do better. "
+            f"{_NUM_TEST} examples. Errors are the share of x_i that the larger marginal predicts wrongly, in per "
+            "cent; in brackets the univariate logistic loss per variable, in nats. The last column predicts with the "
+            "marginals of the distribution that the data come from: no model can be expected to be better. "
             f"Ridge {_RIDGE:g}; {stuck} of {len(records) * len(_LOSSES)} fits ended before they converged. All cells "
             f"took {seconds / 60:.0f} minutes of one core.\n"
         ]
@@ -87,8 +87,8 @@ class Errors(AbstractStudy):
                 rows.append([str(size), *(f"{100 * error:.2f} ({risk:.4f})" for error, risk in scores)])
             out.append(table(["data", *_STYLES], rows))
         for size in self.sizes:
-            out.append(f"\n## Error of the likelihood less that of the other losses, {size} data\n\n")
-            out.append("In percentage points, with standard errors; in how many distributions it is positive.\n\n")
+            out.append(f"\n## Error of the likelihood minus that of the other losses, {size} data\n\n")
+            out.append("In percentage points, with standard errors, and in how many distributions it is positive.\n\n")
             rivals = [name for name in _LOSSES if name != "likelihood"]
             rows = [[str(shift), *self._gaps(select(records, shift=shift, size=size), rivals)] for shift in self.shifts]
             out.append(table(["shift", *rivals], rows))

@@ -16,12 +16,11 @@ if TYPE_CHECKING:
 
 Shown = npt.NDArray[Any]  # (row, column) from 0 to 1, or (row, column, 3)
 
-# A number that is further off than this part of the paper's needs an explanation.
+# A relative difference from the paper above this needs an explanation.
 FAR = 0.15
 HOW_TO_READ = (
-    "Every entry is the paper's number, ours with its standard error (how much it would vary with the choice of "
-    "pictures), and how far ours is from the paper's, relative to that. "
-    f"What is off by more than {100 * FAR:.0f} % is marked ‡.\n"
+    "Every entry is the paper's number, ours in bold with its standard error over the choice of pictures, and the "
+    f"relative difference. Entries that differ by more than {100 * FAR:.0f} % are marked ‡.\n"
 )
 
 
@@ -47,12 +46,12 @@ def is_far(paper: float, ours: float) -> bool:
 
 
 def could_be_pictures(paper: float, ours: float, spread: float) -> bool:
-    """Whether two samples of pictures, each with this standard error, may well differ so much."""
+    """Whether the difference is within two standard errors of that of two samples of pictures."""
     return abs(ours - paper) <= 2 * 2**0.5 * spread
 
 
 def shade(marginals: Tensor) -> Shown:
-    """A picture of marginals (row, column, state): P(1) in grey, or colours of the states mixed as these are likely."""
+    """A picture of marginals (row, column, state): P(1) in grey, or the mean colour of the states."""
     values = marginals.cpu().numpy()
     if values.shape[-1] == 2:
         return np.asarray(values[..., 1])
@@ -81,7 +80,7 @@ def gallery(columns: Sequence[str], rows: Sequence[tuple[str, Sequence[Shown | N
             if shown is None:
                 axis.set_frame_on(False)
             else:
-                within = np.clip(shown, 0, 1) if shown.dtype.kind == "f" else shown  # rounding may go beyond
+                within = np.clip(shown, 0, 1) if shown.dtype.kind == "f" else shown  # rounding may exceed the range
                 axis.imshow(within, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
         line[0].set_ylabel(name, rotation="horizontal", horizontalalignment="right", verticalalignment="center")
     for axis, title in zip(axes[0], columns, strict=True):

@@ -1,7 +1,7 @@
 """Objectives against time: Figure 7 of Domke (2013), section 8.4.
 
 The univariate logistic loss on 100 pictures of outdoor scenes, by tree-reweighted inference: truncated after several
-numbers of sweeps, and to several tolerances, with gradients by perturbation and by back-propagation at convergence.
+numbers of sweeps, and to several tolerances, with gradients by perturbation and by back-propagation at the fixed point.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MOST_SWEEPS = 1000
 
 @dataclass(frozen=True)
 class LearningCurves(AbstractStudy):
-    """How fast and how far training gets (Figure 7).
+    """Objectives of training against time (Figure 7).
 
     Arguments:
         root: the folder of data sets.
@@ -100,8 +100,8 @@ class LearningCurves(AbstractStudy):
         return (
             f"Univariate logistic loss with a ridge of {_LOSS.ridge:g} on {self.num_pictures} pictures, inference at "
             f"{self.scale:g} of their resolution, at most {self.iterations} iterations. All start from the independent "
-            "model. The objective is that of the method itself; the risk found and the training error are then judged "
-            "by inference to a tolerance of 1e-5, as they would be if the parameters were used with it.\n\n"
+            "model. The objective is that of the method itself. The columns judged (the risk) and error (the training "
+            "error) are evaluated by inference to a tolerance of 1e-5.\n\n"
             + table(header, rows)
             + "\n## Training\n\n"
             + training_table(records, ["method", "setting"])

@@ -1,7 +1,7 @@
 """Eight classes of outdoor scenes: Table 3 and Figure 6 of Domke (2013), section 8.4.
 
-The unary features are those of the horses, edges have the difference of colours alone: 2208 parameters. Features are
-computed at the pictures' resolution, inference runs at a fifth of it, and marginals are brought back. Pixels without a
+The unary features are those of the horses; edges have the difference of colours only: 2208 parameters. Features are
+computed at the pictures' resolution, inference runs at a fifth of it, and marginals are resized back. Pixels without a
 label are hidden. Training begins with 32 pictures and 1000 iterations; then pictures are doubled and iterations halved.
 """
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _EM = "surrogate EM"
-# Not in the paper, to see where the likelihood ends by few sweeps if nothing stops it.
+# Not in the paper: where the likelihood with few sweeps ends if it is not stopped.
 _ON = Criterion("surrogate EM unstopped", ApproximateLikelihood(), ridge=1e-3)
 INFERRED = (
     Criterion(_EM, rf.SurrogateEM(), ridge=1e-3),
@@ -49,7 +49,7 @@ INFERRED = (
 )
 ROWS = tuple(criterion.name for criterion in (*INFERRED, *WITHOUT))
 PAPER_SWEEPS = (5, 10, 20)
-SWEEPS = (2, *PAPER_SWEEPS)  # ours go forwards and backwards, which the paper's may or may not do
+SWEEPS = (2, *PAPER_SWEEPS)  # ours are forwards and backwards; the paper does not say what an iteration is
 # (train, test) after 5, 10 and 20 sweeps.
 PAPER = {
     _EM: ((0.876, 0.877), (0.239, 0.249), (0.238, 0.248)),
@@ -103,7 +103,7 @@ class BackgroundsTable(AbstractStudy):
         return len(self.folds) * (inferred + len(closure(WITHOUT, chosen(self.rows, WITHOUT))))
 
     def measure(self, cells: Cells) -> list[Record]:
-        """Fold after fold; first without inference, then by few sweeps before many."""
+        """Fold by fold: first the criteria without inference, then few sweeps before many."""
         if self.rows:  # complain about what is missing before anything is computed
             check_device(self.device)
             stanford_background(self.root)
@@ -118,7 +118,7 @@ class BackgroundsTable(AbstractStudy):
                 fit = partial(self._fit, fold, sweeps)
                 results = fit_all(cells, "backgrounds", INFERRED, inferred, fit, known=known, sweeps=sweeps, **size)
                 records += [{"fold": fold, "sweeps": sweeps, "row": name} | result for name, result in results.items()]
-        for record in records:  # thousands of parameters, of which only those that the figure shows are written again
+        for record in records:  # only the figure needs parameters, of which there are thousands
             if record["fold"] != records[0]["fold"] or record["sweeps"] not in (0, self.sweeps[-1]):
                 del record["parameters"]
         return records
@@ -126,11 +126,11 @@ class BackgroundsTable(AbstractStudy):
     def tables(self, records: list[Record]) -> str:
         """The paper's table with means over our folds in it, then how training went."""
         out = [
-            f"Means over folds, each of {self.num_train} pictures to train on and {self.num_test} to test with. "
-            f"Inference at {self.scale:g} of the pictures' resolution, errors at all of it. Training begins with "
-            f"{self.first} pictures and {self.iterations} iterations; then pictures are doubled and iterations halved. "
-            f"{HOW_TO_READ}{DIVERGED}{SWEEP}In brackets at the end, the number of folds, where it is not five. "
-            "Surrogate EM unstopped, which goes on where surrogate EM is stopped, is not in the paper.\n\n"
+            f"Means over folds of {self.num_train} training and {self.num_test} test pictures. Inference at "
+            f"{self.scale:g} of the pictures' resolution, errors at full resolution. Training begins with {self.first} "
+            f"pictures and {self.iterations} iterations; then pictures are doubled and iterations halved. "
+            f"{HOW_TO_READ}{DIVERGED}{SWEEP}The number of folds is in brackets where it is not five. Surrogate EM "
+            "unstopped, which is not in the paper, continues where surrogate EM is stopped.\n\n"
         ]
         header = ["loss", *(f"{sweeps} sweeps, {part}" for sweeps in self.sweeps for part in ("train", "test"))]
         rows = []
@@ -146,7 +146,7 @@ class BackgroundsTable(AbstractStudy):
         return "".join(out) + "\n## Training\n\n" + training_table(records, ["fold", "sweeps", "row"])
 
     def plot(self, records: list[Record]) -> Figure:
-        """Test pictures of the first fold there is, and their marginals by the most sweeps."""
+        """Test pictures of the first fold on file, and their marginals after the most sweeps."""
         fold = min((record["fold"] for record in records), default=0)
         tests = self._scenes(fold, "test", min(4, self.num_test))
         pictures = [scene.picture for block in tests.blocks for scene in block.scenes]
@@ -177,13 +177,13 @@ class BackgroundsTable(AbstractStudy):
 
 
 def recipe(scale: float) -> rf.ImageFeatures:
-    """100 features of pixels, 11 of edges of either direction."""
+    """100 features of pixels, 11 of edges in each direction."""
     return rf.ImageFeatures(edges=_EDGES, scale=scale)
 
 
 @lru_cache(maxsize=2)
 def scenes_of(root: str | None, scale: float, device: str, dtype: torch.dtype, names: tuple[str, ...]) -> Scenes:
-    """Pictures by their names. All sizes there are fit into four frames."""
+    """Pictures by their names, padded to four sizes."""
     known = _described(root, scale)
     new = [name for name in names if name not in known]
     computed = describe(stanford_background(root).select(new), recipe(scale))
@@ -193,7 +193,7 @@ def scenes_of(root: str | None, scale: float, device: str, dtype: torch.dtype, n
 
 @lru_cache(maxsize=1)
 def _described(root: str | None, scale: float) -> dict[str, Described]:
-    """Pictures whose features are known: folds share them."""
+    """Pictures whose features have been computed; folds share them."""
     return {}
 
 
@@ -203,7 +203,7 @@ def _entries(paper: tuple[float | None, float | None], records: list[Record]) ->
         if not records:
             entries.append(beside(paper[part], None))
             continue
-        # Folds are tested on pictures of their own; those that they are trained on are nearly the same.
+        # Folds are tested on different pictures; their training pictures overlap.
         spread = sum(record["standard_errors"][part] ** 2 for record in records) ** 0.5 / len(records)
         ours = sum(record["errors"][part] for record in records) / len(records)
         entry = mark(beside(paper[part], ours, spread), records)

@@ -1,16 +1,15 @@
-"""Digits to restore, and six ways to learn how (Domke 2008, section 5).
+"""Noisy digits, and six methods that learn to restore them (Domke 2008, section 5).
 
-Digits 1 to 9 of MNIST, ten of each to train on and ten others to test with. They are drawn from MNIST's own test set,
-1 where a pixel is brighter than half. Of the noisy picture every pixel has, with the probability of the noise level,
-been set to 0 or 1 at random.
+There are ten training and ten test pictures of each of the digits 1 to 9, drawn from MNIST's own test set. A pixel is 1
+where it is brighter than half. Noise sets every pixel, with the probability of the noise level, to 0 or 1 at random.
 
-All methods have potentials that are fully parametrised and the same everywhere: a number for every x_i and y_i, and one
-for every x_i, x_j, y_i, y_j of neighbours, horizontal or vertical. Convex inference has as many weights of b log b. The
-paper took its conditional random fields from another program; here they have all that convex inference has but the
-weights, and `crf_program` has those of that program.
+All methods have fully parametrised potentials that are the same everywhere: a number for every x_i and y_i, and one for
+every x_i, x_j, y_i, y_j of neighbours, horizontal or vertical. Convex inference has as many weights of b log b. The
+paper took its conditional random fields from another program. Here they have everything that convex inference has
+except the weights; `crf_program` has those of that program.
 
-Inference of conditional random fields starts afresh in every evaluation. It has several fixed points, and a run that
-starts from the last one stays near it when parameters have come to favour another: training then stalls.
+Inference of conditional random fields starts afresh in every evaluation. It has several fixed points. A warm start
+stays near the previous one even when the parameters favour another, and training stalls.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ DIGITS = tuple(range(1, 10))
 ERRORS = ("classification", "regression", "L_log", "L_quad")
 SIDE = 28
 _BRIGHT = 127
-_CHUNK = 10  # pictures at once: so many fit in the processor's cache
+_CHUNK = 10  # pictures at once, which fit into the processor's cache
 _SWEEPS = 10_000
 _CONVEX = rf.ConvexFreeEnergy(message_passing=False)
 _TOL, _CONVEX_TOL = 1e-6, 1e-5  # a Newton step that changes so little leaves an error of about its square
@@ -72,7 +71,7 @@ def tables() -> rf.Conditional:
 
 @dataclass(frozen=True)
 class Setup:
-    """What the paper leaves open.
+    """Choices that the paper leaves open.
 
     Arguments:
         sample: which pictures are drawn.
@@ -144,7 +143,7 @@ def draw_digits(
 
 
 def train(model: nn.Module, examples: rf.Examples, method: Method, iterations: int) -> list[rf.Fit]:
-    """Fit a model: twice so many iterations, of a convex one the first half with its weights as they are."""
+    """Fit a model with 2 * `iterations`; the first half keeps the weights of a convex model fixed."""
     stages = (False, True) if isinstance(model, rf.ConvexModel) else (None,)
     fits = []
     for free in stages:

@@ -41,26 +41,27 @@ PAPER = {
 SHOWN = 0.5  # the noise of Table 3 and the figures
 _STATES = ("(0,0)", "(0,1)", "(1,0)", "(1,1)")
 _DIFFERENCES = (
-    "What is known to differ from the paper: its conditional random fields came from another program; here they have a "
-    "free potential for every x_c and y_c, all that convex inference has but the weights. They are trained by L-BFGS "
-    "on the likelihood whose log-partition function is that of mean field or of belief propagation. Weights of b log b "
-    "are exponentials of free parameters, so that they may come closer to 0 than the paper's. What that program, the "
-    "choice of pictures and the way they are made binary explain is in variations.md.\n"
+    "Known differences from the paper: its conditional random fields came from another program; here they have a free "
+    "potential for every x_c and y_c, everything that convex inference has except the weights. They are trained by "
+    "L-BFGS on the likelihood whose log-partition function is that of mean field or of belief propagation. Weights of "
+    "b log b are exponentials of free parameters, so that they can be closer to 0 than the paper's. variations.md "
+    "shows what that program, the choice of pictures and the way they are made binary explain.\n"
 )
-# What is computed first.
+# The order of computation.
 _ORDER = ("L_quad", "L_log", "BP", "mean field", "pseudo + BP", "pseudo + mean field")
 
 
 @dataclass(frozen=True)
 class AbstractDigitStudy(AbstractStudy):
-    """What the studies of digits share: the cells.
+    """The cells that the studies of digits share.
 
     Arguments:
         root: the folder of data sets.
-        noises: the levels, the first of them first.
-        per_digit: how many pictures of each digit to train on, and again to test with.
-        iterations: of BFGS with the weights of the entropy held, and again with all free; others do as many in one go.
-        finished: compute nothing, and show what is on file.
+        noises: the levels, in the order of computation.
+        per_digit: how many training pictures of each digit, and how many test pictures.
+        iterations: of BFGS with the weights of the entropy fixed, and again with all free; other methods run twice as
+            many at once.
+        finished: compute nothing; use the cells on file.
     """
 
     root: str | None = None
@@ -75,7 +76,7 @@ class AbstractDigitStudy(AbstractStudy):
         return len(self.noises) * len(METHODS)
 
     def measure(self, cells: Cells) -> list[Record]:
-        """Noise after noise, the convex methods first."""
+        """Noise level by noise level, the convex methods first."""
         compute, records = partial(measure, self.root), []
         for noise in self.noises:
             for method in _ORDER:
@@ -87,7 +88,7 @@ class AbstractDigitStudy(AbstractStudy):
         return records
 
     def _get(self, cells: Cells, name: str, compute: Callable[..., Result], **settings: Setting) -> Result | None:
-        """A cell; if nothing is to be computed, only if it is on file."""
+        """A cell; with `finished` only if it is on file."""
         return cells.find(name, **settings) if self.finished else cells.get(name, compute, **settings)
 
 
@@ -101,12 +102,12 @@ class DigitErrors(AbstractDigitStudy):
     def tables(self, records: list[Record]) -> str:
         """The paper's tables with ours in them, then how training went."""
         out = [
-            f"{self.per_digit} pictures of each digit from 1 to 9 to train on, and as many others to test with, drawn "
-            "from the 10,000 of MNIST's test set: which ones the paper took is not known, nor how it made them binary "
-            "(here: 1 where brighter than half). Noise of 50 % sets every second pixel to 0 or 1 at random. The errors "
+            f"{self.per_digit} training and {self.per_digit} other test pictures of each digit from 1 to 9, drawn from "
+            "the 10,000 of MNIST's test set. The paper says neither which ones it used nor how it made them binary "
+            "(here: 1 where brighter than half). Noise of 50 % sets half of the pixels to 0 or 1 at random. The errors "
             "are those of test pictures per pixel: the share of wrong labels, the mean of (x - b(1))^2, and the losses "
-            "L_log and L_quad. Every entry is the paper's number, ours, and how far ours is from the paper's, relative "
-            f"to that. What is off by more than {100 * FAR:.0f} % is marked ‡.\n\n{_DIFFERENCES}"
+            "L_log and L_quad. Every entry is the paper's number, ours in bold, and the relative difference. Entries "
+            f"that differ by more than {100 * FAR:.0f} % are marked ‡.\n\n{_DIFFERENCES}"
         ]
         for noise in sorted(self.noises, reverse=True):
             found = {record["method"]: record["test"] for record in select(records, noise=noise)}
@@ -153,16 +154,16 @@ class DigitErrors(AbstractDigitStudy):
 
 @dataclass(frozen=True)
 class DigitBeliefs(AbstractDigitStudy):
-    """What is made of one noisy picture of each digit (Figure 2)."""
+    """One noisy picture of each digit, restored by several methods (Figure 2)."""
 
     name = "beliefs"
     title = "Restored digits (Domke 2008, Figure 2)"
 
     def tables(self, records: list[Record]) -> str:
-        """What the rows are."""
+        """The meaning of the rows."""
         return (
-            f"{100 * SHOWN:.0f} % noise. From above: noisy test pictures, pseudolikelihood with belief propagation, "
-            "belief propagation, beliefs of convex inference learned by L_log, the pictures without noise.\n"
+            f"{100 * SHOWN:.0f} % noise. From top to bottom: noisy test pictures, pseudolikelihood with belief "
+            "propagation, belief propagation, beliefs of convex inference learned by L_log, pictures without noise.\n"
         )
 
     def plot(self, records: list[Record]) -> Figure:
@@ -202,8 +203,8 @@ def _weights(record: Record) -> str:
     # The indicators are the columns of the matrices.
     nodes, factors = (parameter.exp().tolist() for parameter in model.log_weights.parameters())
     out = [
-        f"\n## Weights of b log b learned by L_quad at {100 * SHOWN:.0f} % noise (Table 3)\n\nOf pairs, x_i x_j in "
-        "lines and y_i y_j in columns; below, of pixels.\n\n"
+        f"\n## Weights of b log b learned by L_quad at {100 * SHOWN:.0f} % noise (Table 3)\n\nFirst of pairs: "
+        "x_i x_j in lines, y_i y_j in columns. Then of pixels.\n\n"
     ]
     out.append(
         table(["x \\ y", *_STATES], [[s, *(f"{w:.2f}" for w in row)] for s, row in zip(_STATES, factors, strict=True)])

@@ -1,7 +1,7 @@
-"""What explains where learned convex inference is off the paper: the experiment again, in other ways.
+"""The experiment with learned convex inference, varied to explain differences from the paper.
 
-Each way changes one thing that the paper leaves open: which pictures, how many of them, how they were made binary, and
-what the program did that its conditional random fields came from (see `crf_program`).
+Each variation changes one thing that the paper leaves open: which pictures, how many, how they were made binary, and
+the program that its conditional random fields came from (see `crf_program`).
 """
 
 from __future__ import annotations
@@ -62,17 +62,17 @@ VARIATIONS = (
         ),
     ),
 )
-_EXPLANATION = f"""Every entry is the paper's number, ours, and how far ours is from the paper's; what is off by more
-than {100 * FAR:.0f} % is marked ‡. Where several samples of pictures were drawn, ours is their mean, and behind ± is
-the standard deviation of one sample.
+_EXPLANATION = f"""Every entry is the paper's number, ours in bold, and the relative difference. Entries that differ by
+more than {100 * FAR:.0f} % are marked ‡. Where several samples of pictures were drawn, ours is their mean, and ± is
+followed by the standard deviation of one sample.
 
-- {_AS_ABOVE}: 10 pictures of each digit to train on, and to test with.
-- {_OTHER_TESTS}: the same parameters, tested with other samples of as many pictures.
+- {_AS_ABOVE}: 10 training and 10 test pictures of each digit.
+- {_OTHER_TESTS}: the same parameters, tested with other samples of the same size.
 - other pictures: trained and tested with other pictures.
-- nine pictures: one of each digit to train on, and to test with. "Ten images of the digits 1-9" may mean so few.
-- any ink, bright ink is 1: pixels above 0, or above 191 of 255, are 1 in the true picture; as in errors.md, those above
-  127.
-- Ising: the potentials of the program that the paper's conditional random fields came from; once more with any ink 1.
+- nine pictures: one training and one test picture of each digit. "Ten images of the digits 1-9" can mean so few.
+- any ink, bright ink is 1: pixels above 0, or above 191 of 255, are 1 in the true picture. In errors.md they are 1
+  above 127.
+- Ising: the potentials of the program that the paper's conditional random fields came from; also with any ink 1.
 - the program: its potentials, and its mean field and belief propagation.
 """
 

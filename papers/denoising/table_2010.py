@@ -5,7 +5,7 @@ rho = 1/2 until marginals change by less than 1e-5, back-propagation by 1e-4. Th
 zeros, the univariate and the clique likelihood from it, and the smoothed classification error (of steepness 50) from
 the univariate one.
 
-The paper's columns "Bimodal" and "Gaussian" are of pictures that cannot be had. Four others stand in for them.
+The pictures of the paper's columns "Bimodal" and "Gaussian" are not available. Four others stand in for them.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ class ImplicitTable(AbstractStudy):
         out = [
             f"Tree-reweighted inference to a tolerance of {self.tol:g}; gradients by back-propagation at the fixed "
             "point. All losses are per pixel.\n\n"
-            f"## Berkeley: {self.num_pictures} pictures to train on, {self.num_pictures} to test with, {self.shape[0]} "
-            f"x {self.shape[1]}\n\n{HOW_TO_READ}\n"
+            f"## Berkeley: {self.num_pictures} training and {self.num_pictures} test pictures of {self.shape[0]} x "
+            f"{self.shape[1]}\n\n{HOW_TO_READ}\n"
         ]
         header = ["training loss", *(f"{loss}, {part}" for loss in (*_LOSSES, _ERROR) for part in ("train", "test"))]
         rows = []
@@ -127,9 +127,9 @@ class ImplicitTable(AbstractStudy):
             rows.append(row)
         out.append(table(header, rows))
         out.append(
-            "\n## Stand-ins for the columns Bimodal and Gaussian\n\nFour other pictures of 64 x 64, with ten noisy "
-            f"versions of the first to train on and {self.num_tests} of all to test with. The paper's classification "
-            "errors are for other pictures, and are not to be compared with ours one by one.\n\n"
+            "\n## Stand-ins for the columns Bimodal and Gaussian\n\nFour other pictures of 64 x 64: ten noisy versions "
+            f"of the first for training and {self.num_tests} of all for tests. The paper's classification errors are "
+            "for other pictures, so that numbers do not compare.\n\n"
         )
         header = [f"{kind}, {whose}, {part}" for kind in STAND_INS for whose in ("paper", "ours") for part in _PARTS]
         rows = []
@@ -166,7 +166,7 @@ class ImplicitTable(AbstractStudy):
 
     def _fit(self, column: str, criterion: Criterion, start: list[float] | None) -> Result:
         training, tests = (self._scenes(column, *part) for part in zip(_PARTS, self._sizes(column), strict=True))
-        # The likelihood leads to where many sweeps are needed; small pictures can take them.
+        # Parameters of the likelihood need many sweeps, which small pictures can afford.
         how = inference(self.tol, 10 * self.tol, 1000 if column == BERKELEY else 2000)
         model, parts, size = one_table_model().to(self.device), (training, tests), chunk_size(self.device)
         result = train(model, training, criterion, how, optimiser(), start, chunk_size=size, first=FIRST)

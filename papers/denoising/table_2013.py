@@ -56,16 +56,16 @@ PAPER = {
     INDEPENDENT: ((0.421, 0.424), (0.367, 0.368), (0.129, 0.129)),
 }
 FEATURES = rf.ImageFeatures(pixels=(rf.Constant(), rf.Intensity()), edges=(rf.Constant(),))
-# Other data to train on again, where results are off.
+# Other data, to train marked entries again.
 _SWAPPED, _CROPPED, _SAMPLED = "other pictures", "pictures cropped", "pixels sampled"
 _OTHER_DATA = (_SWAPPED, _CROPPED, _SAMPLED)
-FIRST = 8  # pictures to begin with; most of the way is gone on them
+FIRST = 8  # training starts on this many pictures; most iterations use a small subset
 
 
 def inference(tol: float, backward: float, sweeps: int = 1000) -> rf.WarmStart:
     """Tree-reweighted message passing to a tolerance, and back-propagation to its own, for training.
 
-    Where a line search goes so far that these sweeps do not suffice, it is told that the objective diverges, and turns.
+    Where these sweeps do not suffice, the objective counts as diverged, and the line search takes a shorter step.
     """
     return rf.WarmStart(
         rf.MessagePassing(rf.TRW(0.5)),
@@ -80,7 +80,7 @@ def prediction(tol: float) -> rf.Inference:
 
 
 def optimiser() -> rf.LBFGS:
-    """L-BFGS until iterations gain less than the accuracy of inference allows to tell apart."""
+    """L-BFGS until an iteration gains less than the accuracy of inference."""
     return rf.LBFGS(iterations=200, gradient_tol=1e-5, change_tol=1e-7)
 
 
@@ -95,7 +95,7 @@ class PowerNoiseTable(AbstractStudy):
         shape: of the pictures.
         rows: the lines to train; the others are shown if they are on file.
         tol: of inference and of its gradient.
-        again: train again, on other pictures or in other ways, what is off.
+        again: train marked entries again, on other pictures or in other ways.
         device: where.
     """
 
@@ -134,8 +134,8 @@ class PowerNoiseTable(AbstractStudy):
     def tables(self, records: list[Record]) -> str:
         """The paper's table with ours in it, then how training went."""
         out = [
-            f"{self.num_train} pictures to train on and {self.num_test} to test with, {self.shape[0]} x "
-            f"{self.shape[1]}, chosen at equal steps of all, since it is not known which ones the paper took. "
+            f"{self.num_train} training and {self.num_test} test pictures of {self.shape[0]} x {self.shape[1]} pixels, "
+            "taken at equal steps of all pictures; the paper does not say which ones it used. "
             f"Tree-reweighted inference to a tolerance of {self.tol:g}. {HOW_TO_READ}{DIVERGED}\n"
         ]
         header = ["loss", *(f"n = {level:g}, {part}" for level in self.levels for part in ("train", "test"))]
@@ -150,12 +150,12 @@ class PowerNoiseTable(AbstractStudy):
                 line += [mark(beside(*entry), found) for entry in entries]
             lines.append(line)
         out.append(table(header, lines))
-        out.append("\n## What is off, trained again\n\n" + self._explanations(records))
+        out.append("\n## What differs, trained again\n\n" + self._explanations(records))
         out.append("\n## Training\n\n" + training_table(records, ["level", "row"]))
         return "".join(out)
 
     def _explanations(self, records: list[Record]) -> str:
-        """The fits that were made again, and how they came out."""
+        """The results of training again."""
         rows = []
         for record in records:
             paper = PAPER[record["row"]][PAPER_LEVELS.index(record["level"])]
@@ -164,15 +164,15 @@ class PowerNoiseTable(AbstractStudy):
                 pairs = zip(paper, fitted["errors"], strict=True)
                 rows.append([*row, *(mark(beside(*pair), [fitted]) for pair in pairs), f"{fitted['unsettled']}"])
         if not self.again:
-            return "Not looked into at this size.\n"
+            return "Nothing was trained again at this size.\n"
         if not rows:
-            return "Nothing is marked, or nothing that is was trained again.\n"
+            return "Nothing is marked, or nothing marked was trained again.\n"
         return (
-            f"What is marked was trained again on other pictures, {self.num_train} of those to test with, and tested "
-            "with all others. Where it is off by more than two standard errors of the difference of two samples of as "
-            "many pictures, it was also trained from zeros, and on the same pictures brought to "
-            f"{self.shape[0]} x {self.shape[1]} in other ways than by averaging areas, which the paper does not tell: "
-            "by cutting out their middle, and by taking single pixels at equal steps. What is missing was not run.\n\n"
+            f"Marked entries were trained again on {self.num_train} of the test pictures, and tested with all others. "
+            "Entries that differ from the paper by more than two standard errors of the difference of two such samples "
+            "were also trained from zeros, and on the same pictures resized in other ways, because the paper does not "
+            f"say how it resized them to {self.shape[0]} x {self.shape[1]}: by cropping their middle, and by sampling "
+            "single pixels at equal steps instead of averaging areas. Missing lines were not run.\n\n"
             + table(["n", "loss", "training", "train", "test", "unsettled tests"], rows)
         )
 
@@ -199,9 +199,9 @@ class PowerNoiseTable(AbstractStudy):
         return result | evaluate(model, (training, tests), prediction(self.tol), size)
 
     def _again(self, cells: Cells, level: float, name: str, result: Result, size: dict[str, Any]) -> dict[str, Result]:
-        """The same criterion, fitted in other ways, if it is off: errors, and whether training diverged.
+        """The same criterion, fitted in other ways, if its errors are marked.
 
-        Where the choice of pictures may well be the reason, on other pictures only.
+        Where the choice of pictures can be the reason, on other pictures only.
         """
         paper = PAPER[name][PAPER_LEVELS.index(level)]
         numbers = list(zip(paper, result["errors"], result["standard_errors"], strict=True))

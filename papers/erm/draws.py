@@ -1,6 +1,6 @@
-"""How much of the tables of `erm` is the luck of the draw: the likelihood and the squared error on several draws.
+"""The likelihood and the squared error on several draws of the models.
 
-A mean over twelve models of which one or two are far off depends on which models were drawn.
+A mean over twelve models, one or two of which have large losses, depends on which models were drawn.
 """
 
 from __future__ import annotations
@@ -89,11 +89,11 @@ class Draws(AbstractStudy):
         return "".join(
             [
                 f"{self.count} draws of edges, parameters, roles and examples, with seeds from {self.suite.seed} on. ",
-                "Of each: " + about(self.suite, records, self._models(records)),
+                "In each: " + about(self.suite, records, self._models(records)),
                 "The last columns are ratios of these means.\n\n",
                 table(head, rows),
-                "\n## All draws together\n\nWins, ties (the same to four decimals) and losses, and p of the paired ",
-                "permutation test, two-sided; above 13 pairs by 9999 random exchanges.\n\n",
+                "\n## All draws together\n\nWins, ties (the same to four decimals) and losses, and p of the two-sided ",
+                "paired permutation test; with more than 13 pairs, from 9999 random permutations.\n\n",
                 _tests(pooled),
                 "\n## Model by model\n\n" + self._by_model(records),
             ]

@@ -70,7 +70,7 @@ class Landscape(AbstractStudy):
         variables, edges = self.model
         out = [
             f"The {variables}-{edges} model, losses on {self.examples} test examples; alpha is 0 at the true "
-            "parameters and 1 at those found. In brackets: how far the least loss lies below that at alpha = 0.\n\n"
+            "parameters and 1 at those found. In brackets: the loss at alpha = 0 minus the least loss.\n\n"
         ]
         rows = []
         for record in records:

@@ -6,12 +6,12 @@ r"""One run of the study of Stoyanov, Ropson & Eisner (2011): train a random mod
 | int-F | 1 - F, per example | `EqualCount` | `SoftEqualCount` |
 | int-L1 | share of errors | `MaxMarginal` | `SoftArgmax` |
 | APPR-LOGL | minus the log-likelihood of the outputs given the inputs, by Bethe | | beliefs, as its gradient |
-| APPR-LOGL-back | the same, not in the paper | | the iterations, as a loss is |
+| APPR-LOGL-back | the same, not in the paper | | the iterations, as for a loss |
 
 `-in` begins with three passes of APPR-LOGL; `-hyb` mixes the loss with that of frac-MSE, in shares 0, 1/2 and 1. After
-each pass the objective of the whole training set is looked at, and the best pass of a stage is kept. Where the paper's
-text does not name a number (temperature, gains, batch size, first parameters, schedule of messages, tolerance) it is
-chosen here; temperatures and gains on models that are in no table, by `erm_tuning`.
+each pass the objective of the whole training set is evaluated, and the best pass of a stage is kept. Numbers that the
+paper's text does not give (temperature, gains, batch size, first parameters, schedule of messages, tolerance) are
+chosen here; temperatures and gains by `tuning`, on models that are in no table.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import torch
 import riskfield as rf
 from papers.cells import Result, finite
 from papers.erm.random_models import GivenInputs, RandomModel, random_model
+from papers.parameters import parameters_of
 from papers.pictures.criteria import ApproximateLikelihood
 
 LIKELIHOOD = "APPR-LOGL"
@@ -100,7 +101,7 @@ def outcome(drawn: RandomModel, plan: list[rf.Stage], sweeps: int, restart: int 
     began = time.process_time()
     model, examples = started(drawn, restart, mismatch), len(drawn.states) // 2
     fits = train(model, drawn.examples(model, 0, examples), plan, restart)
-    # A run that ended in an earlier stage has an objective of another loss, which does not compare.
+    # The objective of a run that ended in an earlier stage is that of another loss, and does not compare.
     best = fits[-1].best if len(fits) == len(plan) else None
     tests = drawn.examples(model, examples, 2 * examples)
     losses = losses_of(model, tests, sweeps)
@@ -108,11 +109,18 @@ def outcome(drawn: RandomModel, plan: list[rf.Stage], sweeps: int, restart: int 
         "losses": losses,
         "converged_losses": losses if sweeps == CONVERGED else losses_of(model, tests, CONVERGED),
         "training_losses": losses_of(model, drawn.examples(model, 0, examples), sweeps),
+        "parameters": _small(model),
         "objective": None if best is None or best.validation is None else finite(best.validation),
         "epochs": [len(fit.history) for fit in fits],
         "reasons": [fit.reason.value for fit in fits],
         "seconds": time.process_time() - began,
     }
+
+
+def _small(model: GivenInputs) -> list[float] | None:
+    """The parameters for the cell, to six decimals; None for more than 1000 of them."""
+    found = parameters_of(model)
+    return [round(value, 6) for value in found] if len(found) <= 1000 else None
 
 
 def require_recipe(setting: str, recipe: str) -> None:
@@ -140,7 +148,7 @@ def stages(
     risks: Mapping[str, rf.AbstractLoss] = RISKS,
     gains: Mapping[str, rf.SMD] = GAINS,
 ) -> list[rf.Stage]:
-    """What a training setting such as int-F-hyb-in does, one after the other."""
+    """The stages of a training setting such as int-F-hyb-in."""
 
     def smd(name: str, passes: int = epochs) -> rf.SMD:
         chosen = gains[name]
@@ -164,13 +172,13 @@ def stages(
 
 
 def inference(sweeps: int, **adjoint: Any) -> rf.Inference:
-    """Loopy belief propagation, all messages at once, to convergence or for so many iterations."""
+    """Loopy belief propagation with the parallel schedule, to convergence or for a number of iterations."""
     return rf.Inference(rf.MessagePassing(schedule=rf.Parallel()), rf.Stop(sweeps, tol=1e-4), **adjoint)
 
 
 def train(model: GivenInputs, examples: rf.Examples, plan: list[rf.Stage], seed: int) -> list[rf.Fit]:
-    """Fit the model stage by stage; that inference may end early is what the study is about."""
-    # SMD's own objective is a mean over a pass, at the end of which the parameters may be far worse than it.
+    """Fit the model stage by stage. Warnings are ignored: the study is about inference that ends early."""
+    # SMD's own objective is a mean over a pass; the parameters at its end may be far worse.
     passes = rf.Validation(examples, patience=max(stage.optimiser.max_iterations for stage in plan if stage.optimiser))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", rf.ConvergenceWarning)

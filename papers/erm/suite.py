@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import mean
@@ -136,7 +137,16 @@ class Runs:
 
     def models(self, records: list[Record]) -> list[tuple[int, int]]:
         """Those on which the likelihood and all staged runs are finished."""
-        return [model for model in self.suite.models if all(self.restarts(records, model, w) for w in self._first())]
+        # Counted in one pass: tables ask for this again and again, and look through all records for every restart.
+        tests = ("losses", "converged_losses")
+        keys = ("num_variables", "num_edges", "setting", "sweeps", "mismatch")
+        runs = [record for record in records if record["cell"] == "run"]
+        count = Counter((test, *(run[key] for key in keys)) for run in runs for test in tests if test in run)
+
+        def complete(model: tuple[int, int], way: Way) -> bool:
+            return count[way.losses, *model, way.setting, way.sweeps, way.mismatch] == len(self._cells(model, way))
+
+        return [model for model in self.suite.models if all(complete(model, way) for way in self._first())]
 
     def delta(self, records: list[Record], model: tuple[int, int], way: Way, test: str) -> float | None:
         """The loss of the restart with the best training objective, less that of the true model, if it is finished."""
@@ -171,22 +181,22 @@ def of_models(records: list[Record], models: Sequence[tuple[int, int]]) -> list[
 
 
 def require_models(models: Sequence[tuple[int, int]]) -> None:
-    """Refuse to show nothing."""
+    """Raise if no model can be shown."""
     if not models:
         raise ValueError("`finished` must not be given before likelihood and staged runs of some model are finished.")
 
 
 def about(suite: Suite, records: list[Record], models: Sequence[tuple[int, int]]) -> str:
-    """What was run on `models`, and what losses mean."""
+    """What was run on `models`, and the meaning of losses."""
     names = ", ".join(f"{variables}-{edges}" for variables, edges in models)
     shown = of_models(records, models)
     runs, worst = select(shown, cell="run"), min(true["ess"] for true in select(shown, cell="truth"))
     return (
         f"{len(models)} of the paper's {len(MODELS)} models ({names}), true parameters of standard deviation "
-        f"{suite.spread:g}, {suite.examples} examples to train and as many to test, at most {suite.epochs} passes, "
-        f"{suite.restarts} random starts of settings other than -in. The smallest effective sample size of any "
-        f"variable is {100 * worst:.0f} % of the examples. All {len(runs)} runs took "
+        f"{suite.spread:g}, {suite.examples} training and {suite.examples} test examples, at most "
+        f"{suite.epochs} passes, {suite.restarts} random starts of settings other than -in. The smallest "
+        f"effective sample size of any variable is {100 * worst:.0f} % of the examples. All {len(runs)} runs took "
         f"{sum(run['seconds'] for run in runs) / 60:.0f} minutes of one core.\n\n"
-        "Losses are those on the test examples, less those of the true model with BP to convergence, on average over "
-        "models. "
+        "Losses are excess losses: the loss on the test examples minus that of the true model with BP to convergence, "
+        "averaged over models. "
     )

@@ -1,7 +1,8 @@
 r"""Empirical risk minimisation given approximate inference, decoding and structure: Stoyanov, Ropson & Eisner (2011).
 
-Tables 3 to 6: what training for the loss of the decoded output gains over approximate likelihood, if all is well (3),
-if the structure is wrong (4), if inference ends early (5), and if another loss was trained for (6).
+Tables 3 to 6: what training for the loss of the decoded output gains over approximate likelihood with the true
+structure and converged inference (3), with a wrong structure (4), with few iterations of inference (5), and when
+another loss was trained for (6).
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ class AbstractErm(AbstractStudy):
     def about(self, records: list[Record]) -> str:
         """What was run, and what the numbers of a table mean."""
         return about(self.suite, records, self.runs.models(records)) + (
-            "Wins, ties (the same to four decimals) and losses are against APPR-LOGL under the same conditions; p is "
-            "that of the paired permutation test, two-sided, in bold below .05.\n\n"
+            "Wins, ties (the same to four decimals) and losses are against APPR-LOGL under the same conditions. p is "
+            "from the two-sided paired permutation test; entries with p below .05 are in bold.\n\n"
         )
 
 
@@ -203,11 +204,11 @@ class Mismatch(AbstractSweep):
 
 @dataclass(frozen=True)
 class Truncation(AbstractSweep):
-    """BP that ends after so many iterations (Table 5): in training and in tests, and below that in training only.
+    """BP that ends after a number of iterations (Table 5): in training and in tests, then in training only.
 
-    The paper does not say whether it ends early in tests. Nor does it say how the likelihood is differentiated. Beliefs
-    are the gradient of its approximate value at convergence only. So there is a line that is not in the paper, of a
-    likelihood whose gradient goes back through the iterations, as that of a loss does.
+    The paper says neither whether it ends early in tests, nor how the likelihood is differentiated. Beliefs are the
+    gradient of its approximate value at convergence only. So there is a line that is not in the paper: a likelihood
+    whose gradient is taken through the iterations, as that of a loss is.
     """
 
     name = "table5"
@@ -227,7 +228,7 @@ class Truncation(AbstractSweep):
         heads = {"": False, ", tested with BP to convergence": True}
         texts = [
             super().tables(records),
-            f"\n## Tested with BP to convergence\n\nTests have {CONVERGED} iterations, however many training has.\n\n",
+            f"\n## Tested with BP to convergence\n\nTests have {CONVERGED} iterations, whatever training has.\n\n",
             self._rows(records, converged=True),
             *(f"\n## frac-MSE, model by model{head}\n\n" + self._by_model(records, c) for head, c in heads.items()),
         ]

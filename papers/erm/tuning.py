@@ -116,10 +116,10 @@ class Tuning(AbstractStudy):
             for choice in self.choices
         ]
         return (
-            f"Supplementary models ({names}): losses less those of the true model with BP to convergence, after "
-            f"{self.epochs} passes at most. Likelihoods are trained for by themselves, frac-MSE as frac-MSE-in, the "
-            "others as -hyb-in. BP ends after the iterations given, if it has not converged. Gain and meta-gain are "
-            "multiplied by the number of outputs. What the study uses is in bold. All runs took "
+            f"Supplementary models ({names}): losses minus those of the true model with BP to convergence, after at "
+            f"most {self.epochs} passes. Likelihoods are trained without stages, frac-MSE as frac-MSE-in, the others "
+            "as -hyb-in. BP ends after the given iterations if it has not converged. Gain and meta-gain are multiplied "
+            "by the number of outputs. The choices of the study are in bold. All runs took "
             f"{minutes:.0f} minutes of one core.\n\n"
         ) + table(
             ["setting", "iterations", "temperature", "gain", "meta-gain", "batch", "training", "test", "mean"], rows

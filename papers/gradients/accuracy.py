@@ -1,6 +1,6 @@
 r"""How accurate gradients by perturbation are: Figure 3 of Domke (2013).
 
-Where the paper's text does not name a number (strengths, multipliers, how many models) it is chosen here.
+Numbers that the paper's text does not give (strengths, multipliers, how many models) are chosen here.
 """
 
 from __future__ import annotations
@@ -84,7 +84,9 @@ class Accuracy(AbstractStudy):
                 for k, multiplier in enumerate(self.multipliers)
             ]
             out.append(table(["m", *(f"{sides}-sided" for sides in _POWERS)], rows))
-            out.append(f"\n`FixedPoint()`, to show how far the truth can be trusted: {_reference(chosen):.1e}.\n")
+            out.append(
+                f"\nThe error of `FixedPoint()`, as a check of the reference gradient: {_reference(chosen):.1e}.\n"
+            )
         return "".join(out)
 
     def plot(self, records: list[Record]) -> Figure:

@@ -1,6 +1,6 @@
 r"""How long gradients take: Figure 2 of Domke (2010).
 
-Where the paper's text does not name a number (sizes, strengths, how many models) it is chosen here.
+Numbers that the paper's text does not give (sizes, strengths, how many models) are chosen here.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Times(AbstractStudy):
         out = [
             f"Medians over {self.num_models} random grids of five states: seconds on one core and, in brackets, the "
             "largest error of the gradient in units of its largest entry. The time of a gradient does not include that "
-            f"of inference. A method that took more than {self.limit:g} s is left out on larger grids.\n"
+            f"of inference. A method that took more than {self.limit:g} s was not run on larger grids.\n"
         ]
         for entropy, varied, values in self._panels():
             where = "strength 1" if varied == "side" else f"{self.side} x {self.side}"

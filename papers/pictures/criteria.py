@@ -1,4 +1,4 @@
-"""The lines of the papers' tables: training criteria, where each starts, and how one of them is fitted."""
+"""The lines of the papers' tables: training criteria, where each starts, and how it is fitted."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from papers.pictures.scenes import Scenes
 from papers.study import Record, table
 
 INDEPENDENT = "independent"
-DIVERGED = "Where training diverged, and was stopped, the entry is marked †.\n"
+DIVERGED = "Entries whose training diverged and was stopped are marked †.\n"
 
 
 @dataclass(frozen=True)
 class ApproximateLikelihood(rf.AbstractLoss):
-    """`SurrogateEM` that training may take below 0, where no likelihood is.
+    """`SurrogateEM` without its lower bound of 0, so that `fit` does not stop when training falls below it.
 
-    `fit` would end there, and so spare the likelihood the harm that a study is to measure.
+    A truncated likelihood can fall below 0, where no likelihood can be. The studies measure the harm this does.
     """
 
     def evaluate(self, graph: rf.FactorGraph, theta: Tensor, target: Target, inference: rf.Inference | None) -> Tensor:
@@ -36,14 +36,14 @@ class ApproximateLikelihood(rf.AbstractLoss):
 
 @dataclass(frozen=True)
 class Criterion:
-    """What a line of a table is trained with.
+    """The training criterion of a line of a table.
 
     Arguments:
         name: of the line.
         loss: what is minimised.
         start: the line whose parameters training starts from; None for zeros.
         ridge: of the training.
-        tested: the inference that `truncated.Trainer` tests it with, if it is to be another than usual.
+        tested: the inference that `truncated.Trainer` tests it with, instead of its default.
     """
 
     name: str
@@ -138,7 +138,7 @@ def train(
     chunk_size: int,
     first: int | None = None,
 ) -> Result:
-    """Fit `model` and report how it went; with `first`, on so many pictures first, then on twice as many, and so on."""
+    """Fit `model` and report how it went. With `first`, begin with that many pictures and double them by stages."""
     if start is not None:
         with_parameters(model, start)
     stage = rf.Stage(criterion.loss, inference if criterion.inferred else None, optimiser, criterion.ridge)
@@ -165,7 +165,7 @@ def train(
 
 
 def _fit(model: Module, scenes: Scenes, stages: Sequence[rf.Stage], chunk_size: int) -> list[rf.Fit]:
-    """Fit stage by stage. Where a stage has no gradient to begin with, it is the last; the table has to say so."""
+    """Fit stage by stage. A stage without a gradient at its first parameters is the last, and counts as diverged."""
     fits: list[rf.Fit] = []
     for number, stage in enumerate(stages, start=1):
         try:
@@ -181,7 +181,7 @@ def _fit(model: Module, scenes: Scenes, stages: Sequence[rf.Stage], chunk_size: 
 
 
 def _curve(fits: Sequence[rf.Fit], most: int = 100) -> list[list[float]]:
-    """Seconds and objectives of iterations, at equal steps; those of later stages go on from the earlier ones."""
+    """Seconds and objectives of at most `most` iterations, at equal steps, all stages one after the other."""
     points, began = [], 0.0
     for fit in fits:
         points += [[round(began + record.seconds, 2), round(record.objective, 7)] for record in fit.history]

@@ -1,8 +1,8 @@
 """What the studies of truncated fitting share (Domke 2013, sections 8.3 and 8.4).
 
-Inference stops after a fixed number of sweeps, in training and in testing alike, and gradients go back through these
-sweeps. The likelihood's is the truncated one. Pseudolikelihood, piecewise and independent are trained without inference
-and tested with converged one.
+Inference stops after a fixed number of sweeps, in training and in tests, and gradients are taken through these sweeps.
+The likelihood is the truncated one. Pseudolikelihood, piecewise and independent are trained without inference and
+tested with converged inference.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ WITHOUT = (
 # Single precision takes half the time of double precision, and gives the horses the same objectives to four decimals.
 PRECISION, PRECISION_NAME = torch.float32, "float32"
 SWEEP = (
-    "A sweep of TRW goes through the picture forwards and backwards, and renews every message once. If the paper's "
-    "iterations go one way only, they are worth half as much.\n"
+    "A sweep of TRW visits the pixels forwards and backwards, and updates every message once. An iteration of the "
+    "paper may be one direction only, which is half as much.\n"
 )
 
 
 @dataclass(frozen=True)
 class RowByRow(rf.MeanField):
-    """Mean field that visits the pixels in the order of reading, whatever the size of the grid."""
+    """Mean field that visits the pixels row by row, whatever the size of the grid."""
 
     def visits(self, graph: rf.FactorGraph) -> Sequence[int]:
         """The numbering of the pixels."""
@@ -51,7 +51,7 @@ class Mode(Enum):
     ROW_BY_ROW = "MNF row by row"
 
     def after(self, sweeps: int) -> rf.Inference:
-        """Inference of this kind that stops after so many sweeps."""
+        """Inference of this kind that stops after a number of sweeps."""
         algorithms = {
             Mode.TRW: rf.MessagePassing(rf.TRW(0.5)),
             Mode.MEAN_FIELD: rf.MeanField(),
@@ -82,12 +82,12 @@ class Trainer:
 
     @property
     def optimiser(self) -> rf.LBFGS:
-        """L-BFGS until iterations gain next to nothing."""
+        """L-BFGS until an iteration gains almost nothing."""
         return rf.LBFGS(iterations=self.iterations, gradient_tol=1e-5, change_tol=1e-6)
 
     @property
     def chunk_size(self) -> int:
-        """How many pictures are worked on at once."""
+        """How many pictures are evaluated at once."""
         return chunk_size(self.device)
 
     def model(self) -> rf.LinearModel:
@@ -104,7 +104,7 @@ class Trainer:
         tests: Scenes,
         inference: rf.Inference,
     ) -> Result:
-        """Fit a criterion, and measure its errors with its own inference, or that of the training if it has one."""
+        """Fit a criterion, and measure its errors with its own inference, or else with that of training."""
         model, size = self.model(), {"chunk_size": self.chunk_size}
         result = train(model, training, criterion, inference, self.optimiser, start, first=self.first, **size)
         used = criterion.tested or (inference if criterion.inferred else CONVERGED)

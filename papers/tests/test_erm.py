@@ -261,13 +261,14 @@ def test_reproduce_erm(quick, tmp_path, capsys, written):
     assert len(records) == 2 * (1 + 2 + (2 + 1) + 2 * (2 + 1 + 1))
     for record in records:
         assert set(record["losses"]) == set(SETTINGS)
+        assert ("parameters" in record) == (record["cell"] == "run")
     text = (tmp_path / "table3.md").read_text()
     truths = {r["num_variables"]: r["losses"]["frac-MSE"] for r in records if r["cell"] == "truth"}
     runs = [r for r in records if r["cell"] == "run" and r["setting"] == "frac-MSE"]
     best = [min((r for r in runs if r["num_variables"] == n), key=lambda r: r["objective"]) for n in truths]
     delta = np.mean([r["losses"]["frac-MSE"] - truths[r["num_variables"]] for r in best])
     assert f"| frac-MSE | 0.00482 (5-0-7) | {delta:.5f} (" in text
-    assert "2 of the paper's 12 models (9-12, 10-14), true parameters of standard deviation 1, 20 examples" in text
+    assert "2 of the paper's 12 models (9-12, 10-14), true parameters of standard deviation 1, 20 training" in text
     pairs = written["table6"]
     assert {r["setting"] for r in pairs if r["cell"] == "run"} == set(BEST.values())
     sweep = written["table5"]
@@ -309,7 +310,7 @@ def test_finished_writes_what_is_there(quick, tmp_path, capsys):
         replace(Pairs(quick), suite=replace(quick, models=quick.models[:1])).measure(cells)
     assert main([*command, "6"]) == 0
     assert (
-        "1 of the paper's 12 models (9-12), true parameters of standard deviation 1, 20 examples"
+        "1 of the paper's 12 models (9-12), true parameters of standard deviation 1, 20 training"
         in (tmp_path / "table6.md").read_text()
     )
     with Cells(tmp_path, 99) as cells:

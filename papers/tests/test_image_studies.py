@@ -424,9 +424,9 @@ def test_what_is_off_is_trained_again(data, tmp_path, monkeypatch):
     assert set(record["again"]) == {"from zeros", "other pictures", "pictures cropped", "pixels sampled"}
     assert record["again"]["from zeros"]["errors"] == pytest.approx(record["errors"], abs=0.02)
     assert "| 5 | independent | other pictures | .500 / **" in study.tables([record])
-    assert "†" not in study.tables([record]).partition("## What is off")[2]
+    assert "†" not in study.tables([record]).partition("## What differs")[2]
     diverged = {how: fitted | {"diverged": "at once"} for how, fitted in record["again"].items()}
-    assert study.tables([record | {"again": diverged}]).partition("## What is off")[2].count(" † |") == 2 * len(
+    assert study.tables([record | {"again": diverged}]).partition("## What differs")[2].count(" † |") == 2 * len(
         diverged
     )
     finished = replace(study, rows=())

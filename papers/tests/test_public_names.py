@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,13 @@ def test_the_exception_shrinks():
     for node in ast.walk(ast.parse(EXCEPTION.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom):
             assert not {alias.name for alias in node.names} & set(rf.__all__)
+
+
+def test_the_wheel_holds_only_the_package():
+    with open(PAPERS.parent / "pyproject.toml", "rb") as file:
+        build = tomllib.load(file)["tool"]["scikit-build"]
+    assert build["wheel"]["packages"] == ["src/riskfield"]
+    assert not {path.name for path in Path(rf.__file__).parent.iterdir()} & {"papers", "experiments", "results"}
 
 
 def test_the_package_knows_no_study():
