@@ -85,8 +85,8 @@ def test_the_file_is_plain(path):
     with safe_open(path, "pt") as file:
         tree = json.loads(file.metadata()["riskfield"])
     assert tree["tree"]["estimator"] == "CRF"
-    algorithm = tree["tree"]["inference_"]["fields"]["algorithm"]
-    assert algorithm["fields"]["entropy"] == {"#object": "Bethe", "fields": {}}
+    inference = tree["tree"]["inference_"]["fields"]["loopy"]["fields"]
+    assert inference["algorithm"]["fields"]["entropy"] == {"#object": "TRW", "fields": {"rho": 0.5}}
 
 
 def test_arrays_of_all_kinds(path):
