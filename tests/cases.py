@@ -30,6 +30,7 @@ from riskfield import (
     Sequential,
     Term,
 )
+from riskfield.kernels import native_available
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,8 @@ def _free_energy(graph: FactorGraph) -> ConvexFreeEnergy:
     return ConvexFreeEnergy([Term(NEGATIVE_ENTROPY, weights), Term(SQUARE, 0.5)])
 
 
+NEEDS_NATIVE = pytest.mark.skipif(not native_available(), reason="the compiled extension is not installed")
+
 CASES = [
     Case("bp", lambda g, o: MessagePassing(Bethe(), Sequential(o))),
     Case("bp-parallel", lambda g, o: MessagePassing(Bethe(), Parallel())),
@@ -92,3 +95,15 @@ def rows(select: Callable[[Case], bool] = lambda case: True) -> pytest.MarkDecor
     """Run a test over the rows that `select` picks, as its argument `case`."""
     chosen = [case for case in CASES if select(case)]
     return pytest.mark.parametrize("case", chosen, ids=[case.name for case in chosen])
+
+
+def runs(select: Callable[[Case], bool] = lambda case: True) -> pytest.MarkDecorator:
+    """Run a test over the rows that `select` picks and the kernels each can run on: its arguments `case`, `kernels`."""
+    chosen = [
+        pytest.param(case, kernels, id=f"{case.name}-{kernels}", marks=marks)
+        for case in CASES
+        if select(case)
+        for kernels, marks in (("torch", ()), ("native", NEEDS_NATIVE))
+        if kernels == "torch" or case.kernels
+    ]
+    return pytest.mark.parametrize(("case", "kernels"), chosen)

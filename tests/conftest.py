@@ -7,7 +7,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 import riskfield
-from riskfield.kernels import native_available
+from cases import NEEDS_NATIVE
 
 # Examples are the same on every run; HYPOTHESIS_PROFILE=explore looks for new ones.
 _COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large]}
@@ -15,9 +15,7 @@ settings.register_profile("default", derandomize=True, **_COMMON)
 settings.register_profile("explore", derandomize=False, print_blob=True, **_COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
-NATIVE = pytest.param(
-    "native", marks=pytest.mark.skipif(not native_available(), reason="the compiled extension is not installed")
-)
+NATIVE = pytest.param("native", marks=NEEDS_NATIVE)
 
 
 @pytest.fixture(scope="module", params=["torch", NATIVE])

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import riskfield as rf
-from cases import rows
+from cases import rows, runs
 from conftest import NATIVE
 from strategies import brute_force, graphs, potentials, seeds
 
@@ -20,8 +20,6 @@ orders = seeds.map(np.random.default_rng)
 
 
 def solve(case, graph, theta, kernels, stop=FEW, order=None, **options):
-    if kernels == "native" and not case.kernels:
-        pytest.skip("it has no kernels")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", rf.ConvergenceWarning)
         return rf.infer(graph, theta, case.make(graph, order), stop=stop, kernels=kernels, **options)
@@ -55,7 +53,7 @@ def test_native_equals_torch(case, native, graph, seed, kind):
     assert torch.equal(solution.sweeps, reference.sweeps)
 
 
-@rows()
+@runs()
 @settings(max_examples=25)
 @given(graph=graphs(), seed=seeds)
 def test_float32_is_near_float64(case, kernels, graph, seed):
@@ -68,7 +66,7 @@ def test_float32_is_near_float64(case, kernels, graph, seed):
 # -- batches and unions ---------------------------------------------------------------------------------------------
 
 
-@rows()
+@runs()
 @settings(max_examples=12)
 @given(graph=graphs(), seed=seeds)
 def test_a_batch_is_a_loop(case, kernels, graph, seed):
@@ -92,7 +90,7 @@ def test_a_batch_is_a_loop(case, kernels, graph, seed):
                 close(batch.messages[k].exp(), single.messages.exp())
 
 
-@rows()
+@runs()
 def test_an_empty_batch_is_fine(case, kernels):
     graph = rf.grid(2, 3, 2)
     solution = solve(case, graph, graph.zeros(0), kernels)
@@ -100,7 +98,7 @@ def test_an_empty_batch_is_fine(case, kernels):
     assert solution.log_partition.shape == (0,)
 
 
-@rows()
+@runs()
 @settings(max_examples=25)
 @given(parts=st.lists(graphs(max_variables=3, max_factors=4), min_size=1, max_size=3), seed=seeds)
 def test_a_union_is_separate_runs(case, kernels, parts, seed):
@@ -162,7 +160,7 @@ def relabelled(graph, seed):
     return other, translate, name
 
 
-@rows()
+@runs()
 @settings(max_examples=40)
 @given(graph=graphs(max_states=4), seed=seeds, kind=st.sampled_from(["mild", "impossible"]))
 def test_relabelling_permutes_the_answer(case, kernels, graph, seed, kind):
@@ -182,7 +180,7 @@ def test_relabelling_permutes_the_answer(case, kernels, graph, seed, kind):
         close(renamed.log_partition, solution.log_partition, 1e-10)
 
 
-@rows(lambda case: case.unique)
+@runs(lambda case: case.unique)
 @settings(max_examples=25)
 @given(graph=graphs(), seed=seeds)
 def test_fixed_points_of_concave_entropies_do_not_depend_on_the_order(case, kernels, graph, seed):
@@ -197,7 +195,7 @@ def test_fixed_points_of_concave_entropies_do_not_depend_on_the_order(case, kern
 # -- warm starts ----------------------------------------------------------------------------------------------------
 
 
-@rows(lambda case: case.iterative)
+@runs(lambda case: case.iterative)
 @settings(max_examples=25)
 @given(graph=graphs(), seed=seeds)
 def test_messages_continue_a_run(case, kernels, graph, seed):
@@ -208,7 +206,7 @@ def test_messages_continue_a_run(case, kernels, graph, seed):
     close(second.mu, whole.mu, 1e-11)
 
 
-@rows(lambda case: case.unique and case.iterative)
+@runs(lambda case: case.unique and case.iterative)
 @settings(max_examples=40)
 @given(graph=graphs(), seed=seeds, before=st.sampled_from(["mild", "impossible", "extreme"]))
 def test_warm_starts_reach_the_fixed_point_of_the_new_theta(case, kernels, graph, seed, before):
@@ -227,7 +225,7 @@ def test_warm_starts_reach_the_fixed_point_of_the_new_theta(case, kernels, graph
         close(warm.log_partition, cold.log_partition, 1e-8)
 
 
-@rows(lambda case: case.iterative)
+@runs(lambda case: case.iterative)
 def test_messages_of_a_converged_run_are_converged(case, kernels):
     graph = rf.grid(3, 3, 2)
     theta = 0.3 * potentials(graph, 0)
@@ -239,7 +237,7 @@ def test_messages_of_a_converged_run_are_converged(case, kernels):
     close(again.mu, first.mu, 1e-8)
 
 
-@rows(lambda case: case.iterative)
+@runs(lambda case: case.iterative)
 def test_messages_must_fit(case, kernels):
     graph = rf.grid(2, 2, 2)
     theta = graph.zeros(3)
@@ -255,7 +253,7 @@ def test_messages_must_fit(case, kernels):
 # -- small print ----------------------------------------------------------------------------------------------------
 
 
-@rows()
+@runs()
 @pytest.mark.parametrize(
     "graph",
     [
@@ -280,7 +278,7 @@ def test_degenerate_graphs(case, kernels, graph):
             close(float(solution.log_partition), truth.log_partition, 1e-9)
 
 
-@rows()
+@runs()
 def test_inputs_are_left_alone(case, kernels):
     graph = rf.grid(2, 3, 2, tied=True)
     theta = potentials(graph, 0)
@@ -293,7 +291,7 @@ def test_inputs_are_left_alone(case, kernels):
         assert torch.equal(first.messages, messages)
 
 
-@rows()
+@runs()
 def test_non_contiguous_theta(case, kernels):
     graph = rf.grid(2, 3, 2)
     theta = potentials(graph, 0, "mild", 3)
@@ -302,10 +300,8 @@ def test_non_contiguous_theta(case, kernels):
     close(solve(case, graph, strided, kernels).mu, solve(case, graph, theta, kernels).mu)
 
 
-@rows(lambda case: case.kernels)
+@rows(lambda case: case.kernels and case.marginals)
 def test_gradients_flow_through_the_sweeps(case):
-    if not case.marginals:
-        pytest.skip("a maximum has no useful gradient")
     graph = rf.FactorGraph([2, 3, 2], [(0, 1), (1, 2), (2, 0), (0, 1, 2)])
     theta = potentials(graph, 0).requires_grad_()
     algorithm = case.make(graph, None)

@@ -1,5 +1,6 @@
 """What only the native engine has: threads, instruction sets, plans kept with the graph."""
 
+import contextlib
 import gc
 import weakref
 from dataclasses import replace
@@ -35,6 +36,20 @@ def graphs():
 GRAPHS = dict(graphs())
 
 
+def instruction_sets():
+    """Those that this processor has."""
+    if not native_available():
+        return []
+    from riskfield.kernels import native
+
+    found = []
+    for isa in ("baseline", "avx2", "avx512"):
+        with pytest.MonkeyPatch.context() as patch, contextlib.suppress(ValueError):
+            patch.setattr(native, "_isa", isa)
+            found.append(native.engine_name())
+    return found
+
+
 def marginals(graph, algorithm, batch, dtype=torch.float64, scale=1.0):
     theta = scale * torch.randn(*batch, graph.theta_size, dtype=dtype, generator=torch.Generator().manual_seed(1))
     return rf.infer(graph, theta, algorithm, stop=rf.Stop(sweeps=5, tol=None), kernels="native").mu
@@ -56,20 +71,15 @@ def test_threads_do_not_change_the_answer(name, algorithm, batch, monkeypatch):
         rf.set_num_threads(1)
 
 
-@pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512"])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@pytest.mark.parametrize("scale", [1.0, 300.0])
+# Strong random couplings magnify rounding, so only soft models are compared in single precision.
+@pytest.mark.parametrize("isa", instruction_sets())
+@pytest.mark.parametrize(
+    ("dtype", "scale"), [(torch.float64, 1.0), (torch.float64, 300.0), (torch.float32, 1.0)], ids=str
+)
 def test_every_instruction_set_gives_the_same_answer(isa, dtype, scale, monkeypatch):
     from riskfield.kernels import native
 
     monkeypatch.setattr(native, "_isa", isa)
-    try:
-        native.engine_name()
-    except ValueError:
-        pytest.skip(f"this processor has no {isa}")
-    # Strong random couplings magnify rounding, so only soft models are compared in single precision.
-    if dtype == torch.float32 and scale > 1:
-        pytest.skip("chaotic in single precision")
     tolerance = 1e-10 if dtype == torch.float64 else 2e-5
     for graph in GRAPHS.values():
         for algorithm in ALGORITHMS[:1] + ALGORITHMS[4:]:
@@ -100,24 +110,6 @@ def test_an_unknown_instruction_set_is_refused(monkeypatch):
         native.engine_name()
 
 
-def test_a_star_costs_time_linear_in_its_degree():
-    import time
-
-    def seconds(leaves):
-        graph = rf.from_edges(2, [(0, k) for k in range(1, leaves + 1)], num_variables=leaves + 1)
-        theta = 0.1 * torch.randn(graph.theta_size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-        stop = rf.Stop(sweeps=10, tol=None)
-        rf.infer(graph, theta, stop=stop, kernels="native")
-        best = float("inf")
-        for _ in range(3):
-            began = time.perf_counter()
-            rf.infer(graph, theta, stop=stop, kernels="native")
-            best = min(best, time.perf_counter() - began)
-        return best
-
-    assert seconds(100_000) < 40 * seconds(10_000)
-
-
 @pytest.mark.parametrize("states", [2, 3, 8])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_hubs_do_not_underflow(states, dtype):
@@ -132,14 +124,15 @@ def test_hubs_do_not_underflow(states, dtype):
         torch.testing.assert_close(mu.double(), reference, rtol=0, atol=1e-10 if dtype == torch.float64 else 1e-4)
 
 
-@pytest.mark.parametrize("sweeps", [1, 40])
+# Many sweeps of large graphs are slow on the torch kernels.
+RECORDED = [*((name, 1) for name in GRAPHS), ("grid", 40)]
+
+
 @pytest.mark.parametrize("scale", [1.0, 20.0])
 @pytest.mark.parametrize("algorithm", [a for a in ALGORITHMS if not isinstance(a, rf.MaxProduct)], ids=repr)
-@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize(("name", "sweeps"), RECORDED)
 def test_the_recorded_gradient_equals_autograd(name, algorithm, scale, sweeps):
     graph, generator = GRAPHS[name], torch.Generator().manual_seed(2)
-    if sweeps * graph.num_factors > 1000 and name != "grid":
-        pytest.skip("slow on the torch kernels")
     theta = scale * torch.randn(2, graph.theta_size, dtype=torch.float64, generator=generator)
     weight = torch.randn(2, graph.mu_size, dtype=torch.float64, generator=generator)
     theta.requires_grad_()

@@ -4,7 +4,6 @@ import math
 import os
 import random
 import stat
-import time
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +13,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import riskfield as rf
+from counting import lines_run
 from riskfield.io.uai import MAX_FREE_STATES, read_mar, read_pr, write_mpe
 
 UAI_FOLDER = Path(os.environ.get("RISKFIELD_UAI") or Path(__file__).parents[2] / "shared" / "uai")
-needs_instances = pytest.mark.skipif(not UAI_FOLDER.is_dir(), reason="the folder of UAI instances is absent")
+needs_instances = pytest.mark.skipif(
+    not UAI_FOLDER.is_dir(),
+    reason="set RISKFIELD_UAI to a folder of instances of the UAI 2014 competition: NAME.uai, NAME.uai.evid, .MAR, .PR",
+)
 
 # Three variables with 2, 3 and 2 states; a scope out of order, a constant, a zero, a factor of one variable.
 SMALL = """MARKOV
@@ -134,14 +137,13 @@ class TestModel:
             with np.errstate(divide="ignore"):
                 assert np.array_equal(model.graph.factor(model.theta, k).numpy(), np.log(table))
 
-    def test_large_file_is_read_in_seconds(self, write):
-        n = 50_000
+    def test_entries_are_not_read_one_by_one(self, write):
+        n = 2000
         scopes = "\n".join(f"2 {k} {k + 1}" for k in range(n - 1))
         tables = "4\n0.25 0.5 1.125 2.0625\n" * (n - 1)
         path = write(f"MARKOV\n{n}\n{'2 ' * n}\n{n - 1}\n{scopes}\n{tables}")
-        began = time.perf_counter()
         model = rf.read_uai(path)
-        assert time.perf_counter() - began < 5  # a Python loop over the entries would take far longer
+        assert lines_run(lambda: rf.read_uai(path)) < 10 * n  # a Python loop over the entries would run far more
         assert model.graph.factor(model.theta, n - 2)[1, 1] == math.log(2.0625)
 
 
@@ -215,7 +217,6 @@ class TestFuzz:
 
     def check(self, path, content):
         path.write_bytes(content)
-        began = time.perf_counter()
         message = f"{path}: "
         try:
             model = rf.read_uai(path)
@@ -226,7 +227,6 @@ class TestFuzz:
             assert not (torch.isnan(model.theta) | (model.theta == math.inf)).any()
             assert not math.isnan(model.log_constant)
         assert message.startswith(f"{path}: ")
-        assert time.perf_counter() - began < 5
 
     fuzz = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
