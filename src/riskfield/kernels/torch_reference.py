@@ -16,6 +16,7 @@ from riskfield.graph._scopes import index_tensor
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.graph.schedule import Parallel
 from riskfield.kernels import fused, is_differentiated
+from riskfield.kernels.convergence import ROUNDING, Convergence, Gap
 from riskfield.kernels.logspace import NEG_INF, logsumexp, normalised, scaled
 from riskfield.kernels.problem import MessagePassingProblem, mean_field_levels, schedule_levels
 from riskfield.kernels.stages import Layout, Stage, colour_by_colour, flooding, forward_backward
@@ -23,8 +24,6 @@ from riskfield.kernels.start import starting_marginals, starting_messages
 
 NATIVE = False
 
-# While some stored log-message moves by more than this in a sweep, a run has not converged.
-SETTLED = 0.1
 _FEW_SWEEPS = 8  # on a GPU, before a run looks whether it has converged
 
 
@@ -40,7 +39,7 @@ class MessagePassingRun:
         self.damping = problem.damping.to(theta) if isinstance(problem.damping, Tensor) else problem.damping
         self.damped = isinstance(self.damping, Tensor) or self.damping > 0  # at zero a tensor still has a gradient
         self.begin_from(starting_messages(graph, theta, messages))
-        self.residual = torch.full((len(theta),), float("inf"), dtype=torch.float64)
+        self.convergence = Convergence(len(theta), float(torch.as_tensor(problem.damping).detach()))
 
     @cached_property
     def stages(self) -> list[Stage]:
@@ -67,31 +66,25 @@ class MessagePassingRun:
 
     def _advance_fused(self, sweeps: int) -> tuple[Tensor, Tensor]:
         state = self.theta, self.log_messages, self.log_beliefs
-        self.log_messages, self.log_beliefs, self.residual = self._sweep_fused(*state, sweeps)
-        return self.residual, torch.full((len(self.theta),), sweeps)
+        self.log_messages, self.log_beliefs, self.convergence.residual = self._sweep_fused(*state, sweeps)
+        return self.convergence.residual, torch.full((len(self.theta),), sweeps)
 
     def _settle_fused(self, sweeps: int, tol: float) -> tuple[Tensor, Tensor]:
-        """Sweep, a few times in one launch, the items whose last sweep did not keep the tolerance."""
-        given, self.residual = self.theta.detach(), self.residual.clone()
+        """Sweep the items that have not converged, a few times in one launch."""
+        given = self.theta.detach()
         ran = torch.zeros(len(given), dtype=torch.int64)
-        while sweeps > 0 and not (done := _is_done(self.residual, tol)).all():
+        while sweeps > 0 and not (done := self.convergence.done(tol)).all():
             count = min(_FEW_SWEEPS, sweeps)
             items = (~done).nonzero().flatten().to(self.theta.device) if done.any() else slice(None)
             theta, messages, beliefs = (rows[items] for rows in (given, self.log_messages, self.log_beliefs))
-            if count > 1:
-                messages, beliefs, _ = self._sweep_fused(theta, messages, beliefs, count - 1)
-            old = messages
-            messages, beliefs, change = self._sweep_fused(theta, messages, beliefs, 1)
-            self.movement = theta.new_zeros(len(theta))
-            for g, group in enumerate(self.problem.graph.factor_groups):
-                rows = torch.arange(group.num_factors, device=theta.device)
-                for index in self.layout.messages[g]:
-                    self._watch(g, rows, old[:, index], messages[:, index])
+            messages, beliefs, changed = self._sweep_fused(theta, messages, beliefs, count)
             self.log_messages[items], self.log_beliefs[items] = messages, beliefs
-            self.residual[~done] = _unless_moving(change, self.settled(), tol)
+            change = torch.zeros(len(given), dtype=torch.float64)
+            change[~done] = changed
+            self.convergence.judge(~done, change, count, tol, self.gap)
             ran[~done] += count
             sweeps -= count
-        return self.residual, ran
+        return self.convergence.residual.clone(), ran
 
     def _sweep_fused(
         self, theta: Tensor, messages: Tensor, beliefs: Tensor, sweeps: int
@@ -102,31 +95,65 @@ class MessagePassingRun:
         course = torch.cat([earlier, beliefs.detach()[None]]).exp()
         return messages, beliefs, course.diff(dim=0).abs().amax((0, 2)).to("cpu", torch.float64)
 
-    def settled(self) -> Tensor:
-        """Whether no message moved much in the last sweep, of shape (batch,).
-
-        Marginals near 0 or 1 hide messages that still move by orders of magnitude and have yet to reach others.
-        """
-        return self.movement <= SETTLED * (1 - float(torch.as_tensor(self.problem.damping).detach()))
-
     def sweep(self) -> Tensor:
         """Run all stages once; the largest change of a node belief, of shape (batch,)."""
         change = self.theta.new_zeros(len(self.theta))
-        self.movement = torch.zeros_like(change)
         for stage in self.stages:
             sent = [(self.layout.messages[g][s][rows], self._send(g, s, rows)) for g, s, rows in stage.sends]
-            for (g, _, rows), (index, value) in zip(stage.sends, sent, strict=True):
-                self._watch(g, rows, self.log_messages[:, index].detach(), value.detach())
+            for index, value in sent:
                 self.log_messages.index_copy_(1, index.flatten(), value.flatten(1))
             change = torch.maximum(change, self._update_beliefs(stage.receivers))
         return change
 
-    def _watch(self, g: int, rows: Tensor, old: Tensor, new: Tensor) -> None:
-        """Note how far stored log-messages c_c log m_c move."""
-        if len(rows):
-            factors = index_tensor(self.problem.graph.factor_groups[g].factors, self.theta.device)[rows]
-            step = torch.where(new == old, 0.0, (new - old).abs()) * self.counting[factors].detach()[:, None]
-            self.movement = torch.maximum(self.movement, step.amax((1, 2)))
+    @torch.no_grad()
+    def gap(self) -> Gap:
+        """How inconsistent factor and node marginals are, and how far messages would move without damping.
+
+        If an undamped update moves a log-message by s(x), up to a constant, then the factor's marginal of that variable
+        is b(x) exp(s(x)), normalised, and differs from b(x) by v(x) = b(x) (exp(s(x)) - 1). The log-partition value is
+        off by c_c sum_x v(x) log(b(x) / m_c(x)), to first order.
+        """
+        marginals, steps = (self.theta.new_zeros(len(self.theta)) for _ in range(2))
+        for g, group in enumerate(self.problem.graph.factor_groups):
+            rows = torch.arange(group.num_factors, device=self.theta.device)
+            counting = self.counting[index_tensor(group.factors, self.theta.device)][:, None]
+            rounding = self._rounding(g, rows)[:, :, None]
+            for slot in range(group.arity):
+                message = self.log_messages[:, self.layout.messages[g][slot]]
+                belief = self.log_beliefs[:, self.layout.nodes[g][slot]]
+                possible = (belief > NEG_INF) & (message > NEG_INF)
+                moved = torch.where(possible, self._update(g, slot, rows) - message, 0.0)
+                belief = torch.where(possible, belief, NEG_INF)
+                step = moved - logsumexp(belief + moved, (2,), keepdim=True)
+                step = torch.where(possible & (step.abs() > rounding), step, 0.0)
+                weight = belief.exp()
+                violation = torch.where(step < 1, weight * torch.expm1(step), (belief + step).exp() - weight).abs()
+                largest = violation.amax(2)
+                if not self.problem.maximise:
+                    cavity = torch.where(possible, belief - message, 0.0)
+                    cavity = cavity - cavity.gather(2, belief.argmax(2, keepdim=True))
+                    value = (counting * cavity.abs() * violation).sum(2)
+                    largest = torch.maximum(largest, value)
+                marginals = torch.maximum(marginals, largest.amax(1))
+                steps = torch.maximum(steps, (counting * step.abs()).amax((1, 2)))
+        return Gap(marginals, steps)
+
+    def _rounding(self, g: int, rows: Tensor) -> Tensor:
+        """How far rounding moves log-messages, of shape (batch, factor): by the size of the numbers they add up."""
+        group = self.problem.graph.factor_groups[g]
+        table = self._scaled_table(g, rows)
+        joint, size = table, table.abs()
+        for slot in range(group.arity):
+            cavity = self._cavity(g, slot, rows)
+            nodes = self.layout.nodes[g][slot][rows]
+            total = self.node_total[index_tensor(group.variables[:, slot], self.theta.device)][:, None]
+            joint = joint + _along(cavity, slot, group.arity)
+            size = size + _along(cavity.abs() + (self.theta[:, nodes] / total).abs(), slot, group.arity)
+        joint, size = joint.flatten(2), size.flatten(2)
+        probability = (joint - logsumexp(joint, (2,), keepdim=True)).exp()
+        return (
+            ROUNDING * torch.finfo(size.dtype).eps * (1 + torch.where(probability > 0, probability * size, 0.0).sum(2))
+        )
 
     def restore(self, items: Tensor, saved: tuple[Tensor, Tensor]) -> None:
         """Put back the state of some batch items."""
@@ -160,6 +187,15 @@ class MessagePassingRun:
         return _one_sweep(self, log_messages)
 
     def _send(self, g: int, slot: int, rows: Tensor) -> Tensor:
+        """The new messages, damped."""
+        update = self._update(g, slot, rows)
+        if self.damped:
+            old = self.log_messages[:, self.layout.messages[g][slot][rows]]
+            mixed = scaled(update, 1 - self.damping) + scaled(old, self.damping)
+            update = normalised(torch.where(update == NEG_INF, NEG_INF, mixed))
+        return update
+
+    def _update(self, g: int, slot: int, rows: Tensor) -> Tensor:
         group = self.problem.graph.factor_groups[g]
         joint = self._scaled_table(g, rows)
         for other in range(group.arity):
@@ -168,12 +204,7 @@ class MessagePassingRun:
         others = tuple(2 + other for other in range(group.arity) if other != slot)
         if others:
             joint = joint.amax(others) if self.problem.maximise else logsumexp(joint, others)
-        update = normalised(joint)
-        if self.damped:
-            old = self.log_messages[:, self.layout.messages[g][slot][rows]]
-            mixed = scaled(update, 1 - self.damping) + scaled(old, self.damping)
-            update = normalised(torch.where(update == NEG_INF, NEG_INF, mixed))
-        return update
+        return normalised(joint)
 
     def _scaled_table(self, g: int, rows: Tensor) -> Tensor:
         group = self.problem.graph.factor_groups[g]
@@ -235,7 +266,8 @@ class MeanFieldRun:
         self.layout = Layout(graph, theta.device)
         self.stages = colour_by_colour(graph, mean_field_levels(graph, order), theta.device)
         self.begin_from(starting_marginals(graph, theta, messages))
-        self.residual = torch.full((len(theta),), float("inf"), dtype=torch.float64)
+        self.convergence = Convergence(len(theta), damping=0.0)
+        self._change = theta.new_zeros(len(theta))  # of the last sweep
 
     def begin_from(self, log_beliefs: Tensor) -> None:
         """Set the log node marginals; what is computed from here on is differentiable in them."""
@@ -244,10 +276,6 @@ class MeanFieldRun:
     def advance(self, sweeps: int, tol: float) -> tuple[Tensor, Tensor]:
         """Sweep; items that reached `tol` are left as they are."""
         return _advance(self, sweeps, tol)
-
-    def settled(self) -> Tensor:
-        """Always: the marginals are all there is."""
-        return torch.ones(len(self.theta), dtype=torch.bool)
 
     def sweep(self) -> Tensor:
         """Update every variable once; the largest change of a marginal, of shape (batch,)."""
@@ -263,7 +291,22 @@ class MeanFieldRun:
                 old = self.log_beliefs[:, index]
                 change = torch.maximum(change, (new.detach().exp() - old.detach().exp()).abs().amax((1, 2)))
                 self.log_beliefs.index_copy_(1, index.flatten(), new.flatten(1))
+        self._change = change
         return change
+
+    @torch.no_grad()
+    def gap(self) -> Gap:
+        """The change of the last sweep, as far as it is not rounding: node marginals are all there is."""
+        size = torch.ones_like(self._change)
+        mu = self.marginals()
+        for g, values in enumerate(self.graph.factor_views(self.theta)):
+            tables = index_tensor(self.graph.factor_groups[g].tables, self.theta.device)
+            expected = torch.where(
+                self.graph.factor_views(mu)[g] > 0, self.graph.factor_views(mu)[g] * values[:, tables].abs(), 0.0
+            )
+            size = torch.maximum(size, 1 + expected.flatten(2).sum(2).amax(1))
+        rounding = ROUNDING * torch.finfo(size.dtype).eps * size
+        return Gap(torch.where(self._change > rounding, self._change, 0.0), torch.zeros_like(self._change))
 
     def restore(self, items: Tensor, saved: Tensor) -> None:
         """Put back the state of some batch items."""
@@ -324,26 +367,16 @@ def _one_sweep(run: MessagePassingRun | MeanFieldRun, state: Tensor) -> tuple[Te
 def _advance(run: MessagePassingRun | MeanFieldRun, sweeps: int, tol: float) -> tuple[Tensor, Tensor]:
     ran = torch.zeros(len(run.theta), dtype=torch.int64)
     for _ in range(sweeps):
-        done = _is_done(run.residual, tol)
+        done = run.convergence.done(tol)
         if done.all():
             break
         saved = run.state() if done.any() else None
-        change = _unless_moving(run.sweep().detach().to("cpu", torch.float64), run.settled(), tol)
+        change = run.sweep().detach().to("cpu", torch.float64)
         if saved is not None:
             run.restore(done.to(run.theta.device), saved)  # type: ignore[arg-type]
-        run.residual = torch.where(done, run.residual, change)
+        run.convergence.judge(~done, change, 1, tol, run.gap)
         ran += ~done
-    return run.residual, ran
-
-
-def _is_done(residual: Tensor, tol: float) -> Tensor:
-    # An impossible model has beliefs of NaN, which no sweep can mend.
-    return (residual <= tol) | torch.isnan(residual)
-
-
-def _unless_moving(change: Tensor, settled: Tensor, tol: float) -> Tensor:
-    """The change of beliefs, or what keeps a run going where messages still move."""
-    return torch.where((change <= tol) & ~settled.cpu(), change.clamp(min=SETTLED), change)
+    return run.convergence.residual.clone(), ran
 
 
 def _along(values: Tensor, slot: int, arity: int) -> Tensor:
