@@ -106,11 +106,6 @@ struct Probability {
     return update;
   }
 
-  // Above 0 where a stored message moved by more than the share `most`.
-  static RF_INLINE V<T> movement(V<T> stored, V<T> old, T most) {
-    return vabs<T>(stored - old) - most * select<T>(stored < old, stored, old);
-  }
-
   // The first state whose stored messages are not all 1.
   template <int S>
   static RF_INLINE int first_state(int states) {
@@ -173,9 +168,6 @@ struct Logarithm {
     for (int x = 0; x < n; ++x) total += vexp<T>(m[x] - finite_top);
     return finite_top + vlog<T>(total);
   }
-  static RF_INLINE V<T> movement(V<T> stored, V<T> old, T most) {
-    return select<T>(stored > old, stored - old - most, select<T>(stored < old, old - stored - most, V<T>{}));
-  }
   static RF_INLINE V<T> finite_or_zero(V<T> x) { return select<T>(x > kNegInf<T>, x, V<T>{}); }
 
   template <int S, class Old>
@@ -233,7 +225,6 @@ struct Expectation {
   }
   template <int S, class Old>
   static RF_INLINE void finish_message(V<T>*, int, const MessageSettings<T>&, Old) {}
-  static RF_INLINE V<T> movement(V<T>, V<T>, T) { return V<T>{}; }  // beliefs are all there is
   template <int S>
   static RF_INLINE int first_state(int) {
     return 0;

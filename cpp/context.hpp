@@ -10,18 +10,11 @@
 
 namespace riskfield::RISKFIELD_ISA {
 
-// Marginals near 0 or 1 hide messages that still move by orders of magnitude and have yet to reach other variables.
-// While some stored log-message moves by more than this in a sweep, a run has not converged.
-constexpr double kSettled = 0.1;
-// The same where the last sweep is to stand for all others.
-constexpr double kSettledAtFixedPoint = 0.01;
-
 template <class T>
 struct Context {
   std::shared_ptr<const Plan> plan;
   Kind kind;
   T damping;
-  T settled;                                      // the movement of a stored log-message that still counts as rest
   std::vector<std::vector<T>> counting, inverse;  // group -> factor: c and 1 / c
   std::vector<Power> power;                       // group
   std::vector<T> uniform;                         // group: the c of all its factors, or 0
@@ -29,7 +22,6 @@ struct Context {
   bool node_power = false;                        // whether any c^ differs from 1
 
   explicit Context(const RunInput<T>& in) : plan(in.plan), kind(in.kind), damping(static_cast<T>(in.damping)) {
-    settled = static_cast<T>((in.record == kLastSweep ? kSettledAtFixedPoint : kSettled) * (1 - in.damping));
     const bool mean_field = kind == Kind::kMeanField;
     for (const Group& group : plan->groups) {
       std::vector<T> c(group.count + kLanes<T>, T(1)), inverse_c(c);
@@ -58,6 +50,14 @@ struct Context {
   }
 };
 
+// How far a state is from a fixed point, lane by lane: see gap.hpp.
+template <class T>
+struct Gap {
+  V<T> marginals{};  // the largest inconsistency, also weighted by its part in the log-partition value
+  V<T> messages{};   // the largest undamped step of a log-message
+  V<T> size{};       // mean field: of the numbers that updates are the sum of
+};
+
 // Arrays of vectors for tables, cavities and messages of one tile.
 template <class T>
 struct Scratch {
@@ -66,9 +66,8 @@ struct Scratch {
   T* tape = nullptr;     // where to write down what updates were made from; null for none
   bool measure = false;  // whether to look at the change of beliefs
   V<T> change{};         // the largest one, lane by lane
-  bool watch = false;    // whether to look at the movement of messages; only a run with a tolerance needs it
-  V<T> moved{};          // lane by lane, above 0 if a message moved by more than Context::settled
-  V<T> least{};          // lane by lane, 0 if an impossible variable was met
+  Gap<T> gap;
+  V<T> least{};  // lane by lane, 0 if an impossible variable was met
 
   explicit Scratch(const Plan& plan) {
     V<T>** parts[] = {&table, &cavities, &before, &after, &spare, &weights, &out, &rates};

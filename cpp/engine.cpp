@@ -4,6 +4,7 @@
 #include <limits>
 #include <stdexcept>
 
+#include "gap.hpp"
 #include "tape.hpp"
 
 namespace riskfield::RISKFIELD_ISA {
@@ -39,7 +40,7 @@ class EngineRun final : public Run<T> {
       // A tape is written by one thread.
       const bool together = plan_.parts > 1 && plan_.parts <= team && sizes_.record == 0;
       ran[b] = together ? advance_together(items_[b], sweeps, tol) : advance_alone(items_[b], sweeps, tol, thread);
-      residual[b] = items_[b].residual;
+      residual[b] = items_[b].convergence.residual;
     });
   }
 
@@ -310,18 +311,16 @@ class EngineRun final : public Run<T> {
 
   // Only a run with a tolerance looks at every sweep; others at the last one, to report.
   void begin_sweep(Scratch<T>& scratch, double tol, bool last) {
-    scratch.watch = tol >= 0;
     scratch.measure = tol >= 0 || last;
     scratch.change = V<T>{};
-    scratch.moved = V<T>{};
     scratch.least = splat<T>(1);
   }
 
-  // The largest change any lane saw.
-  double change_of(const Scratch<T>& scratch) const {
-    double change = 0;
-    for (int l = 0; l < kLanes<T>; ++l) change = std::max(change, double(scratch.change[l]));
-    return change;
+  // The largest number in any lane.
+  static double largest(const V<T>& values) {
+    double found = 0;
+    for (int l = 0; l < kLanes<T>; ++l) found = std::max(found, double(values[l]));
+    return found;
   }
 
   bool impossible(const Scratch<T>& scratch) const {
@@ -330,30 +329,59 @@ class EngineRun final : public Run<T> {
     return found;
   }
 
-  static bool done(const Item<T>& item, double tol) { return item.impossible || item.residual <= tol; }
-
-  void end_sweep(Item<T>& item, double tol, int threads, int first) {
+  // Returns whether the gap is to be measured, by the same threads.
+  bool end_sweep(Item<T>& item, double tol, int threads, int first) {
     ++item.sweeps;
-    item.residual = 0;
-    bool settled = true;
+    double change = 0;
     for (int k = first; k < first + threads; ++k) {
       item.impossible |= impossible(*scratch_[k]);
-      item.residual = std::max(item.residual, change_of(*scratch_[k]));
-      for (int l = 0; l < kLanes<T>; ++l) settled &= !(scratch_[k]->moved[l] > 0);
+      change = std::max(change, largest(scratch_[k]->change));
     }
-    if (item.residual <= tol && !settled) item.residual = std::max(item.residual, kSettled);
-    if (item.impossible) item.residual = std::numeric_limits<double>::quiet_NaN();
     if (plan_.sweep == Sweep::kAllAtOnce && !plan_.stages.empty()) item.current = 1 - item.current;
+    return item.convergence.swept(item.impossible ? std::numeric_limits<double>::quiet_NaN() : change, tol);
+  }
+
+  // A member's share in measuring the gap.
+  void measure(const Item<T>& item, Scratch<T>& scratch, int member, int team) {
+    scratch.gap = Gap<T>{};
+    for (int g = 0; g < static_cast<int>(plan_.groups.size()); ++g) {
+      const auto& tiles = plan_.groups[g].all_tiles;
+      const Share part = share(0, static_cast<Index>(tiles.size()), member, team);
+      for (Index t = part.begin; t < part.end; ++t)
+        with_lanes<T>(plan_, plan_.groups[g], tiles[t], [&](const auto& lanes) {
+          with_algebra(context_, item, g, [&](auto algebra) {
+            if constexpr (std::is_same<decltype(algebra), Expectation<T>>::value)
+              measure_size<T>(context_, item, g, lanes, scratch);
+            else
+              measure_gap<decltype(algebra), T>(context_, item, g, lanes, scratch);
+          });
+        });
+    }
+  }
+
+  void end_measuring(Item<T>& item, double tol, int threads, int first) {
+    double marginals = 0, messages = 0, size = 1, change = 0;
+    for (int k = first; k < first + threads; ++k) {
+      marginals = std::max(marginals, largest(scratch_[k]->gap.marginals));
+      messages = std::max(messages, largest(scratch_[k]->gap.messages));
+      size = std::max(size, largest(scratch_[k]->gap.size));
+      change = std::max(change, largest(scratch_[k]->change));
+    }
+    if (mean_field()) marginals = change > kRounding * kEpsilon<T> * size ? change : 0;
+    item.convergence.estimate(marginals, messages, tol, sizes_.damping);
   }
 
   Index advance_alone(Item<T>& item, Index sweeps, double tol, int thread) {
     Index ran = 0;
-    for (; ran < sweeps && !done(item, tol); ++ran) {
+    for (; ran < sweeps && !item.convergence.done(tol); ++ran) {
       if (sizes_.record > 0 && item.sweeps % sizes_.record == 0) keep_checkpoint(item);
       begin_sweep(*scratch_[thread], tol, ran == sweeps - 1);
       const Index to_record = sizes_.record == kEverySweep ? sweeps - ran : sizes_.record == kLastSweep ? 1 : 0;
       sweep(item, *scratch_[thread], 0, plan_.parts, nullptr, to_record);
-      end_sweep(item, tol, 1, thread);
+      if (end_sweep(item, tol, 1, thread)) {
+        measure(item, *scratch_[thread], 0, 1);
+        end_measuring(item, tol, 1, thread);
+      }
     }
     return ran;
   }
@@ -361,15 +389,21 @@ class EngineRun final : public Run<T> {
   Index advance_together(Item<T>& item, Index sweeps, double tol) {
     Barrier barrier(plan_.parts);
     Index ran = 0;
+    bool due = false;
     parallel(plan_.parts, [&](int thread) {
-      for (Index s = 0; s < sweeps && !done(item, tol); ++s) {
+      for (Index s = 0; s < sweeps && !item.convergence.done(tol); ++s) {
         begin_sweep(*scratch_[thread], tol, s == sweeps - 1);
         sweep(item, *scratch_[thread], thread, thread + 1, &barrier, 0);
         barrier.wait();
         if (thread == 0) {
-          end_sweep(item, tol, plan_.parts, 0);
+          due = end_sweep(item, tol, plan_.parts, 0);
           ++ran;
         }
+        barrier.wait();
+        if (!due) continue;
+        measure(item, *scratch_[thread], thread, plan_.parts);
+        barrier.wait();
+        if (thread == 0) end_measuring(item, tol, plan_.parts, 0);
         barrier.wait();
       }
     });

@@ -6,6 +6,7 @@
 #include <limits>
 #include <vector>
 
+#include "convergence.hpp"
 #include "memory.hpp"
 #include "run.hpp"
 #include "simd.hpp"
@@ -90,7 +91,7 @@ struct Item {
   Buffer<T> tables, beliefs, node_theta, messages[2];
   bool log_domain = false;
   bool impossible = false;
-  double residual = std::numeric_limits<double>::infinity();  // of the last sweep, NaN for an impossible model
+  Convergence convergence;
   int current = 0;                     // which of the two message buffers holds the present messages
   Index sweeps = 0;                    // run so far
   Tape<T> tape;                        // of the sweeps recorded

@@ -300,12 +300,6 @@ RF_INLINE void update_message(const Context<T>& context, const Item<T>& item, in
   }
   Algebra::template finish_message<S>(m, states, settings, [&](int x) { return lanes.message(in, slot, x); });
   const int first = Algebra::template first_state<S>(states);
-  if (scratch.watch) {
-    RF_FOR (x, first, states) {
-      const V<T> moved = Algebra::movement(m[x], lanes.message(in, slot, x), context.settled);
-      scratch.moved = vmax<T>(scratch.moved, lanes.valid(moved));
-    }
-  }
   RF_FOR (x, first, states) lanes.set_message(out, slot, x, m[x]);
 }
 

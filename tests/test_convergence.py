@@ -6,6 +6,8 @@ import pytest
 import torch
 
 import riskfield as rf
+from riskfield.kernels import torch_reference
+from riskfield.kernels.convergence import Convergence, Gap
 from strategies import potentials
 
 
@@ -168,3 +170,94 @@ def test_strong_chains_converge_to_the_exact_answer(damping, kernels):
         exact = rf.infer(graph, theta, rf.Exact())
         assert solution.converged
         torch.testing.assert_close(solution.mu, exact.mu, rtol=0, atol=1e-3)
+
+
+def _cancelling_messages():
+    """Two factors on one pair, tree-reweighted: their messages move in opposite directions and leave beliefs alone."""
+    graph = rf.FactorGraph([2, 2], [(0, 1), (0, 1)])
+    theta = [8.0, -9, -8, -7, 10, 0, -7, -13, 12, 22, -11, 20]
+    return graph, torch.tensor(theta, dtype=torch.float64), rf.TRW(0.5)
+
+
+def _strong_star():
+    """A tree whose factor marginals lag behind the node marginals."""
+    graph = rf.FactorGraph([2, 2, 2], [(0, 1), (0, 2)])
+    theta = [1.0, 1, 18, -6, 7, -3, 5, -1, 6, 2, 4, -5, 3, -13]
+    return graph, torch.tensor(theta, dtype=torch.float64), rf.Bethe()
+
+
+@pytest.mark.parametrize("tol", [1e-6, 1e-12])
+@pytest.mark.parametrize("damping", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("model", [_cancelling_messages, _strong_star])
+def test_converged_means_close_to_the_fixed_point(model, damping, tol, kernels):
+    graph, theta, entropy = model()
+    fixed = rf.infer(graph, theta, rf.MessagePassing(entropy), stop=rf.Stop(100, None), kernels="torch")
+    algorithm = rf.MessagePassing(entropy, damping=damping)
+    solution = rf.infer(graph, theta, algorithm, stop=rf.Stop(tol=tol), kernels=kernels)
+    assert solution.converged
+    torch.testing.assert_close(solution.mu, fixed.mu, rtol=0, atol=2 * tol)
+    torch.testing.assert_close(solution.log_partition, fixed.log_partition, rtol=0, atol=4 * tol)
+
+
+@pytest.mark.parametrize(
+    "algorithm", [rf.MeanField(), rf.MessagePassing()], ids=lambda algorithm: type(algorithm).__name__
+)
+def test_slow_convergence_does_not_pass_for_convergence(algorithm, kernels):
+    """Near the critical coupling every sweep makes a small part of the way that is left."""
+    graph = rf.grid(4, 4, 2)
+    theta = graph.zeros()
+    graph.node_views(theta)[0][:, 1] = 1e-3
+    strength = 0.505 if isinstance(algorithm, rf.MeanField) else 0.85
+    graph.factor_views(theta)[0][:] = strength * (2 * torch.eye(2) - 1) * 0.66
+    stop = rf.Stop(100_000, 1e-6)
+    solution = rf.infer(graph, theta, algorithm, stop=stop, kernels=kernels)
+    fixed = rf.infer(
+        graph, theta, algorithm, stop=rf.Stop(20_000, None), kernels="native" if kernels == "native" else None
+    )
+    assert solution.converged
+    assert solution.sweeps > 50
+    torch.testing.assert_close(solution.mu, fixed.mu, rtol=0, atol=3e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("scale", [1.0, 30.0, 700.0])
+def test_rounding_does_not_keep_a_run_from_converging(scale, dtype, kernels):
+    """Log-messages of size 700 never come to rest: in floats they move by 1e-4, which the marginals do not show."""
+    graph = rf.chain(6, 3)
+    theta = (scale * potentials(graph, 3)).to(dtype)
+    for damping in (0.0, 0.5):
+        algorithm = rf.MessagePassing(damping=damping)
+        assert rf.infer(graph, theta, algorithm, stop=rf.Stop(tol=1e-6), kernels=kernels).converged
+
+
+def test_without_a_tolerance_nothing_is_measured(monkeypatch):
+    measured = []
+    monkeypatch.setattr(torch_reference.MessagePassingRun, "gap", lambda run: measured.append(run))
+    rf.infer(rf.chain(3, 2), rf.chain(3, 2).zeros(), stop=rf.Stop(5, None), kernels="torch")
+    assert not measured
+
+
+def _judged(gaps, tol=1e-6, damping=0.0):
+    """The residuals of a run whose state is measured after every sweep, as far as the rule asks for it."""
+    convergence = Convergence(1, damping)
+    found = []
+    for gap in gaps:
+        gap = Gap(torch.tensor([gap], dtype=torch.float64), torch.zeros(1))
+        convergence.judge(torch.tensor([True]), torch.zeros(1, dtype=torch.float64), 1, tol, lambda gap=gap: gap)
+        found.append(float(convergence.residual))
+    return found
+
+
+def test_the_distance_follows_from_the_rate():
+    gaps = [1e-7 * 0.9**k for k in range(3)]
+    assert _judged(gaps)[:2] == pytest.approx([1e-6, 9e-7])  # unknown at first; then 9e-8 / (1 - 0.9)
+    assert _judged(gaps, damping=0.5)[1] == pytest.approx(4.5e-7)
+    assert _judged([1e-8, 1e-8])[1] == pytest.approx(1e-5)  # no progress: as slow as the rule can tell
+    assert _judged([0.0, 0.0]) == [0.0, 0.0]
+
+
+def test_the_next_measurement_waits_half_the_way():
+    """From 1e-2 at half a sweep it takes 13 sweeps to 1e-6: after two measurements the next one comes after six."""
+    residuals = _judged([1e-2 * 0.5**k for k in range(12)])
+    assert len(set(residuals[1:7])) == 1
+    assert residuals[7] < residuals[6]

@@ -21,11 +21,11 @@ class Run(Protocol):
     def advance(self, sweeps: int, tol: float) -> tuple[Tensor, Tensor]:
         """Sweep each batch item up to `sweeps` times, or until its residual is at most `tol`.
 
-        The residual is the largest change of a node marginal that the updates of the last sweep would have made
-        without damping: the step of every log-marginal divided by 1 - damping, then normalised and compared. It is at
-        least 0.1 while the log-messages of a run that seems to have converged still move by more than that, and NaN for
-        an impossible model. An item that reached `tol` in an earlier call is left as it is: it keeps its residual and
-        runs no sweep.
+        While it is above `tol`, the residual is the largest change of a node marginal that the updates of the last
+        sweep would have made without damping: the step of every log-marginal divided by 1 - damping, then normalised
+        and compared. Below, it is an estimate of the distance to the fixed point (see `kernels.convergence`). It is NaN
+        for an impossible model. An item that reached `tol` in an earlier call is left as it is: it keeps its residual
+        and runs no sweep.
 
         Returns the last residual of each item and how many sweeps it ran, both of shape (batch,).
         """

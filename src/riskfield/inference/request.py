@@ -23,11 +23,12 @@ _QUICK = 1 << 25  # table entries that native sweeps go through in a moment
 
 @dataclass(frozen=True)
 class Stop:
-    """When inference ends: after `sweeps` sweeps, or as soon as no node marginal changes by more than `tol`.
+    """When inference ends: after `sweeps` sweeps, or as soon as a run has converged to `tol`.
 
-    The change is that of the undamped update, over every update of the last sweep. Marginals near 0 or 1 can stand
-    still while messages still move; a run does not end before these move by less than a tenth, too (in logarithm).
-    `tol=None` runs exactly `sweeps` sweeps, as truncated fitting does; then convergence is not checked.
+    Converged to `tol` means that the marginals, those of factors included, and each message's part in the log-partition
+    value are within about `tol` of the fixed point. The distance is estimated from the inconsistency of the marginals
+    and the rate at which it shrinks, so neither damping nor slow convergence passes for convergence.
+    `tol=None` runs exactly `sweeps` sweeps, as truncated fitting does; convergence is not checked.
     """
 
     sweeps: int = 1000

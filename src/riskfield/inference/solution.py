@@ -49,8 +49,8 @@ class Solution:
     theta: Tensor  # (*batch, theta)  evidence included
     mu: Tensor  # (*batch, mu)
     sweeps: Tensor  # how many sweeps ran
-    residual: Tensor  # the largest change of a node marginal in the last sweep, as if undamped
-    converged: Tensor  # whether the residual fell to the tolerance
+    residual: Tensor  # the largest undamped change of a node marginal in a sweep, or the distance to the fixed point
+    converged: Tensor  # whether the residual fell to the tolerance: then it is an estimate of that distance
     messages: Tensor | None  # the algorithm's state, to warm-start the next run
     _value: Tensor | Callable[[FactorGraph, Tensor, Tensor], Tensor]  # log-partition, or (graph, theta, mu) -> it
     _algorithm: AbstractAlgorithm  # how joint states are decoded and bounded

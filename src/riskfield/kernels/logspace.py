@@ -30,3 +30,8 @@ def scaled(log_values: Tensor, number: Tensor | float) -> Tensor:
         return log_values * number
     impossible = log_values == NEG_INF
     return torch.where(impossible, NEG_INF, torch.where(impossible, 0.0, log_values) * number)
+
+
+def expected(log_weights: Tensor, values: Tensor) -> Tensor:
+    """The sum of exp(log_weights) values along the last axis; values without weight may be infinite."""
+    return torch.where(log_weights > NEG_INF, log_weights.exp() * values, 0.0).sum(-1)

@@ -17,7 +17,7 @@ from riskfield.graph.factor_graph import FactorGraph
 from riskfield.graph.schedule import Parallel
 from riskfield.kernels import fused, is_differentiated
 from riskfield.kernels.convergence import ROUNDING, Convergence, Gap
-from riskfield.kernels.logspace import NEG_INF, logsumexp, normalised, scaled
+from riskfield.kernels.logspace import NEG_INF, expected, logsumexp, normalised, scaled
 from riskfield.kernels.problem import MessagePassingProblem, mean_field_levels, schedule_levels
 from riskfield.kernels.stages import Layout, Stage, colour_by_colour, flooding, forward_backward
 from riskfield.kernels.start import starting_marginals, starting_messages
@@ -110,50 +110,46 @@ class MessagePassingRun:
         """How inconsistent factor and node marginals are, and how far messages would move without damping.
 
         If an undamped update moves a log-message by s(x), up to a constant, then the factor's marginal of that variable
-        is b(x) exp(s(x)), normalised, and differs from b(x) by v(x) = b(x) (exp(s(x)) - 1). The log-partition value is
-        off by c_c sum_x v(x) log(b(x) / m_c(x)), to first order.
+        is b(x) exp(s(x)), normalised. It differs from b(x) by v(x), at most b(x) |s(x)| while s is small. To first
+        order the log-partition value is off by the sum over messages of c_c sum_x v(x) log(b(x) / m_c(x)).
         """
         marginals, steps = (self.theta.new_zeros(len(self.theta)) for _ in range(2))
         for g, group in enumerate(self.problem.graph.factor_groups):
             rows = torch.arange(group.num_factors, device=self.theta.device)
             counting = self.counting[index_tensor(group.factors, self.theta.device)][:, None]
-            rounding = self._rounding(g, rows)[:, :, None]
+            size = torch.stack([self._operand_size(g, slot) for slot in range(group.arity)]).sum(0)
             for slot in range(group.arity):
-                message = self.log_messages[:, self.layout.messages[g][slot]]
-                belief = self.log_beliefs[:, self.layout.nodes[g][slot]]
-                possible = (belief > NEG_INF) & (message > NEG_INF)
-                moved = torch.where(possible, self._update(g, slot, rows) - message, 0.0)
-                belief = torch.where(possible, belief, NEG_INF)
+                belief, message = self._log_operands(g, slot)
+                possible = belief > NEG_INF
+                update = self._update(g, slot, rows)
+                moved = torch.where(possible, normalised(update) - message, 0.0)
                 step = moved - logsumexp(belief + moved, (2,), keepdim=True)
-                step = torch.where(possible & (step.abs() > rounding), step, 0.0)
-                weight = belief.exp()
-                violation = torch.where(step < 1, weight * torch.expm1(step), (belief + step).exp() - weight).abs()
+                sent = torch.where(update > NEG_INF, update.abs(), 0.0)
+                rounding = ROUNDING * torch.finfo(step.dtype).eps * (1 + size + expected(belief, sent))
+                step = torch.where(possible & (step.abs() > rounding[:, :, None]), step, 0.0)
+                violation = torch.where(step < 1, belief.exp() * step.abs().clamp(max=1), (belief + step).exp())
                 largest = violation.amax(2)
                 if not self.problem.maximise:
                     cavity = torch.where(possible, belief - message, 0.0)
                     cavity = cavity - cavity.gather(2, belief.argmax(2, keepdim=True))
-                    value = (counting * cavity.abs() * violation).sum(2)
-                    largest = torch.maximum(largest, value)
+                    largest = torch.maximum(largest, (counting * cavity.abs() * violation).sum(2))
                 marginals = torch.maximum(marginals, largest.amax(1))
                 steps = torch.maximum(steps, (counting * step.abs()).amax((1, 2)))
         return Gap(marginals, steps)
 
-    def _rounding(self, g: int, rows: Tensor) -> Tensor:
-        """How far rounding moves log-messages, of shape (batch, factor): by the size of the numbers they add up."""
-        group = self.problem.graph.factor_groups[g]
-        table = self._scaled_table(g, rows)
-        joint, size = table, table.abs()
-        for slot in range(group.arity):
-            cavity = self._cavity(g, slot, rows)
-            nodes = self.layout.nodes[g][slot][rows]
-            total = self.node_total[index_tensor(group.variables[:, slot], self.theta.device)][:, None]
-            joint = joint + _along(cavity, slot, group.arity)
-            size = size + _along(cavity.abs() + (self.theta[:, nodes] / total).abs(), slot, group.arity)
-        joint, size = joint.flatten(2), size.flatten(2)
-        probability = (joint - logsumexp(joint, (2,), keepdim=True)).exp()
-        return (
-            ROUNDING * torch.finfo(size.dtype).eps * (1 + torch.where(probability > 0, probability * size, 0.0).sum(2))
-        )
+    def _log_operands(self, g: int, slot: int) -> tuple[Tensor, Tensor]:
+        """Log-beliefs and log-messages; a state that either rules out is -inf in the belief and 0 in the message."""
+        belief = self.log_beliefs[:, self.layout.nodes[g][slot]]
+        message = self.log_messages[:, self.layout.messages[g][slot]]
+        possible = (belief > NEG_INF) & (message > NEG_INF)
+        return torch.where(possible, belief, NEG_INF), torch.where(possible, message, 0.0)
+
+    def _operand_size(self, g: int, slot: int) -> Tensor:
+        """The expected size of the numbers that a log-cavity is the sum of, of shape (batch, factor)."""
+        belief, message = self._log_operands(g, slot)
+        variables = index_tensor(self.problem.graph.factor_groups[g].variables[:, slot], self.theta.device)
+        given = self.theta[:, self.layout.nodes[g][slot]] / self.node_total[variables][:, None]
+        return expected(belief, belief.abs() + message.abs() + given.abs())
 
     def restore(self, items: Tensor, saved: tuple[Tensor, Tensor]) -> None:
         """Put back the state of some batch items."""
@@ -188,7 +184,7 @@ class MessagePassingRun:
 
     def _send(self, g: int, slot: int, rows: Tensor) -> Tensor:
         """The new messages, damped."""
-        update = self._update(g, slot, rows)
+        update = normalised(self._update(g, slot, rows))
         if self.damped:
             old = self.log_messages[:, self.layout.messages[g][slot][rows]]
             mixed = scaled(update, 1 - self.damping) + scaled(old, self.damping)
@@ -196,6 +192,7 @@ class MessagePassingRun:
         return update
 
     def _update(self, g: int, slot: int, rows: Tensor) -> Tensor:
+        """The new messages without damping, not normalised."""
         group = self.problem.graph.factor_groups[g]
         joint = self._scaled_table(g, rows)
         for other in range(group.arity):
@@ -204,7 +201,7 @@ class MessagePassingRun:
         others = tuple(2 + other for other in range(group.arity) if other != slot)
         if others:
             joint = joint.amax(others) if self.problem.maximise else logsumexp(joint, others)
-        return normalised(joint)
+        return joint
 
     def _scaled_table(self, g: int, rows: Tensor) -> Tensor:
         group = self.problem.graph.factor_groups[g]
@@ -281,13 +278,13 @@ class MeanFieldRun:
         """Update every variable once; the largest change of a marginal, of shape (batch,)."""
         change = self.theta.new_zeros(len(self.theta))
         for stage in self.stages:
-            expected = self.theta[:, : self.graph.node_size]
+            total = self.theta[:, : self.graph.node_size]
             for g, slot, rows in stage.sends:
                 index = self.layout.nodes[g][slot][rows]
-                expected = expected.index_add(1, index.flatten(), self._expectation(g, slot, rows).flatten(1))
+                total = total.index_add(1, index.flatten(), self._expectation(g, slot, rows).flatten(1))
             for size, members in self.layout.by_states(stage.receivers):
                 index = self.layout.node_start[members][:, None] + torch.arange(size, device=members.device)
-                new = normalised(expected[:, index])
+                new = normalised(total[:, index])
                 old = self.log_beliefs[:, index]
                 change = torch.maximum(change, (new.detach().exp() - old.detach().exp()).abs().amax((1, 2)))
                 self.log_beliefs.index_copy_(1, index.flatten(), new.flatten(1))
@@ -297,15 +294,13 @@ class MeanFieldRun:
     @torch.no_grad()
     def gap(self) -> Gap:
         """The change of the last sweep, as far as it is not rounding: node marginals are all there is."""
-        size = torch.ones_like(self._change)
+        size = torch.zeros_like(self._change)
         mu = self.marginals()
-        for g, values in enumerate(self.graph.factor_views(self.theta)):
-            tables = index_tensor(self.graph.factor_groups[g].tables, self.theta.device)
-            expected = torch.where(
-                self.graph.factor_views(mu)[g] > 0, self.graph.factor_views(mu)[g] * values[:, tables].abs(), 0.0
-            )
-            size = torch.maximum(size, 1 + expected.flatten(2).sum(2).amax(1))
-        rounding = ROUNDING * torch.finfo(size.dtype).eps * size
+        for weights, tables in zip(
+            self.graph.factor_views(mu), self.graph.factor_views(self.graph.expand(self.theta)), strict=True
+        ):
+            size = torch.maximum(size, expected(weights.flatten(2).log(), tables.flatten(2).abs()).amax(1))
+        rounding = ROUNDING * torch.finfo(size.dtype).eps * (1 + size)
         return Gap(torch.where(self._change > rounding, self._change, 0.0), torch.zeros_like(self._change))
 
     def restore(self, items: Tensor, saved: Tensor) -> None:
@@ -350,11 +345,11 @@ class MeanFieldRun:
         # 0 * -inf is 0: a joint state that has no probability costs nothing. Infinities stay out of the products, whose
         # derivatives they would turn into NaN.
         impossible = table == NEG_INF
-        expected = torch.where(impossible, 0.0, table) * product
+        mean = torch.where(impossible, 0.0, table) * product
         excluded = impossible & (product > 0)
         if others:
-            expected, excluded = expected.sum(others), excluded.any(others)
-        return torch.where(excluded, NEG_INF, expected)
+            mean, excluded = mean.sum(others), excluded.any(others)
+        return torch.where(excluded, NEG_INF, mean)
 
 
 def _one_sweep(run: MessagePassingRun | MeanFieldRun, state: Tensor) -> tuple[Tensor, Tensor]:
