@@ -1,5 +1,8 @@
 """Factor graphs: the layout, views, builders, unions, and what is refused."""
 
+import pickle
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -311,3 +314,25 @@ def test_a_union_keeps_the_order_of_factors():
     both = rf.infer(joint.graph, joint.join([theta, theta]), rf.MessagePassing(rf.TRW(torch.cat([rho, rho]))))
     for piece in joint.split(both.mu):
         torch.testing.assert_close(piece, alone.mu)
+
+
+def test_what_is_derived_from_a_graph_is_kept_with_it_and_not_pickled():
+    graph = rf.FactorGraph([2, 3], [(0, 1)])
+    made = []
+    for _ in range(2):
+        kept = graph.derived("lock", lambda: made.append(threading.Lock()) or made[-1])
+    assert kept is made[0]
+    assert len(made) == 1
+    copy = pickle.loads(pickle.dumps(graph))
+    assert copy.derived("lock", lambda: "fresh") == "fresh"
+    assert copy.theta_size == graph.theta_size
+
+
+def test_an_untied_graph_has_a_table_per_factor_in_the_layout_of_mu():
+    scopes = [(0, 1), (0, 1, 2), (1, 2), (2, 1, 0)]
+    tied = rf.FactorGraph([2, 2, 2], scopes, tables=[0, 1, 0, 1])
+    untied = tied.untied
+    assert untied.theta_size == untied.mu_size == tied.mu_size
+    assert [untied.scope(c) for c in range(4)] == scopes
+    assert [group.mu_start for group in untied.factor_groups] == [group.mu_start for group in tied.factor_groups]
+    assert untied.untied is untied

@@ -176,7 +176,7 @@ class _Conditions:
             for slot, size in enumerate(group.shape):
                 start, stop = group.message_range(slot)
                 of_factor = start + size * np.arange(group.num_factors)[:, None]
-                entry = (graph.node_start[group.variables[:, slot]][:, None] + np.arange(size)).ravel()
+                entry = graph.node_entries(group.variables[:, slot]).ravel()
                 rows += [(of_factor + table_states[slot]).ravel(), np.arange(start, stop)]
                 columns += [cells, entry]
                 values += [np.ones(len(cells)), -np.ones(len(entry))]

@@ -19,9 +19,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from weakref import WeakKeyDictionary
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,8 +27,6 @@ from riskfield.adjoints._attach import Jacobian, attach
 from riskfield.adjoints._refusals import require_convergence, require_finite, require_symmetry, require_theta_only
 from riskfield.adjoints.adjoint import AbstractAdjoint
 from riskfield.errors import AdjointWarning
-from riskfield.graph._scopes import IntArray
-from riskfield.graph.factor_graph import FactorGraph
 from riskfield.inference.request import Request
 from riskfield.inference.solution import Solution
 
@@ -45,8 +41,6 @@ _ROUNDING = 4.0
 _PIECE = 1 << 15  # numbers worked on at a time
 # A warning is due where rounding alone may take this share of the gradient.
 _NOISE = 1e-2
-
-_untied_graphs: WeakKeyDictionary[FactorGraph, FactorGraph] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -127,7 +121,7 @@ class Perturb(AbstractAdjoint):
         reach = self.multiplier * eps**power * size  # r |g|_inf
 
         stop = replace(request.stop, tol=self._tolerance(request.stop.tol, eps, size, reach))
-        again = replace(request, graph=_untied(graph), theta=theta, messages=solution.messages, stop=stop)
+        again = replace(request, graph=graph.untied, theta=theta, messages=solution.messages, stop=stop)
         along = torch.stack([step * reach / divisor for step in steps])[..., 0]
         share = torch.stack([weight * (scale / reach).double() for weight in weights])[..., 0]
         runs = again.solve_steps(grad, along, share)
@@ -170,21 +164,3 @@ def _largest(x: Tensor, factor: Tensor | None = None) -> Tensor:
     # Much faster than the infinity norm, or both at once.
     found = [torch.maximum(piece.amax(-1, keepdim=True), -piece.amin(-1, keepdim=True)) for piece in pieces]
     return torch.cat(found, -1).amax(-1, keepdim=True)
-
-
-def _untied(graph: FactorGraph) -> FactorGraph:
-    """`graph` with a table for every factor, so that theta has the layout of mu; all else keeps its place."""
-    if graph.theta_size == graph.mu_size:
-        return graph
-    if graph not in _untied_graphs:
-        numbers = np.concatenate([group.factors for group in graph.factor_groups])
-        if (numbers == np.arange(graph.num_factors)).all():
-            blocks = [group.variables for group in graph.factor_groups]
-            _untied_graphs[graph] = FactorGraph(graph.num_states, blocks)
-        else:
-            scopes: list[IntArray] = [np.empty(0, np.int64)] * graph.num_factors
-            for group in graph.factor_groups:
-                for factor, scope in zip(group.factors.tolist(), group.variables, strict=True):
-                    scopes[factor] = scope
-            _untied_graphs[graph] = FactorGraph(graph.num_states, scopes)
-    return _untied_graphs[graph]

@@ -14,8 +14,9 @@ layouts of theta and mu coincide.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import cached_property
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +32,8 @@ from riskfield.graph._scopes import (
     scope_blocks,
 )
 from riskfield.graph.groups import FactorGroup, NodeGroup, group_factors, group_nodes
+
+T = TypeVar("T")
 
 
 class FactorGraph:
@@ -70,6 +73,11 @@ class FactorGraph:
         self._node_groups, self._node_start = group_nodes(self._num_states)
         self._factor_groups = group_factors(self._num_states, self.node_size, blocks, table_ids)
         self._factor_group_of, self._factor_row = self._index_factors()
+        self._derived: dict[Hashable, Any] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Plans of the native engine cannot be pickled, and all of it can be derived again.
+        return {**self.__dict__, "_derived": {}}
 
     # -- structure ----------------------------------------------------------------------------------------------------
 
@@ -150,6 +158,28 @@ class FactorGraph:
             raise ValueError(f"`variables` must all have the same number of states. Got {sizes.tolist()}.")
         entries: IntArray = self._node_start[variables][..., None] + np.arange(sizes[0] if len(sizes) else 0)
         return entries
+
+    def derived(self, key: Hashable, make: Callable[[], T]) -> T:
+        """`make()`, computed once and kept with the graph under `key`: index arrays, plans and the like.
+
+        >>> graph = FactorGraph([2, 3])
+        >>> graph.derived("largest", lambda: int(graph.num_states.max()))
+        3
+        """
+        if key not in self._derived:
+            self._derived[key] = make()
+        found: T = self._derived[key]
+        return found
+
+    @cached_property
+    def untied(self) -> FactorGraph:
+        """The same graph with a table for every factor, so that theta has the layout of mu; all else stays in place."""
+        if self.theta_size == self.mu_size:
+            return self
+        numbers = np.concatenate([group.factors for group in self._factor_groups])
+        if (numbers == np.arange(self.num_factors)).all():
+            return FactorGraph(self.num_states, [group.variables for group in self._factor_groups])
+        return FactorGraph(self.num_states, [self.scope(factor) for factor in range(self.num_factors)])
 
     @cached_property
     def is_forest(self) -> bool:

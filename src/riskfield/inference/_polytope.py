@@ -7,7 +7,6 @@ unknowns; `relabelling` makes the most probable state the last.
 from __future__ import annotations
 
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -177,15 +176,9 @@ class Missing(NamedTuple):
         return Missing(*([torch.zeros_like(part) for part in parts] for parts in self))
 
 
-_polytopes: WeakKeyDictionary[FactorGraph, Polytope] = WeakKeyDictionary()
-
-
 def polytope(graph: FactorGraph) -> Polytope:
     """The polytope of a graph, which is kept as long as the graph."""
-    found = _polytopes.get(graph)
-    if found is None:
-        found = _polytopes[graph] = Polytope(graph)
-    return found
+    return graph.derived("local polytope", lambda: Polytope(graph))
 
 
 class _Places:

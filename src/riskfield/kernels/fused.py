@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -49,9 +48,6 @@ class _Structure:
     num_parts: int
     states: int
     threads: int
-
-
-_structures: WeakKeyDictionary[FactorGraph, dict[tuple[Schedule, torch.device], _Structure]] = WeakKeyDictionary()
 
 
 def available(problem: MessagePassingProblem, theta: Tensor) -> bool:
@@ -175,11 +171,8 @@ def _compiled(dtype: torch.dtype, states: int, device: torch.device) -> Launch:
 
 
 def _structure(problem: MessagePassingProblem, device: torch.device) -> _Structure:
-    kept = _structures.setdefault(problem.graph, {})
-    key = problem.schedule, device
-    if key not in kept:
-        kept[key] = _make_structure(problem.graph, problem.schedule, device)
-    return kept[key]
+    graph, schedule = problem.graph, problem.schedule
+    return graph.derived(("fused", schedule, device), lambda: _make_structure(graph, schedule, device))
 
 
 def _make_structure(graph: FactorGraph, schedule: Schedule, device: torch.device) -> _Structure:

@@ -36,9 +36,8 @@ class Layout:
             for slot, size in enumerate(group.shape):
                 first, last = group.message_range(slot)
                 message_rows.append(torch.arange(first, last, device=device).reshape(-1, size))
-                variables = index_tensor(group.variables[:, slot], device)
-                node_rows.append(self.node_start[variables][:, None] + torch.arange(size, device=device))
-                owners.append(variables)
+                node_rows.append(index_tensor(graph.node_entries(group.variables[:, slot]), device))
+                owners.append(index_tensor(group.variables[:, slot], device))
                 starts.append(message_rows[-1][:, 0])
                 factors.append(index_tensor(group.factors, device))
             self.messages.append(message_rows)
@@ -50,10 +49,14 @@ class Layout:
         self._degree = torch.bincount(torch.cat(owners) if owners else empty, minlength=graph.num_variables)
         self._first = self._degree.cumsum(0) - self._degree
 
-    def by_states(self, variables: Tensor) -> list[tuple[int, Tensor]]:
-        """`variables` split by their number of states."""
+    def by_states(self, variables: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """`variables` split by their number of states, and the positions (variable, state) of each part."""
         sizes = self.num_states[variables]
-        return [(int(size), variables[sizes == size]) for size in torch.unique(sizes)]
+        found = []
+        for size in torch.unique(sizes).tolist():
+            members = variables[sizes == size]
+            found.append((members, self.node_start[members][:, None] + torch.arange(size, device=members.device)))
+        return found
 
     def incoming(self, variables: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
         """The messages to `variables`: which of them receives it, where it lies (message, state), and its factor."""

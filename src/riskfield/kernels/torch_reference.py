@@ -220,9 +220,8 @@ class MessagePassingRun:
         """Recompute the beliefs of `variables`; the largest change, of shape (batch,)."""
         change = self.theta.new_zeros(len(self.theta))
         layout = self.layout
-        for size, members in layout.by_states(variables):
-            index = layout.node_start[members][:, None] + torch.arange(size, device=members.device)
-            owner, entries, factors = layout.incoming(members, size)
+        for members, index in layout.by_states(variables):
+            owner, entries, factors = layout.incoming(members, index.shape[1])
             received = scaled(self.log_messages[:, entries], self.counting[factors][:, None])
             total = self.theta[:, index].index_add(1, owner, received)
             new = normalised(scaled(total, 1 / self.node_total[members][:, None]))
@@ -282,8 +281,7 @@ class MeanFieldRun:
             for g, slot, rows in stage.sends:
                 index = self.layout.nodes[g][slot][rows]
                 total = total.index_add(1, index.flatten(), self._expectation(g, slot, rows).flatten(1))
-            for size, members in self.layout.by_states(stage.receivers):
-                index = self.layout.node_start[members][:, None] + torch.arange(size, device=members.device)
+            for _, index in self.layout.by_states(stage.receivers):
                 new = normalised(total[:, index])
                 old = self.log_beliefs[:, index]
                 change = torch.maximum(change, (new.detach().exp() - old.detach().exp()).abs().amax((1, 2)))

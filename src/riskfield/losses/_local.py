@@ -46,7 +46,7 @@ def conditional_logits(graph: FactorGraph, theta: Tensor, states: Tensor, groups
             if hidden.any():
                 others = index_tensor(np.delete(group.variables, slot, axis=1), device)
                 terms = torch.where(hidden[..., others].any(-1, keepdim=True), 0, terms)
-            target = index_tensor(graph.node_start[group.variables[:, slot]], device).unsqueeze(-1) + steps
+            target = index_tensor(graph.node_entries(group.variables[:, slot]), device)
             logits = logits.index_add(-1, target.flatten(), terms.flatten(-2))
     return logits
 
