@@ -199,24 +199,17 @@ def test_converged_means_close_to_the_fixed_point(model, damping, tol, kernels):
     torch.testing.assert_close(solution.log_partition, fixed.log_partition, rtol=0, atol=4 * tol)
 
 
-@pytest.mark.parametrize(
-    "algorithm", [rf.MeanField(), rf.MessagePassing()], ids=lambda algorithm: type(algorithm).__name__
-)
-def test_slow_convergence_does_not_pass_for_convergence(algorithm, kernels):
-    """Near the critical coupling every sweep makes a small part of the way that is left."""
+def test_slow_convergence_does_not_pass_for_convergence(kernels):
+    """Near the critical coupling a sweep makes a small part of the way that is left."""
     graph = rf.grid(4, 4, 2)
     theta = graph.zeros()
     graph.node_views(theta)[0][:, 1] = 1e-3
-    strength = 0.505 if isinstance(algorithm, rf.MeanField) else 0.85
-    graph.factor_views(theta)[0][:] = strength * (2 * torch.eye(2) - 1) * 0.66
-    stop = rf.Stop(100_000, 1e-6)
-    solution = rf.infer(graph, theta, algorithm, stop=stop, kernels=kernels)
-    fixed = rf.infer(
-        graph, theta, algorithm, stop=rf.Stop(20_000, None), kernels="native" if kernels == "native" else None
-    )
+    graph.factor_views(theta)[0][:] = 0.3 * (2 * torch.eye(2) - 1)
+    fixed = rf.infer(graph, theta, rf.MeanField(), stop=rf.Stop(1000, None), kernels=kernels)
+    solution = rf.infer(graph, theta, rf.MeanField(), stop=rf.Stop(tol=1e-6), kernels=kernels)
     assert solution.converged
-    assert solution.sweeps > 50
-    torch.testing.assert_close(solution.mu, fixed.mu, rtol=0, atol=3e-6)
+    assert solution.sweeps > 100
+    torch.testing.assert_close(solution.mu, fixed.mu, rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
