@@ -48,7 +48,7 @@ def test_the_public_surface():
     """Adding a name is a decision, and so is taking one away."""
     expected = {
         *("FactorGraph", "FactorGroup", "NodeGroup", "Union", "chain", "from_edges", "grid"),
-        *("Levels", "Parallel", "Sequential", "colour_order", "colours", "compile_levels"),
+        *("Coloured", "Levels", "Parallel", "Sequential", "colour_order", "colours", "compile_levels"),
         *("AbstractEntropy", "Bethe", "Counting", "CountingNumbers", "TRW", "spanning_tree_rho"),
         *("AbstractAlgorithm", "Exact", "ExactMAP", "MaxProduct", "MeanField", "MessagePassing"),
         *("ConvexFreeEnergy", "ConvexFunction", "Term", "NEGATIVE_ENTROPY", "NEGATIVE_LOG", "SQUARE"),

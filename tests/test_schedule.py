@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 
 import riskfield as rf
+from riskfield.graph.schedule import coloured_order
 from strategies import graphs, seeds
 
 
@@ -53,6 +54,38 @@ def test_grids_need_few_colours(connectivity, colours):
     assert rf.colours(rf.grid(7, 8, 2, connectivity=connectivity)).max() == colours - 1
 
 
+# A cycle numbered so that a greedy colouring takes three colours.
+SIX = [(0, 2), (2, 3), (3, 1), (1, 4), (4, 5), (5, 0)]
+
+
+@pytest.mark.parametrize(
+    ("edges", "variables", "greedy", "levels"),
+    [(SIX, 6, 3, 2), ([*SIX, (6, 7)], 9, 3, 2), ([(0, 1), (1, 2), (2, 0)], 3, 3, 3), ([], 3, 1, 1)],
+)
+def test_bipartite_graphs_need_two_colours(edges, variables, greedy, levels):
+    graph = rf.FactorGraph([2] * variables, edges)
+    assert rf.colours(graph).max() + 1 == greedy
+    assert rf.compile_levels(graph, coloured_order(graph)).count == levels
+
+
+@settings(max_examples=100)
+@given(graphs(max_variables=7, max_factors=9))
+def test_levels_of_a_coloured_schedule_are_at_most_the_greedy_colours(graph):
+    order = coloured_order(graph)
+    assert sorted(order) == list(range(graph.num_variables))
+    assert rf.compile_levels(graph, order).count <= rf.colours(graph).max() + 1
+
+
+def test_coloured_is_the_sequential_schedule_of_its_order(kernels):
+    graph = rf.FactorGraph([2, 3, 2, 2, 3, 2], [*SIX, (0, 1, 5)])
+    theta = torch.randn(2, graph.theta_size, dtype=torch.float64)
+    coloured, ordered = (
+        rf.infer(graph, theta, rf.MessagePassing(schedule=schedule), stop=rf.Stop(3, tol=None), kernels=kernels).mu
+        for schedule in (rf.Coloured(), rf.Sequential(coloured_order(graph)))
+    )
+    torch.testing.assert_close(coloured, ordered, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("order", [(0, 1), (0, 1, 1), (0, 1, 3), (-1, 0, 1), (0, 1, 2, 3)])
 @pytest.mark.parametrize(
     "make", [lambda o: rf.MessagePassing(schedule=rf.Sequential(o)), rf.MeanField], ids=["messages", "mean field"]
@@ -71,7 +104,7 @@ def test_settings_of_message_passing_are_checked():
         with pytest.raises(TypeError, match=r"`entropy` must be an entropy such as `TRW\(0.5\)`. Got 0.5"):
             kind(0.5)
         with pytest.raises(
-            TypeError, match=r"`schedule` must be `Sequential\(...\)` or `Parallel\(\)`. Got 'parallel'"
+            TypeError, match=r"`schedule` must be `Sequential\(...\)`, `Coloured\(\)` or `Parallel\(\)`. Got 'parallel'"
         ):
             kind(schedule="parallel")
 

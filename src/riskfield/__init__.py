@@ -58,7 +58,7 @@ from riskfield.gradient_check import GradientReport, check_gradients
 from riskfield.graph.builders import Union, chain, from_edges, grid
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.graph.groups import FactorGroup, NodeGroup
-from riskfield.graph.schedule import Levels, Parallel, Sequential, colour_order, colours, compile_levels
+from riskfield.graph.schedule import Coloured, Levels, Parallel, Sequential, colour_order, colours, compile_levels
 from riskfield.infer import ExactOnForests, Inference, Role, infer
 from riskfield.inference.algorithm import AbstractAlgorithm
 from riskfield.inference.convex import (
@@ -151,6 +151,7 @@ __all__ = [
     "CliqueSmoothedClassification",
     "Colour",
     "ColourDifference",
+    "Coloured",
     "Conditional",
     "Constant",
     "ContrastiveDivergence",

@@ -17,7 +17,7 @@ import typer
 
 from riskfield.entropy import TRW, Bethe, spanning_tree_rho
 from riskfield.errors import ConvergenceWarning, ImpossibleEvidenceError, RiskfieldError, TreewidthError
-from riskfield.graph.schedule import Parallel, Sequential
+from riskfield.graph.schedule import Coloured, Parallel, Schedule, Sequential
 from riskfield.infer import infer as run_inference
 from riskfield.inference.algorithm import AbstractAlgorithm
 from riskfield.inference.exact import Exact
@@ -46,6 +46,7 @@ class ScheduleName(StrEnum):
     """The orders of message updates."""
 
     SEQUENTIAL = "sequential"
+    COLOURED = "coloured"
     PARALLEL = "parallel"
 
 
@@ -218,7 +219,11 @@ def _algorithm(
     """Build the algorithm the options describe."""
     if not 0 <= damping < 1:
         raise typer.BadParameter(f"--damping must be at least 0 and below 1. Got {damping:g}.")
-    order = Parallel() if schedule is ScheduleName.PARALLEL else Sequential()
+    order: Schedule = Sequential()
+    if schedule is ScheduleName.COLOURED:
+        order = Coloured()
+    elif schedule is ScheduleName.PARALLEL:
+        order = Parallel()
     match name:
         case AlgorithmName.BP:
             return MessagePassing(Bethe(), order, damping)

@@ -37,7 +37,7 @@ class Sequential:
         order: the order of the variables, a permutation. By default a forest is visited from the leaves to the roots,
             so that one sweep of belief propagation is exact, and any other graph in the numbering of its variables. On
             a grid the numbering makes tree-reweighted message passing with rho = 1/2 convergent (every row and column
-            is a monotonic chain). `colour_order(graph)` needs few levels on any sparse graph.
+            is a monotonic chain).
     """
 
     order: Sequence[int] | None = None
@@ -52,7 +52,22 @@ class Parallel:
     """Update all messages at once from the previous ones (flooding, Jacobi)."""
 
 
-Schedule = Sequential | Parallel
+@dataclass(frozen=True)
+class Coloured:
+    """Update messages one colour after the other: a `Sequential` order with few, wide levels, which GPUs need.
+
+    Variables that share a factor have different colours: two colours where the graph is bipartite, as grids, chains and
+    all pairwise trees are, else those of a greedy colouring (`colour_order`). Fewer levels make a sweep faster where
+    many variables are updated at once; information travels less far in each sweep, so more sweeps are needed.
+
+    >>> from riskfield import MessagePassing, grid, infer
+    >>> graph = grid(3, 3, num_states=2)
+    >>> infer(graph, graph.zeros(), MessagePassing(schedule=Coloured())).node_marginals[0][0]
+    tensor([0.5000, 0.5000], dtype=torch.float64)
+    """
+
+
+Schedule = Sequential | Coloured | Parallel
 
 
 def compile_levels(graph: FactorGraph, order: npt.ArrayLike | None = None) -> Levels:
@@ -149,6 +164,32 @@ def breadth_first_order(graph: FactorGraph) -> IntArray:
     found = search(joined.tocsr(), num_nodes, directed=False, return_predecessors=False)
     order: IntArray = found[found < graph.num_variables].astype(np.int64)
     return order
+
+
+def coloured_order(graph: FactorGraph) -> IntArray:
+    """The order of `Coloured()`: colour by colour, of two colours where the graph is bipartite."""
+    colour = colours(graph)
+    if colour.max(initial=0) > 1:
+        two = _two_colours(graph)
+        colour = colour if two is None else two
+    return np.argsort(colour, kind="stable")
+
+
+def _two_colours(graph: FactorGraph) -> IntArray | None:
+    """A colour, 0 or 1, for each variable such that variables sharing a factor differ; None where there is none."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    # Two copies of every variable, and an edge from each copy to the other copy of a neighbour: a part of the graph is
+    # bipartite if and only if the two copies of a variable are not connected.
+    n = graph.num_variables
+    first, second = graph.neighbour_pairs().T
+    ends = np.concatenate([first, first + n]), np.concatenate([second + n, second])
+    _, part = connected_components(coo_array((np.ones(2 * len(first), bool), ends), (2 * n, 2 * n)), directed=False)
+    if (part[:n] == part[n:]).any():
+        return None
+    colour: IntArray = (part[:n] > part[n:]).astype(np.int64)
+    return colour
 
 
 def colours(graph: FactorGraph) -> IntArray:

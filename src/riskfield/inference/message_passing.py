@@ -43,7 +43,7 @@ class MessagePassing(AbstractAlgorithm):
 
     Arguments:
         entropy: `Bethe()` for loopy belief propagation, `TRW(rho)`, or any `CountingNumbers`.
-        schedule: `Sequential()` (usually converges in fewest sweeps) or `Parallel()`.
+        schedule: `Sequential()` (usually converges in fewest sweeps), `Coloured()` (for GPUs) or `Parallel()`.
         damping: in [0, 1). A new log-message is (1 - damping) times the update plus damping times the old one. The
             tolerance is compared with the undamped change, so damping never passes for convergence. A tensor may
             require a gradient, as may the numbers of the entropy: `Unroll` gives it.
@@ -270,7 +270,7 @@ def _check_settings(entropy: object, schedule: object, damping: float | Tensor) 
     if not isinstance(entropy, AbstractEntropy):
         raise TypeError(f"`entropy` must be an entropy such as `TRW(0.5)`. Got {entropy!r}.")
     if not isinstance(schedule, Schedule):
-        raise TypeError(f"`schedule` must be `Sequential(...)` or `Parallel()`. Got {schedule!r}.")
+        raise TypeError(f"`schedule` must be `Sequential(...)`, `Coloured()` or `Parallel()`. Got {schedule!r}.")
     if isinstance(damping, Tensor) and damping.ndim:
         raise ValueError(f"`damping` must be one number. Got a tensor of shape {tuple(damping.shape)}.")
     if not 0 <= damping < 1:

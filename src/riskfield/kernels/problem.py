@@ -10,7 +10,7 @@ from torch import Tensor
 
 from riskfield.entropy import Counting
 from riskfield.graph.factor_graph import FactorGraph
-from riskfield.graph.schedule import Levels, Parallel, Schedule, colour_order, compile_levels
+from riskfield.graph.schedule import Coloured, Levels, Parallel, Schedule, colour_order, coloured_order, compile_levels
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +29,7 @@ def schedule_levels(graph: FactorGraph, schedule: Schedule) -> Levels:
     if isinstance(schedule, Parallel):
         n = graph.num_variables
         return Levels(np.arange(n), np.zeros(n, np.int64), min(n, 1))
-    return compile_levels(graph, schedule.order)
+    return compile_levels(graph, coloured_order(graph) if isinstance(schedule, Coloured) else schedule.order)
 
 
 def mean_field_levels(graph: FactorGraph, order: Sequence[int] | None) -> Levels:

@@ -31,7 +31,7 @@ from riskfield.features.image import (
     Position,
     SobelResponse,
 )
-from riskfield.graph.schedule import Parallel, Sequential
+from riskfield.graph.schedule import Coloured, Parallel, Sequential
 from riskfield.infer import ExactOnForests, Inference
 from riskfield.inference.exact import Exact
 from riskfield.inference.exact_map import ExactMAP
@@ -76,6 +76,7 @@ _INFERENCE: dict[str, Any] = {
     "MeanField": MeanField,
     "MessagePassing": MessagePassing,
     "Minres": Minres,
+    "Coloured": Coloured,
     "Parallel": Parallel,
     "Perturb": Perturb,
     "Sequential": Sequential,
