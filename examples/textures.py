@@ -24,11 +24,7 @@ from riskfield.cli import main as riskfield
 from riskfield.data.bundled import mosaics
 from riskfield.data.pictures import PictureSet
 
-LOSSES = {  # {name of the run: name of the loss}
-    "surrogate-likelihood": "likelihood",
-    "univariate-logistic": "univariate-logistic",
-    "clique-logistic": "clique-logistic",
-}
+LOSSES = ("surrogate-likelihood", "univariate-logistic", "clique-logistic")
 
 
 def write_folders(pictures: PictureSet, folder: Path) -> None:
@@ -70,13 +66,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     train = ["--images", out / "train" / "images", "--masks", out / "train" / "masks"]
     test = ["--images", out / "test" / "images", "--masks", out / "test" / "masks"]
     names = ["--class", "0=brick", "--class", "1=grass", "--class", "2=gravel"]
-    for name, loss in LOSSES.items():
+    for loss in LOSSES:
         settings = ["--loss", loss, "--inference", "trw", "--sweeps", 10, "--ridge", 1e-3]
-        command("fit", *train, *names, *settings, "--iterations", given.iterations, "--out", out / name)
+        command("fit", *train, *names, *settings, "--iterations", given.iterations, "--out", out / loss)
     command("predict", out / "clique-logistic", out / "test" / "images", "--out", out / "predicted")
     page = out / "report.html"
     title = "Brick, grass and gravel"
-    command("report", *(out / name for name in LOSSES), *test, "--out", page, "--title", title)
+    command("report", *(out / loss for loss in LOSSES), *test, "--out", page, "--title", title)
     print(f"\n{time.perf_counter() - began:.0f} seconds. Open this page in a browser:\n{page.resolve()}")
 
 

@@ -14,7 +14,7 @@ import riskfield as rf
 from learning_cases import EXACT, TRUNCATED, chain_examples, chain_model, denoising, values
 
 LOSS = rf.UnivariateLogistic()
-WARM = rf.WarmStart(rf.MessagePassing(rf.TRW(0.5)), rf.Stop(tol=1e-10), rf.FixedPoint(tol=1e-10))
+WARM = rf.Inference(rf.MessagePassing(rf.TRW(0.5)), rf.Stop(tol=1e-10), rf.FixedPoint(tol=1e-10))
 TIGHT = rf.LBFGS(iterations=60, gradient_tol=1e-8, change_tol=1e-15)
 
 
@@ -30,7 +30,7 @@ def fits(group, **settings):
     yield "lbfgs", model
 
     model = rf.LinearModel(2, 2, 2)
-    rf.fit(model, share(denoising(5, side=5)), LOSS, WARM, optimiser=TIGHT, **settings)
+    rf.fit(model, share(denoising(5, side=5)), LOSS, WARM, warm_start=True, optimiser=TIGHT, **settings)
     yield "warm", model
 
     model = chain_model()

@@ -15,7 +15,7 @@ import torch
 import riskfield as rf
 from learning_cases import EXACT, TRUNCATED, chain_examples, chain_model, denoising, values
 
-WARM = rf.WarmStart(rf.MessagePassing(rf.TRW(0.5)), rf.Stop(tol=1e-7), rf.FixedPoint(tol=1e-7))
+WARM = rf.Inference(rf.MessagePassing(rf.TRW(0.5)), rf.Stop(tol=1e-7), rf.FixedPoint(tol=1e-7))
 LOSS = rf.UnivariateLogistic()
 
 # What each name fits: a model, data, inference and settings of `fit`.
@@ -24,7 +24,12 @@ FITS = {
         rf.LinearModel(2, 2, 2),
         denoising(6, side=6),
         WARM,
-        {"optimiser": rf.LBFGS(iterations=20, memory=5), "ridge": 1e-3, "validation": denoising(3, side=6, seed=1)},
+        {
+            "optimiser": rf.LBFGS(iterations=20, memory=5),
+            "ridge": 1e-3,
+            "validation": denoising(3, side=6, seed=1),
+            "warm_start": True,
+        },
     ),
     "adam": lambda: (
         rf.Conditional(

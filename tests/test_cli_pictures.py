@@ -14,10 +14,11 @@ from PIL import Image
 import riskfield as rf
 from picture_cases import CLASS_OPTIONS, CLASSES, IGNORE, SHAPES, write_folders
 from riskfield.cli import main
-from riskfield.cli._fit_pictures import LossName
-from riskfield.learning.loss_names import LOSSES
-from riskfield.learning.picture_run import PictureRun
+from riskfield.cli._fit_images import Choices, InferenceName
+from riskfield.estimators.defaults import ITERATIONS, LOSS, RIDGE, SWEEPS
+from riskfield.estimators.image_run import PictureRun
 from riskfield.learning.session import Session
+from riskfield.losses.names import LOSSES
 
 FIT = ["fit", "--images", "images", "--masks", "masks", "--iterations", "4", *CLASS_OPTIONS]
 
@@ -184,10 +185,10 @@ def test_a_file_of_options(folder, capsys):
     assert run.classes == CLASSES
     assert [m.shape for m in run.crf.predict_marginals([np.zeros((9, 7))])] == [(9, 7, 2)]
     for text, message in [
-        ("rige = 1", "fit.toml may set checkpoint, class, every, ignore, images, "),
+        ("rige = 1", "fit.toml may set class, every, ignore, images, "),
         ("ridge = ", "fit.toml: Invalid value (at "),
         ('ridge = "much"', "Invalid value for '--ridge': "),
-        ('loss = "hinge"', "'hinge' is not one of 'clique-logistic'"),
+        ('loss = "hinge"', "--loss must be one of univariate-logistic, "),
     ]:
         Path("fit.toml").write_text(text)
         assert message in complaint(capsys, ["fit", "--config", "fit.toml", "--out", "new"])
@@ -240,7 +241,7 @@ def test_nothing_is_lost_by_interruption(folder, end, capsys, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(Session, "add", lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt))
             assert main([*command[:-1], "--out", "early"]) == 130
-        assert "training ended before the stage with the loss clique-logistic" in capsys.readouterr().err
+        assert "training ended before the stage with the loss univariate-logistic" in capsys.readouterr().err
     assert main([*command, "--resume"]) == 0
     assert main([*FIT, "--out", "once", "--iterations", "6", "--quiet"]) == 0
     cut, once = PictureRun.load("cut"), PictureRun.load("once")
@@ -319,10 +320,10 @@ def test_folders_that_cannot_be_written(folder, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["fit", "--out", "x"], "Give --images and --masks, or a file PROBLEM.py."),
-        (["fit", "--images", "images", "--out", "x"], "Give --images and --masks, or a file PROBLEM.py."),
-        (["fit", "p.py", "--ridge", "1", "--out", "x"], "--ridge applies to pictures. Got PROBLEM.py,"),
-        ([*FIT, "--checkpoint", "c", "--out", "x"], "--checkpoint applies to PROBLEM.py."),
+        (["fit", "--out", "x"], "Missing option '--images'."),
+        (["fit", "--images", "images", "--out", "x"], "Missing option '--masks'."),
+        ([*FIT, "--checkpoint", "c", "--out", "x"], "No such option: --checkpoint"),
+        ([*FIT, "--loss", "hinge", "--out", "x"], "--loss must be one of univariate-logistic, "),
         ([*FIT, "--class", "figure", "--out", "x"], "--class must be VALUE=NAME, such as 255=horse. Got 'figure'."),
         ([*FIT, "--class", "0=other", "--out", "x"], "--class must not repeat a value or a name. Got '0=other' again."),
         ([*FIT, "--class", "9=sky", "--out", "x"], "masks: no mask has the value 9 of the class 'sky'."),
@@ -393,11 +394,19 @@ def test_values_above_255(folder):
         assert labels.mode == "I;16"
 
 
-def test_the_losses_are_those_of_the_estimators():
-    assert {name.value for name in LossName} == set(LOSSES)
+def test_the_defaults_are_those_of_the_estimator(folder):
+    """Each is written once, and the command's own objects equal them."""
+    choices = Choices.of(LOSS, InferenceName.TRW, None, SWEEPS, RIDGE, ITERATIONS, 1.0).objects()
+    crf = rf.ImageCRF()
+    assert choices["loss"] == crf.loss
+    assert choices["loss"] in LOSSES
+    assert choices["ridge"] == crf.ridge
+    assert {stage.optimiser for stage in crf.stages()} == {choices["optimiser"]}
+    (inference,) = {stage.inference for stage in crf.stages()}
+    assert choices["inference"] == inference
 
 
 def test_divergence_is_said(folder, capsys):
-    steep = [*FIT, "--loss", "likelihood", "--sweeps", "1", "--ridge", "0", "--iterations", "40", "--out", "steep"]
+    steep = [*FIT, "--loss", "surrogate-em", "--sweeps", "1", "--ridge", "0", "--iterations", "40", "--out", "steep"]
     assert main(steep) == 0
     assert "riskfield: Training diverged" in capsys.readouterr().err

@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 
 import riskfield as rf
 from riskfield import CRF, GridCRF
+from riskfield.estimators.registry import SAVED
 from riskfield.io import codec
 from riskfield.io.codec import pack, read_text_tree, read_tree, unpack, write_text_tree, write_tree
-from riskfield.learning.registry import SAVED
 
 X = [np.array([[0.1, 1.0], [0.9, 2.0], [0.8, 0.0]]), np.array([[0.2, 1.0], [0.1, 1.0]])]
 Y = [["a", "b", "b"], ["a", "a"]]
@@ -36,11 +36,11 @@ def path(tmp_path):
     "settings",
     [
         {},
-        {"graph": np.array([[0, 1]]), "loss": "likelihood", "ridge": np.float64(0.5), "chunk_size": 1},
+        {"graph": np.array([[0, 1]]), "loss": "surrogate-likelihood", "ridge": np.float64(0.5), "chunk_size": 1},
         {"graph": [[0, 1]], "loss": rf.Hybrid(rf.L1(rf.SoftArgmax(0.5)), rf.CliqueLogistic(), 0.25)},
         {"inference": rf.Inference(rf.MessagePassing(rf.TRW(0.5), rf.Parallel(), 0.25), rf.Stop(7, None), rf.Unroll())},
         {"inference": rf.Inference(rf.Exact()), "decoder": rf.MAP(), "loss": rf.SurrogateEM(rf.MeanField())},
-        {"inference": rf.WarmStart(rf.MessagePassing(), rf.Stop(tol=1e-9), rf.FixedPoint())},
+        {"inference": rf.Inference(rf.MessagePassing(), rf.Stop(tol=1e-9), rf.FixedPoint())},
         {"optimiser": rf.Torch(torch.optim.SGD, {"lr": 0.1, "momentum": 0.5}, 1, 2), "random_state": 3},
         {"loss": rf.PatchPseudolikelihood([0, 0, 1]), "inference": rf.Inference(rf.Exact())},
     ],

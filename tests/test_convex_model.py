@@ -8,7 +8,7 @@ from strategies import potentials
 
 GRAPH = rf.grid(4, 4, 2)
 STOP = rf.Stop(200, 1e-11)
-FREE_ENERGY = rf.WarmStart(rf.ConvexFreeEnergy(message_passing=False), STOP, rf.KKT())
+FREE_ENERGY = rf.Inference(rf.ConvexFreeEnergy(message_passing=False), STOP, rf.KKT())
 
 
 def inputs(noisy):
@@ -60,11 +60,15 @@ def test_weights_are_held_first_and_then_learned():
     model, examples = convex_model(), stripes(6)
     model.log_weights.requires_grad_(False)
     optimiser = rf.LBFGS(iterations=8)
-    held = rf.fit(model, examples, rf.UnivariateQuadratic(), FREE_ENERGY, optimiser=optimiser, progress=False)
+    held = rf.fit(
+        model, examples, rf.UnivariateQuadratic(), FREE_ENERGY, warm_start=True, optimiser=optimiser, progress=False
+    )
     (term,) = model.terms(GRAPH, examples.inputs)
     assert (term.weight == 1).all()
     model.log_weights.requires_grad_(True)
-    free = rf.fit(model, examples, rf.UnivariateQuadratic(), FREE_ENERGY, optimiser=optimiser, progress=False)
+    free = rf.fit(
+        model, examples, rf.UnivariateQuadratic(), FREE_ENERGY, warm_start=True, optimiser=optimiser, progress=False
+    )
     assert free.best.risk < held.best.risk < held.history[0].risk
     (term,) = model.terms(GRAPH, examples.inputs)
     assert (term.weight > 0).all()

@@ -13,7 +13,7 @@ from sklearn.preprocessing import FunctionTransformer, StandardScaler
 from sklearn.utils import estimator_checks
 
 import riskfield as rf
-from riskfield import CRF, GridCRF, PerVariable
+from riskfield import CRF, GridCRF, ImageCRF, PerVariable
 
 EXACT = rf.Inference(rf.Exact())
 
@@ -42,6 +42,34 @@ def pictures(number=6, rows=8, columns=9, seed=0):
 
 # -- what scikit-learn asks -------------------------------------------------------------------------------------------
 
+ESTIMATORS = [CRF(), GridCRF(), ImageCRF()]
+NAMES = ["CRF", "GridCRF", "ImageCRF"]
+
+
+def test_all_estimators_have_the_same_parameters_and_defaults():
+    own = {"graph", "connectivity", "edge_features", "features"}
+    common = [
+        {name: value for name, value in estimator.get_params().items() if name not in own} for estimator in ESTIMATORS
+    ]
+    assert common[0] == common[1] == common[2]
+    shared = {"loss", "inference", "decoder", "ridge", "optimiser", "initial", "chunk_size", "random_state", "verbose"}
+    assert set(common[0]) == shared
+
+
+def test_all_estimators_have_the_same_fitted_attributes():
+    X, y = pictures(2)
+    few = rf.LBFGS(iterations=2)
+    features = rf.ImageFeatures((rf.Constant(), rf.Intensity()), (rf.Constant(),))
+    fitted = [
+        CRF(optimiser=few).fit(*sentences(3, lengths=(4, 4))),
+        GridCRF(optimiser=few).fit(X, y),
+        ImageCRF(features, optimiser=few).fit(list(X), y),
+    ]
+    found = [{name for name in vars(estimator) if name.endswith("_")} for estimator in fitted]
+    assert found[0] == found[1] == found[2] - {"features_"}
+    assert {len(estimator.results_) for estimator in fitted} == {2}
+
+
 # Those of its checks that bring no data of their own: theirs are tables, with a label for each row.
 CHECKS = [
     "check_do_not_raise_errors_in_init_or_set_params",
@@ -58,7 +86,7 @@ CHECKS = [
 ]
 
 
-@pytest.mark.parametrize("estimator", [CRF(), GridCRF()], ids=["CRF", "GridCRF"])
+@pytest.mark.parametrize("estimator", ESTIMATORS, ids=NAMES)
 @pytest.mark.parametrize("check", CHECKS)
 def test_scikit_learn_is_content(estimator, check):
     getattr(estimator_checks, check)(type(estimator).__name__, estimator)
@@ -96,7 +124,7 @@ def test_a_prediction_does_not_depend_on_the_others(estimator, data):
 def test_grid_search():
     X, y = sentences(24)
     grid = [{"ridge": [10.0, 1e-3], "inference": [None, EXACT]}, {"loss": ["independent", rf.CliqueLogistic()]}]
-    search = GridSearchCV(CRF("chain", loss="likelihood"), grid, cv=2).fit(X, y)
+    search = GridSearchCV(CRF("chain", loss="surrogate-likelihood"), grid, cv=2).fit(X, y)
     assert len(search.cv_results_["params"]) == 6
     assert isinstance(search.best_estimator_, CRF)
     assert search.score(X, y) == search.best_estimator_.score(X, y) > 0.6
@@ -169,7 +197,8 @@ def chain_by_hand(X, y, loss, ridge, num_states=3):
 
 
 @pytest.mark.parametrize(
-    ("name", "loss"), [("likelihood", rf.SurrogateLikelihood()), ("univariate-logistic", rf.UnivariateLogistic())]
+    ("name", "loss"),
+    [("surrogate-likelihood", rf.SurrogateLikelihood()), ("univariate-logistic", rf.UnivariateLogistic())],
 )
 def test_sequences(name, loss):
     X, y = sentences()
@@ -181,7 +210,7 @@ def test_sequences(name, loss):
     assert all(np.array_equal(p, m.argmax(-1)) for p, m in zip(predicted, crf.predict_marginals(X), strict=True))
     right = sum(np.count_nonzero(p == labels) for p, labels in zip(predicted, y, strict=True))
     assert crf.score(X, y) == right / sum(map(len, y))
-    assert crf.result_.reason is rf.Reason.CONVERGED
+    assert crf.results_[-1].reason is rf.Reason.CONVERGED
     assert crf.n_features_in_ == 2
 
 
@@ -212,7 +241,7 @@ def test_any_labels(labels):
 def test_unknown_labels_do_not_count():
     X, y = sentences(30)
     hidden = [np.where(np.arange(len(labels)) % 3 == 1, -1, labels) for labels in y]
-    for loss in ("univariate-logistic", "likelihood", "pseudolikelihood"):
+    for loss in ("univariate-logistic", "surrogate-em", "pseudolikelihood"):
         crf = CRF(loss=loss, ridge=1e-3).fit(X, hidden)
         assert crf.classes_.tolist() == [0, 1, 2]
         assert crf.score(X, y) > 0.55
@@ -316,10 +345,10 @@ def test_factors_of_three():
     labels = np.array([[a, b, a ^ b] for a in (0, 1) for b in (0, 1)] * 3)
     features = (2.0 * labels - 1)[..., None].copy()
     features[:, 2] = 0
-    triples = CRF([[0, 1, 2]], loss="likelihood", inference=EXACT).fit(features, labels)
+    triples = CRF([[0, 1, 2]], loss="surrogate-likelihood", inference=EXACT).fit(features, labels)
     assert triples.score(features, labels) == 1
     assert triples.arity_ == 3
-    pairs = CRF([[0, 1], [1, 2], [0, 2]], loss="likelihood", inference=EXACT).fit(features, labels)
+    pairs = CRF([[0, 1], [1, 2], [0, 2]], loss="surrogate-likelihood", inference=EXACT).fit(features, labels)
     assert pairs.score(features, labels) < 0.9
 
 
@@ -361,7 +390,10 @@ def test_pictures_of_all_shapes(connectivity, edge_features):
     crf = GridCRF(connectivity, edge_features).fit(X, y)
     assert [p.shape for p in crf.predict(X)] == shapes
     directions = connectivity // 2
-    assert crf.model_.factors["factors"].weight.shape == (4, directions * (1 if edge_features == "constant" else 2))
+    assert [*crf.model_.factors] == ["horizontal", "vertical", "diagonal", "antidiagonal"][:directions]
+    assert {tuple(network.weight.shape) for network in crf.model_.factors.values()} == {
+        (4, 1 if edge_features == "constant" else 2)
+    }
 
 
 @pytest.mark.parametrize("connectivity", [4, 8])
@@ -372,10 +404,10 @@ def test_pictures_have_the_marginals_of_their_grid(connectivity):
     inference = rf.Inference(rf.MessagePassing(rf.TRW(0.3)), rf.Stop(4, None))
     crf = GridCRF(connectivity, "difference", inference=inference, optimiser=rf.LBFGS(iterations=3)).fit(X, y)
     F = crf.model_.nodes["nodes"].weight.detach().numpy()
-    G = crf.model_.factors["factors"].weight.detach().numpy()
+    G = {name: network.weight.detach().numpy() for name, network in crf.model_.factors.items()}
     graph = rf.grid(3, 4, 2, connectivity=connectivity)
     theta = graph.zeros()
-    steps = {(0, 1): 0, (1, 0): 1, (1, 1): 2, (1, -1): 3}
+    steps = {(0, 1): "horizontal", (1, 0): "vertical", (1, 1): "diagonal", (1, -1): "antidiagonal"}
     pixels = [(row, column) for row in range(3) for column in range(4)]
     for variable, (row, column) in enumerate(pixels):
         graph.node(theta, variable)[:] = torch.from_numpy(F @ [*X[0, row, column], 1])
@@ -383,7 +415,7 @@ def test_pictures_have_the_marginals_of_their_grid(connectivity):
         first, second = (np.array(pixels[variable]) for variable in graph.scope(factor))
         direction = steps[tuple((second - first).tolist())]
         v = [*np.abs(X[0][tuple(first)] - X[0][tuple(second)]), 1]
-        table = G[:, 3 * direction : 3 * direction + 3] @ v
+        table = G[direction] @ v
         graph.factor(theta, factor)[:] = torch.from_numpy(table.reshape(2, 2))
     expected = inference(graph, theta).node_marginals[0].reshape(3, 4, 2)
     np.testing.assert_allclose(crf.predict_marginals(X)[0], expected, rtol=0, atol=1e-12)
@@ -394,11 +426,11 @@ def test_tied_and_untied_edges_are_the_same_model():
     X, y = pictures(2)
     ones = np.concatenate([X, np.ones_like(X)], -1)
     constant = GridCRF(ridge=1e-3).fit(ones, y)
-    G = constant.model_.factors["factors"].weight.detach()
     untied = GridCRF(edge_features="difference", ridge=1e-3, optimiser=rf.LBFGS(iterations=1)).fit(ones, y)
     with torch.no_grad():
         untied.model_.nodes["nodes"].weight.copy_(constant.model_.nodes["nodes"].weight)
-        untied.model_.factors["factors"].weight.zero_()[:, [2, 5]] = G
+        for name, network in constant.model_.factors.items():
+            untied.model_.factors[name].weight.zero_()[:, 2:] = network.weight
     np.testing.assert_allclose(untied.predict_marginals(ones), constant.predict_marginals(ones), rtol=0, atol=1e-12)
 
 
@@ -418,7 +450,8 @@ def test_pixels_without_a_label():
     "loss",
     [
         *("univariate-logistic", "univariate-quadratic", "clique-logistic", "clique-quadratic"),
-        *("smoothed-classification", "likelihood", "pseudolikelihood", "piecewise", "independent"),
+        *("smoothed-classification", "surrogate-likelihood", "surrogate-em", "pseudolikelihood", "piecewise"),
+        "independent",
         rf.Hybrid(rf.MSE(), rf.UnivariateLogistic(), 0.5),
         lambda solution, labels, mask: -solution.log_partition * 0 + solution.node_marginals[0][..., 0].sum(-1),
     ],
@@ -426,7 +459,7 @@ def test_pixels_without_a_label():
 def test_losses(loss):
     X, y = sentences(15)
     crf = CRF(loss=loss, optimiser=rf.LBFGS(iterations=15)).fit(X, y)
-    assert crf.result_.history[-1].objective < crf.result_.history[0].objective
+    assert crf.results_[-1].history[-1].objective < crf.results_[-1].history[0].objective
     if isinstance(loss, str):
         assert crf.score(X, y) > 0.5
 

@@ -11,11 +11,11 @@ from skimage.feature import hog
 from skimage.filters import sobel
 
 import riskfield as rf
+from riskfield.estimators.registry import SAVED
 from riskfield.features.hog import dense_hog
 from riskfield.features.image import THRESHOLDS, as_floats
 from riskfield.features.resample import reduce_labels, resize
 from riskfield.io.codec import read_tree, write_tree
-from riskfield.learning.registry import SAVED
 
 
 @pytest.fixture

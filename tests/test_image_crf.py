@@ -5,7 +5,6 @@ import pytest
 import torch
 from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV
-from sklearn.utils import estimator_checks
 
 import riskfield as rf
 from riskfield import ImageCRF
@@ -25,11 +24,6 @@ def pictures(shapes=((12, 16, 3), (10, 18), (12, 16, 3), (15, 9, 1)), seed=0):
         images.append(np.clip(level, 0, 255).astype(np.uint8).reshape(shape))
         masks.append(mask)
     return images, masks
-
-
-@pytest.mark.parametrize("check", ["check_estimator_cloneable", "check_get_params_invariance", "check_set_params"])
-def test_scikit_learn_is_content(check):
-    getattr(estimator_checks, check)("ImageCRF", ImageCRF())
 
 
 def test_pictures_of_unequal_sizes_grey_and_coloured():
@@ -61,9 +55,22 @@ def test_marginals_are_those_of_the_grid_brought_to_the_pixels():
     np.testing.assert_allclose(crf.predict_marginals(images)[1], expected, rtol=0, atol=1e-12)
 
 
+def test_weights_and_decoders():
+    images, masks = pictures()
+    weighted = ImageCRF(RECIPE, optimiser=FEW).fit(images, masks, sample_weight=[0, 1, 0, 1])
+    fewer = ImageCRF(RECIPE, optimiser=FEW).fit(images[1::2], masks[1::2])
+    for a, b in zip(weighted.predict_marginals(images), fewer.predict_marginals(images), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)
+    recipe = rf.ImageFeatures(RECIPE.pixels, RECIPE.edges, scale=0.5)
+    joint = ImageCRF(recipe, decoder=rf.MAP(), optimiser=FEW).fit(images, masks)
+    found = joint.predict(images)[0]
+    assert found.shape == masks[0].shape
+    assert np.array_equal(found, np.kron(found[::2, ::2], np.ones((2, 2), np.uint8)))
+
+
 def test_training_is_fit_stages_from_the_independent_model():
     images, masks = pictures()
-    crf = ImageCRF(RECIPE, optimiser=FEW, ridge=1e-2).fit(images, masks)
+    crf = ImageCRF(RECIPE, loss="clique-logistic", optimiser=FEW, ridge=1e-2).fit(images, masks)
     assert len(crf.results_) == 2
     labels = [np.where(mask == 255, 1, 0) for mask in masks]
     named = [rf.Picture(str(k), *pair) for k, pair in enumerate(zip(images, labels, strict=True))]
@@ -158,16 +165,16 @@ IMAGE, MASK = np.zeros((3, 4), np.uint8), np.eye(3, 4, dtype=int)
 @pytest.mark.parametrize(
     ("settings", "X", "y", "error", "message"),
     [
-        ({}, [], [], ValueError, "`X` must hold at least one picture. Got none."),
+        ({}, [], [], ValueError, "`X` must hold at least one example. Got none."),
         ({}, [IMAGE], [MASK, MASK], ValueError, "inconsistent numbers of samples"),
         ({}, [IMAGE], [MASK[:2]], ValueError, "`y[0]` must have shape (3, 4), a label for each variable. Got (2, 4)."),
         ({}, [IMAGE, IMAGE[0]], [MASK, MASK], ValueError, "`X[1]` must have shape (row, column), (row, column, 1) or"),
         ({}, [IMAGE.astype(int)], [MASK], ValueError, "`X[0]` must be of type uint8, uint16, bool or floating. Got"),
         ({}, [IMAGE * np.nan], [MASK], ValueError, "`X[0]` must be finite."),
-        ({}, np.zeros((3, 4, 3)), MASK, ValueError, "`X` must be a list of pictures. Got what looks like one picture"),
+        ({}, np.zeros((3, 4, 3)), MASK, ValueError, "`X` must be a list of images. Got what looks like one image"),
         ({}, [IMAGE], [-np.ones((3, 4), int)], ValueError, "`y` must hold a label other than -1."),
         ({"loss": "hinge"}, [IMAGE], [MASK], ValueError, "`loss` must be a loss object, or one of"),
-        ({"features": "hog"}, [IMAGE], [MASK], TypeError, "`features` must be a recipe such as `ImageFeatures()`."),
+        ({"features": "hog"}, [IMAGE], [MASK], TypeError, "`features` must be an object such as `ImageFeatures()`."),
         ({"initial": "independent"}, [IMAGE], [MASK], TypeError, "`initial` must be a tuple of losses."),
         ({"ridge": -1}, [IMAGE], [MASK], ValueError, "`ridge` must be a non-negative number. Got -1."),
     ],

@@ -22,6 +22,7 @@ LAYERS = [
     ["models", "features", "nn"],
     ["data", "io"],
     ["learning"],
+    ["estimators"],
     ["report"],
     ["cli", "__main__"],
 ]

@@ -79,7 +79,7 @@ def test_a_lock_is_released_by_errors_and_is_no_trace(tmp_path):
 
 
 def test_the_folder_of_a_run_is_locked(tmp_path):
-    from riskfield.learning.picture_run import prepare
+    from riskfield.estimators.image_run import prepare
 
     with prepare(tmp_path, {}, resume=False), pytest.raises(BlockingIOError, match="is in use by process"):  # noqa: SIM117
         with prepare(tmp_path, {}, resume=True):

@@ -75,7 +75,7 @@ def test_the_public_surface():
         *("Examples", "Checkpoints", "CheckpointError", "DivergenceWarning", "Fit", "Reason", "Record", "fit"),
         *("join", "predict"),
         *("AbstractOptimiser", "LBFGS", "SMD", "Torch", "Stage", "fit_stages", "incremental", "Validation"),
-        *("ExactOnForests", "Ranks", "ranks", "WarmStart", "CRF", "GridCRF", "ImageCRF", "PerVariable"),
+        *("ExactOnForests", "Ranks", "ranks", "CRF", "GridCRF", "ImageCRF", "PerVariable"),
     }
     assert set(OBJECTS) == expected
     assert set(rf.__all__) == expected | {"nn", "__version__"}

@@ -18,7 +18,7 @@ from PIL import Image
 import riskfield as rf
 from picture_cases import CLASS_OPTIONS, CLASSES, IGNORE, write_folders
 from riskfield.cli import main
-from riskfield.learning.picture_run import PictureRun
+from riskfield.estimators.image_run import PictureRun
 from riskfield.report.charts import Chart, Line, ticks
 from riskfield.report.colours import as_bytes, class_colours, overlay
 from riskfield.report.evaluation import Tally
@@ -35,16 +35,16 @@ def folder(tmp_path_factory):
     folder = write_folders(tmp_path_factory.mktemp("report"))
     with contextlib.chdir(folder):
         fit = ["fit", "--images", "images", "--masks", "masks", *CLASS_OPTIONS, "--quiet", "--iterations", "4"]
-        for loss in ("clique-logistic", "likelihood"):
+        for loss in ("clique-logistic", "surrogate-em"):
             assert main([*fit, "--loss", loss, "--out", loss]) == 0
-        report = ["report", "clique-logistic", "likelihood", "--images", "images", "--masks", "masks"]
+        report = ["report", "clique-logistic", "surrogate-em", "--images", "images", "--masks", "masks"]
         assert main([*report, "--out", "page.html", "--title", TITLE, "--pictures", "3"]) == 0
     return folder
 
 
 @pytest.fixture(scope="module")
 def runs(folder):
-    return [PictureRun.load(folder / name) for name in ("clique-logistic", "likelihood")]
+    return [PictureRun.load(folder / name) for name in ("clique-logistic", "surrogate-em")]
 
 
 @pytest.fixture(scope="module")
@@ -124,9 +124,9 @@ def test_the_page_shows_the_evaluation(folder, runs, pictures):
         assert confusion[1][1:] == [f"{100 * n / found.confusion[0].sum():.1f} %" for n in found.confusion[0]]
         assert run.command in words
         assert f"independent ended after 4 iterations: {run.fits[0].explanation}" in words
-    assert "riskfield report clique-logistic likelihood --images images --masks masks --out page.html" in words
+    assert "riskfield report clique-logistic surrogate-em --images images --masks masks --out page.html" in words
     settings = next(table for table in page.tables if table[-1][0] == "parameters")
-    assert ["loss", "clique-logistic", "likelihood"] in settings
+    assert ["loss", "clique-logistic", "surrogate-em"] in settings
     assert ["sweeps", "10"] in settings  # the same for both
     assert settings[-1] == ["parameters", "368"]  # 2 * 100 of pixels, 2 * 4 * 21 of edges
 
@@ -161,9 +161,9 @@ def test_a_page_on_one_run_that_python_fitted(pictures, tmp_path):
 
 def test_the_page_of_a_model_is_in_its_folder(folder, capsys, monkeypatch):
     monkeypatch.chdir(folder)
-    assert main(["report", "likelihood", "--images", "images", "--masks", "masks"]) == 0
-    assert capsys.readouterr().out == "wrote likelihood/report.html\n"
-    assert "objective" in " ".join(Page((folder / "likelihood" / "report.html").read_text(encoding="utf-8")).text)
+    assert main(["report", "surrogate-em", "--images", "images", "--masks", "masks"]) == 0
+    assert capsys.readouterr().out == "wrote surrogate-em/report.html\n"
+    assert "objective" in " ".join(Page((folder / "surrogate-em" / "report.html").read_text(encoding="utf-8")).text)
 
 
 def test_refusals(folder, runs, pictures, tmp_path, capsys, monkeypatch):
@@ -172,7 +172,7 @@ def test_refusals(folder, runs, pictures, tmp_path, capsys, monkeypatch):
             write_report(tmp_path / "page.html", *arguments, **options)
 
     refused("`runs` must hold at least one run. Got none", [], pictures)
-    refused("`runs` must have different names. Got likelihood, likelihood", [runs[1], runs[1]], pictures)
+    refused("`runs` must have different names. Got surrogate-em, surrogate-em", [runs[1], runs[1]], pictures)
     other = replace(runs[0], name="other", classes={0: "a", 200: "b"})
     refused("`runs` must have the same classes", [runs[0], other], pictures)
     refused("`pictures` must have the classes", [other], pictures)
@@ -182,7 +182,7 @@ def test_refusals(folder, runs, pictures, tmp_path, capsys, monkeypatch):
     refused("must hold a pixel with a label to evaluate by", runs, ignored)
     assert not any(tmp_path.iterdir())
     monkeypatch.chdir(folder)
-    assert main(["report", "likelihood", "--images", "images", "--masks", "masks", "--out", "no/page.html"]) == 2
+    assert main(["report", "surrogate-em", "--images", "images", "--masks", "masks", "--out", "no/page.html"]) == 2
     assert capsys.readouterr().err == "riskfield: no/page.html: No such file or directory.\n"
     assert main(["report", "masks", "--images", "images", "--masks", "masks"]) == 2
     assert capsys.readouterr().err == "riskfield: masks: holds no fitted model.\n"

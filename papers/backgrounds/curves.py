@@ -159,4 +159,4 @@ def _inference(method: str, setting: float) -> rf.Inference:
     adjoint = (
         rf.Perturb() if method == PERTURBED else rf.FixedPoint(setting, _MOST_SWEEPS, solver=rf.Iterate(fallback=None))
     )
-    return rf.WarmStart(rf.MessagePassing(rf.TRW(0.5)), rf.Stop(_MOST_SWEEPS, setting), adjoint)
+    return rf.Inference(rf.MessagePassing(rf.TRW(0.5)), rf.Stop(_MOST_SWEEPS, setting), adjoint)

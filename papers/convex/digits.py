@@ -61,7 +61,7 @@ def _likelihood(inference: rf.Inference) -> Method:
 
 def _convex(loss: rf.AbstractLoss) -> Method:
     stop = rf.Stop(200, _CONVEX_TOL)
-    return Method(loss, rf.WarmStart(_CONVEX, stop, rf.KKT()), rf.Inference(_CONVEX, stop))
+    return Method(loss, rf.Inference(_CONVEX, stop, rf.KKT()), rf.Inference(_CONVEX, stop))
 
 
 def tables() -> rf.Conditional:
@@ -152,7 +152,14 @@ def train(model: nn.Module, examples: rf.Examples, method: Method, iterations: i
         optimiser = rf.LBFGS(iterations=iterations if len(stages) > 1 else 2 * iterations, memory=100)
         fits.append(
             rf.fit(
-                model, examples, method.loss, method.training, optimiser=optimiser, chunk_size=_CHUNK, progress=False
+                model,
+                examples,
+                method.loss,
+                method.training,
+                optimiser=optimiser,
+                chunk_size=_CHUNK,
+                warm_start=method.convex,
+                progress=False,
             )
         )
     return fits

@@ -62,12 +62,12 @@ _OTHER_DATA = (_SWAPPED, _CROPPED, _SAMPLED)
 FIRST = 8  # training starts on this many pictures; most iterations use a small subset
 
 
-def inference(tol: float, backward: float, sweeps: int = 1000) -> rf.WarmStart:
+def inference(tol: float, backward: float, sweeps: int = 1000) -> rf.Inference:
     """Tree-reweighted message passing to a tolerance, and back-propagation to its own, for training.
 
     Where these sweeps do not suffice, the objective counts as diverged, and the line search takes a shorter step.
     """
-    return rf.WarmStart(
+    return rf.Inference(
         rf.MessagePassing(rf.TRW(0.5)),
         rf.Stop(sweeps, tol),
         rf.FixedPoint(backward, sweeps, solver=rf.Iterate(fallback=None)),

@@ -141,7 +141,10 @@ def train(
     """Fit `model` and report how it went. With `first`, begin with that many pictures and double them by stages."""
     if start is not None:
         with_parameters(model, start)
-    stage = rf.Stage(criterion.loss, inference if criterion.inferred else None, optimiser, criterion.ridge)
+    # To a tolerance, inference continues from one evaluation to the next.
+    warm_start = criterion.inferred and inference.stop.tol is not None
+    chosen = inference if criterion.inferred else None
+    stage = rf.Stage(criterion.loss, chosen, optimiser, criterion.ridge, warm_start=warm_start)
     stages = [stage] if first is None else rf.incremental(stage, len(scenes), start=first)
     began = time.perf_counter()
     with warnings.catch_warnings(record=True) as caught:

@@ -90,7 +90,6 @@ from riskfield.learning.smd import SMD
 from riskfield.learning.stages import Stage, fit_stages, incremental
 from riskfield.learning.stochastic import Torch
 from riskfield.learning.validation import Validation
-from riskfield.learning.warm_start import WarmStart
 from riskfield.losses.contrastive_divergence import ContrastiveDivergence
 from riskfield.losses.decoded import L1, MSE, FMeasure
 from riskfield.losses.hybrid import Hybrid
@@ -114,8 +113,10 @@ from riskfield.models.generative import Generative
 from riskfield.threads import get_num_threads, set_num_threads
 
 if _typing.TYPE_CHECKING:
-    from riskfield.learning.estimators import CRF, GridCRF, PerVariable
-    from riskfield.learning.image_crf import ImageCRF
+    from riskfield.estimators.crf import CRF
+    from riskfield.estimators.grid_crf import GridCRF
+    from riskfield.estimators.image_crf import ImageCRF
+    from riskfield.estimators.per_variable import PerVariable
 
 __version__ = "0.1.0"
 
@@ -237,7 +238,6 @@ __all__ = [
     "UnivariateQuadratic",
     "Unroll",
     "Validation",
-    "WarmStart",
     "__version__",
     "chain",
     "check_gradients",
@@ -279,16 +279,14 @@ __all__ = [
 ]
 
 
+_ESTIMATORS = {"CRF": "crf", "GridCRF": "grid_crf", "ImageCRF": "image_crf", "PerVariable": "per_variable"}
+
 if not _typing.TYPE_CHECKING:  # a type checker would take any name for one that is there
 
     def __getattr__(name: str) -> _typing.Any:
         """Load the estimators, and scikit-learn with them, when they are asked for."""
-        if name in ("CRF", "GridCRF", "PerVariable"):
-            from riskfield.learning import estimators
+        if name in _ESTIMATORS:
+            from importlib import import_module
 
-            return getattr(estimators, name)
-        if name == "ImageCRF":
-            from riskfield.learning.image_crf import ImageCRF
-
-            return ImageCRF
+            return getattr(import_module(f"riskfield.estimators.{_ESTIMATORS[name]}"), name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

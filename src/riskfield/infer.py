@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
+import torch
 from torch import Tensor
 
 from riskfield.adjoints.adjoint import AbstractAdjoint
@@ -89,17 +90,32 @@ class Role(Enum):
     CLAMPED = "clamped"
 
 
+class MessageMemory(Protocol):
+    """Where an `Inference` keeps the messages that a run ended with. They belong to one algorithm and one role.
+
+    `shared` says that all examples share one theta and one evidence, so that there is one set of messages for them.
+    """
+
+    def recall(self, algorithm: AbstractAlgorithm, role: Role, shared: bool) -> Tensor | None:
+        """The messages to start from; None for a cold start."""
+        ...
+
+    def keep(self, algorithm: AbstractAlgorithm, role: Role, shared: bool, messages: Tensor) -> None:
+        """Keep the messages that a run ended with."""
+        ...
+
+
 @dataclass(frozen=True)
 class Inference:
     """How marginals are computed: the algorithm, when it stops, and how it is differentiated.
 
-    Called on a graph and its theta it runs `infer`. A subclass may keep `solution.messages` and start the next run
-    from them; they belong to one batch of thetas, one role and one algorithm.
+    Called on a graph and its theta it runs `infer`.
 
     Arguments:
         algorithm: `MessagePassing(...)` (the default: loopy belief propagation), `MeanField()`, `Exact()`, ...
         stop: when a run ends.
         adjoint: how gradients reach theta. By default `Unroll()`: through the sweeps that ran.
+        memory: the messages of earlier runs on the same examples, to start from. `fit(..., warm_start=True)` sets it.
 
     >>> from riskfield import TRW, Inference, MessagePassing, Stop, Unroll, grid
     >>> truncated = Inference(MessagePassing(TRW(0.5)), Stop(sweeps=5, tol=None), Unroll())
@@ -111,6 +127,7 @@ class Inference:
     algorithm: AbstractAlgorithm = field(default_factory=MessagePassing)
     stop: Stop = field(default_factory=Stop)
     adjoint: AbstractAdjoint | None = None
+    memory: MessageMemory | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.algorithm, AbstractAlgorithm):
@@ -129,7 +146,17 @@ class Inference:
         role: Role = Role.FREE,
     ) -> Solution:
         """Run it on `theta`, of shape (*batch, theta), with `evidence` clamped."""
-        return infer(graph, theta, self.algorithm, stop=self.stop, evidence=evidence, adjoint=self.adjoint)
+        messages, shared = None, False
+        if self.memory is not None:
+            observed = evidence.shape[:-1] if isinstance(evidence, Tensor) else ()
+            shared = not torch.broadcast_shapes(theta.shape[:-1], observed)
+            messages = self.memory.recall(self.algorithm, role, shared)
+        solution = infer(
+            graph, theta, self.algorithm, stop=self.stop, evidence=evidence, messages=messages, adjoint=self.adjoint
+        )
+        if self.memory is not None and solution.messages is not None:
+            self.memory.keep(self.algorithm, role, shared, solution.messages)
+        return solution
 
     def on(self, graph: FactorGraph) -> Inference:
         """The inference to use on `graph`: this one, whatever the graph."""

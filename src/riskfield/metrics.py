@@ -1,4 +1,4 @@
-"""Metrics that compare predictions with labels.
+"""Numbers that compare predictions with the truth: errors, overlaps, calibration.
 
 Labels have shape (*batch, variable). Variables with label -1, or where `mask` is False, are ignored. For the mean of a
 loss, use `empirical_risk(..., per_variable=True)`.
@@ -7,12 +7,16 @@ loss, use `empirical_risk(..., per_variable=True)`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.losses.decoded import soft_f_measure, squared_error
 from riskfield.losses.marginal import over_variables
+
+_SMALLEST = 1e-12  # a probability in a logarithm is at least this
 
 
 def error_rate(predicted: Tensor, labels: Tensor, mask: Tensor | None = None) -> float:
@@ -52,6 +56,92 @@ def f_measure(predicted: Tensor, labels: Tensor, mask: Tensor | None = None) -> 
     """
     mask = _checked_mask(predicted, labels, mask)
     return float(soft_f_measure(predicted.double(), labels, mask).mean())
+
+
+def confusion_matrix(predicted: Tensor, labels: Tensor, num_states: int, mask: Tensor | None = None) -> Tensor:
+    """How many counted variables of each state were predicted as each state, int64 of shape (true, predicted).
+
+    >>> import torch
+    >>> confusion_matrix(torch.tensor([0, 1, 1]), torch.tensor([0, 0, 1]), num_states=2)
+    tensor([[1, 1],
+            [0, 1]])
+    """
+    mask = _checked_mask(predicted, labels, mask)
+    pairs = labels[mask] * num_states + predicted[mask]
+    return torch.bincount(pairs, minlength=num_states**2).reshape(num_states, num_states)
+
+
+def intersection_over_union(confusion: Tensor) -> Tensor:
+    """The overlap of true and predicted variables of each state, of shape (state,); NaN for a state that never occurs.
+
+    >>> import torch
+    >>> intersection_over_union(torch.tensor([[3, 1], [0, 4]]))
+    tensor([0.7500, 0.8000], dtype=torch.float64)
+    """
+    right = confusion.diagonal().double()
+    return right / (confusion.sum(0) + confusion.sum(1) - right)
+
+
+def log_loss(marginals: Tensor, labels: Tensor, mask: Tensor | None = None) -> float:
+    """Minus the mean logarithm of the marginal of the true state. Marginals have shape (*batch, variable, state).
+
+    >>> import torch
+    >>> round(log_loss(torch.tensor([[0.5, 0.5], [0.9, 0.1]]), torch.tensor([1, -1])), 4)
+    0.6931
+    """
+    mask = _checked_mask(marginals[..., 0], labels, mask)
+    true = marginals[mask].gather(-1, labels[mask][:, None])
+    return float(-true.clamp(min=_SMALLEST).log().mean())
+
+
+@dataclass(frozen=True, eq=False)
+class Reliability:
+    """Marginals of all variables and states in bins [0, 1/n], ..., ((n - 1)/n, 1], and how often they are right.
+
+    Those of several examples add up.
+    """
+
+    counts: Tensor  # (bin,)  how many marginals are in it
+    marginals: Tensor  # (bin,)  their sum
+    true: Tensor  # (bin,)  how many of them are of the true state
+
+    def __add__(self, other: Reliability) -> Reliability:
+        """The marginals of both."""
+        return Reliability(self.counts + other.counts, self.marginals + other.marginals, self.true + other.true)
+
+    @property
+    def means(self) -> Tensor:
+        """The mean marginal in each bin; 0 where there is none."""
+        return self.marginals / self.counts.clamp(min=1)
+
+    @property
+    def shares(self) -> Tensor:
+        """The share of the true state in each bin; 0 where there is none."""
+        return self.true / self.counts.clamp(min=1)
+
+    @property
+    def calibration_error(self) -> float:
+        """The mean distance of a marginal from how often such marginals are right."""
+        return float((self.counts * (self.means - self.shares).abs()).sum() / self.counts.sum())
+
+
+def reliability(marginals: Tensor, labels: Tensor, mask: Tensor | None = None, *, num_bins: int = 10) -> Reliability:
+    """Count how often marginals, of shape (*batch, variable, state), are right.
+
+    >>> import torch
+    >>> found = reliability(torch.tensor([[0.3, 0.7], [0.3, 0.7], [0.3, 0.7]]), torch.tensor([1, 1, 0]))
+    >>> found.shares[6], round(found.calibration_error, 4)
+    (tensor(0.6667, dtype=torch.float64), 0.0333)
+    """
+    mask = _checked_mask(marginals[..., 0], labels, mask)
+    values = marginals[mask].double()
+    is_true = torch.nn.functional.one_hot(labels[mask], values.shape[-1]).double()
+    bins = ((values * num_bins).ceil().long() - 1).clamp(0, num_bins - 1).flatten()
+    counts, sums, true = (
+        torch.bincount(bins, weights.flatten(), minlength=num_bins)
+        for weights in (torch.ones_like(values), values, is_true)
+    )
+    return Reliability(counts, sums, true)
 
 
 def _checked_mask(predicted: Tensor, labels: Tensor, mask: Tensor | None) -> Tensor:

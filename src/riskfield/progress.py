@@ -1,4 +1,4 @@
-"""Progress bars for loops over pictures."""
+"""Progress bars for loops over examples."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ def bar(items: Collection[_T], *, shown: bool, what: str) -> Iterable[_T]:
         return items
     from tqdm import tqdm
 
-    progress: Iterable[_T] = tqdm(items, desc=what, unit="picture", leave=False, delay=0.5)
+    progress: Iterable[_T] = tqdm(items, desc=what, leave=False, delay=0.5)
     return progress

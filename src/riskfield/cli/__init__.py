@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from riskfield import __version__
-from riskfield.cli import evaluate, fit, infer, predict, report
+from riskfield.cli import evaluate, fit, infer, predict, report, run
 from riskfield.cli._common import USAGE_ERROR, complain, message_of
 from riskfield.errors import RiskfieldError
 
@@ -70,6 +70,7 @@ def _program(
 
 app.command()(infer.infer)
 app.command()(fit.fit)
+app.command()(run.run)
 app.command()(predict.predict)
 app.command()(evaluate.evaluate)
 app.command()(report.report)

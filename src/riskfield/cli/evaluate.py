@@ -39,7 +39,7 @@ def evaluate(
       riskfield evaluate model/ --images test/images/ --masks test/masks/
       riskfield evaluate model/ --images test/images/ --masks test/masks/ --json scores.json --quiet
     """
-    from riskfield.learning.picture_run import PictureRun  # here, because scikit-learn takes a second to load
+    from riskfield.estimators.image_run import PictureRun  # here, because scikit-learn takes a second to load
     from riskfield.report.predictions import evaluate_picture
 
     if json_file is not None:

@@ -42,7 +42,7 @@ def predict(
       riskfield predict model/ photo.jpg --out predicted/
       riskfield predict model/ images/ more/*.png --out predicted/
     """
-    from riskfield.learning.picture_run import PictureRun  # here, because scikit-learn takes a second to load
+    from riskfield.estimators.image_run import PictureRun  # here, because scikit-learn takes a second to load
 
     run = PictureRun.load(model)
     files = _files(images)

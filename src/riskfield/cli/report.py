@@ -37,7 +37,7 @@ def report(
       riskfield report model/ --images test/images/ --masks test/masks/
       riskfield report likelihood/ clique/ --images test/images/ --masks test/masks/ --out compared.html --pictures 12
     """
-    from riskfield.learning.picture_run import PictureRun  # here, because scikit-learn takes a second to load
+    from riskfield.estimators.image_run import PictureRun  # here, because scikit-learn takes a second to load
     from riskfield.report.page import write_report
 
     runs = [PictureRun.load(model) for model in models]

@@ -31,6 +31,7 @@ from riskfield.learning.result import Fit, Reason, Record
 from riskfield.learning.session import Session
 from riskfield.learning.truncation import overstatement
 from riskfield.learning.validation import Validation, Watch
+from riskfield.learning.warm_start import check_warm_start
 from riskfield.losses.loss import LossLike, as_loss
 
 Callback = Callable[[Record, Module], bool | None]
@@ -47,6 +48,7 @@ def fit(
     per_variable: bool = True,
     validation: Validation | DataSet | None = None,
     chunk_size: int | None = None,
+    warm_start: bool = False,
     seed: int = 0,
     checkpoint: Checkpoints | str | os.PathLike[str] | None = None,
     resume: bool = False,
@@ -65,14 +67,20 @@ def fit(
         model: a module with `theta = model(graph, inputs)`.
         data: `Examples`, or several of them on different graphs.
         loss: a loss such as `UnivariateLogistic()`, or a function of (solution, labels, mask).
-        inference: how marginals are computed: `Inference(algorithm, stop, adjoint)`, `WarmStart(...)` or
-            `ExactOnForests(...)`. Use the same for predictions. Losses that need no inference ignore it.
+        inference: how marginals are computed: `Inference(algorithm, stop, adjoint)` or `ExactOnForests(...)`. Use the
+            same for predictions. Losses that need no inference ignore it.
         optimiser: `LBFGS(...)` (the default), `Torch(torch.optim.Adam, {...})`, `SMD(...)`.
         ridge: the weight of the sum of the squared parameters, which is added to the risk.
         per_variable: divide the risk by the number of targets, so that the effect of `ridge` does not depend on the
             size of the pictures. Otherwise the losses of all examples are summed.
         validation: examples for early stopping, or a `Validation(...)`.
         chunk_size: how many examples are evaluated at once, to limit memory; by default all that share a graph.
+        warm_start: start each run of inference from the messages that the same examples ended with last time. Between
+            iterations parameters change little, so that fewer sweeps are needed. `inference` must stop at a tolerance
+            and have an adjoint that holds at convergence. Where it has one fixed point, as with `TRW` or a convex free
+            energy, the result is the same to within the tolerance. Mean field and loopy belief propagation may have
+            several; a warm start stays near one of them, and training may stall. The messages are dropped at every
+            checkpoint, so that a resumed run gives the same bits.
         seed: the seed of all random numbers: the order of examples, and random numbers of the model or the loss. The
             state of torch's own generator does not change.
         checkpoint: a folder for checkpoints, or `Checkpoints(folder, every=...)`.
@@ -103,10 +111,13 @@ def fit(
     ranks = Ranks() if ranks is None else ranks
     checkpoints = Checkpoints(checkpoint) if isinstance(checkpoint, str | os.PathLike) else checkpoint
     _check(optimiser, ridge, chunk_size, seed, checkpoints, resume)
+    if warm_start:
+        check_warm_start(inference)
     loss = as_loss(loss)
     for tensor in model.state_dict().values():
         ranks.broadcast_(tensor)
     shared: dict[str, Any] = {"per_variable": per_variable, "chunk_size": chunk_size, "ranks": ranks}
+    shared["warm_start"] = warm_start
     objective = Objective(model, data, loss, inference, ridge=ridge, **shared)
     watch = None
     if validation is not None:

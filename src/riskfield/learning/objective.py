@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -19,9 +19,9 @@ from torch.nn import Module, Parameter
 
 from riskfield.data.examples import DataSet, Examples, blocks
 from riskfield.errors import RiskfieldError
-from riskfield.infer import InferenceChoice
+from riskfield.infer import Inference, InferenceChoice
 from riskfield.learning.ranks import Ranks
-from riskfield.learning.warm_start import Memory, Remembering, WarmStart
+from riskfield.learning.warm_start import Rows, Store
 from riskfield.losses.loss import AbstractLoss, empirical_risk, num_counted
 from riskfield.models.convex import inference_of
 
@@ -67,6 +67,7 @@ class Objective:
         ridge: the weight of the squared parameters.
         per_variable: divide the risk by the number of targets.
         chunk_size: how many examples are evaluated at once, to limit memory; None for all that share a graph.
+        warm_start: start runs of inference to a tolerance from the messages of the evaluation before.
         ranks: the processes that share the work.
     """
 
@@ -80,6 +81,7 @@ class Objective:
         ridge: float = 0.0,
         per_variable: bool = True,
         chunk_size: int | None = None,
+        warm_start: bool = False,
         ranks: Ranks | None = None,
     ):
         if inference is not None and not isinstance(inference, InferenceChoice):
@@ -89,7 +91,8 @@ class Objective:
         self.ranks = Ranks() if ranks is None else ranks
         self.parameters = trainable(model)
         self.evaluations = 0
-        self._memory: Memory = {}
+        self.warm_start = warm_start
+        self._messages: Store = {}
         counted = torch.cat([_counted(block) for block in self.data])  # variables, by weight
         weights = torch.cat([_weights(block) for block in self.data])
         totals = torch.stack([counted.sum(), weights.sum(), torch.tensor(len(weights), dtype=torch.float64)])
@@ -172,12 +175,12 @@ class Objective:
     def with_inference(self, inference: InferenceChoice) -> Objective:
         """Return the same objective with another inference."""
         other = copy.copy(self)
-        other.inference, other._memory = inference, {}
+        other.inference, other._messages = inference, {}
         return other
 
     def forget(self) -> None:
         """Discard the messages of warm starts."""
-        self._memory.clear()
+        self._messages.clear()
 
     def _numerator(self, chunk: _Chunk) -> Tensor:
         """Compute the weighted loss of the examples of a chunk."""
@@ -203,11 +206,11 @@ class Objective:
             )
         return risk
 
-    def _inference_on(self, chunk: _Chunk) -> InferenceChoice | None:
-        if not isinstance(self.inference, WarmStart):
-            return self.inference
-        how = (self.inference.algorithm, self.inference.stop, self.inference.adjoint)
-        return Remembering(*how, self._memory, chunk.block, chunk.rows, chunk.num_rows)
+    def _inference_on(self, chunk: _Chunk) -> Inference | None:
+        inference = None if self.inference is None else self.inference.on(chunk.examples.graph)
+        if inference is None or not self.warm_start or inference.stop.tol is None:
+            return inference
+        return replace(inference, memory=Rows(self._messages, chunk.block, chunk.rows, chunk.num_rows))
 
     def _derivatives(self, numerator: Tensor, along: Tensor | None) -> Tensor:
         """Return the gradient, followed by the Hessian times `along` if that is given."""

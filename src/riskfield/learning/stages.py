@@ -29,7 +29,7 @@ class Stage:
     """One stage of training: the loss, inference and optimiser, and the number of examples.
 
     Arguments:
-        loss, inference, optimiser, ridge: as for `fit`.
+        loss, inference, optimiser, ridge, warm_start: as for `fit`.
         examples: the number of examples to use; by default all. A smaller stage uses a subset of the examples of a
             larger one.
     """
@@ -39,6 +39,7 @@ class Stage:
     optimiser: AbstractOptimiser | None = None
     ridge: float = 0.0
     examples: int | None = None
+    warm_start: bool = False
 
 
 def incremental(stage: Stage, num_examples: int, *, start: int = 32) -> list[Stage]:
@@ -110,6 +111,7 @@ def fit_stages(
             stage.inference,
             optimiser=stage.optimiser,
             ridge=stage.ridge,
+            warm_start=stage.warm_start,
             seed=seed,
             checkpoint=own,
             resume=resume,

@@ -8,35 +8,33 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+
+from riskfield.metrics import Reliability, confusion_matrix, intersection_over_union, log_loss, reliability
 
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 
 NUM_BINS = 10
-_SMALLEST = 1e-12  # a probability in a logarithm is at least this
 
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """What was found on pictures with labels. Pixels without one do not count.
+    """The errors of marginals and labels on images. Pixels without a label do not count.
 
     Arguments:
-        names: of the classes.
-        confusion: of shape (class, class), how many pixels of one class were labelled as the other.
+        names: the names of the classes.
+        confusion: how many pixels of each class were labelled as each class, of shape (true, predicted).
         log_loss: minus the mean logarithm of the marginal of the true class.
-        bin_counts: how many marginals, of all pixels and classes, are in [0, 1/10], ..., (9/10, 1].
-        bin_means: the mean of the marginals in each.
-        bin_shares: the share of them whose class is the true one.
-        num_pictures: on how many pictures.
-        seconds: that predictions took.
+        reliability: how often the marginals of all pixels and classes are right, in ten bins.
+        num_pictures: the number of images.
+        seconds: the time that the predictions took.
     """
 
     names: tuple[str, ...]
     confusion: Counts
     log_loss: float
-    bin_counts: Counts
-    bin_means: Floats
-    bin_shares: Floats
+    reliability: Reliability
     num_pictures: int
     seconds: float
 
@@ -58,8 +56,8 @@ class Evaluation:
     @property
     def overlaps(self) -> Floats:
         """Intersection over union of true and predicted pixels of each class; NaN where there are neither."""
-        right = np.diag(self.confusion)
-        return _ratio(right, self.confusion.sum(0) + self.confusion.sum(1) - right)
+        overlaps: Floats = intersection_over_union(torch.from_numpy(self.confusion)).numpy()
+        return overlaps
 
     @property
     def mean_overlap(self) -> float:
@@ -68,9 +66,25 @@ class Evaluation:
 
     @property
     def calibration_error(self) -> float:
-        """The mean distance of marginals from the share of the true class among marginals like them."""
-        weights = self.bin_counts / self.bin_counts.sum()
-        return float(weights @ np.abs(self.bin_means - self.bin_shares))
+        """The mean distance of a marginal from how often such marginals are right."""
+        return self.reliability.calibration_error
+
+    @property
+    def bin_counts(self) -> Counts:
+        """How many marginals are in [0, 1/10], ..., (9/10, 1]."""
+        return self.reliability.counts.long().numpy()
+
+    @property
+    def bin_means(self) -> Floats:
+        """The mean of the marginals in each bin."""
+        means: Floats = self.reliability.means.numpy()
+        return means
+
+    @property
+    def bin_shares(self) -> Floats:
+        """The share of the marginals in each bin that are of the true class."""
+        shares: Floats = self.reliability.shares.numpy()
+        return shares
 
     def as_dict(self) -> dict[str, Any]:
         """All of it as plain values, for JSON."""
@@ -117,7 +131,7 @@ class Tally:
         self._names = tuple(names)
         self._confusion = np.zeros((len(names), len(names)), np.int64)
         self._log_loss = self._seconds = 0.0
-        self._bins = np.zeros((3, NUM_BINS))  # how many, the sum of marginals, how many of the true class
+        self._reliability = Reliability(*torch.zeros(3, NUM_BINS, dtype=torch.float64))
         self._pictures = 0
 
     def add(self, labels: npt.NDArray[np.int64], marginals: Floats, seconds: float = 0.0) -> None:
@@ -128,18 +142,15 @@ class Tally:
             marginals: of shape (row, column, class).
             seconds: that they took.
         """
-        known = labels >= 0
-        true, beliefs = labels[known], marginals[known]
-        count = len(self._names)
-        pairs = np.bincount(true * count + beliefs.argmax(-1), minlength=count**2)
-        self._confusion += pairs.reshape(count, count)
-        self._log_loss -= float(np.log(np.maximum(beliefs[np.arange(len(true)), true], _SMALLEST)).sum())
-        bins = np.clip(np.ceil(beliefs * NUM_BINS).astype(np.int64) - 1, 0, NUM_BINS - 1).ravel()
-        is_true = (true[:, None] == np.arange(count)).ravel()
-        for row, weights in zip(self._bins, (None, beliefs.ravel(), is_true), strict=True):
-            row += np.bincount(bins, weights, minlength=NUM_BINS)
         self._pictures += 1
         self._seconds += seconds
+        known = int((labels >= 0).sum())
+        if known == 0:
+            return
+        beliefs, true = torch.from_numpy(marginals), torch.from_numpy(labels)
+        self._confusion += confusion_matrix(beliefs.argmax(-1), true, len(self._names)).numpy()
+        self._log_loss += known * log_loss(beliefs, true)
+        self._reliability = self._reliability + reliability(beliefs, true, num_bins=NUM_BINS)
 
     def evaluation(self) -> Evaluation:
         """What was found so far.
@@ -150,14 +161,11 @@ class Tally:
         pixels = int(self._confusion.sum())
         if pixels == 0:
             raise ValueError("`masks` must hold a pixel with a label to evaluate by. All are to be ignored.")
-        counts, beliefs, true = self._bins
         return Evaluation(
             self._names,
             self._confusion.copy(),
             self._log_loss / pixels,
-            counts.astype(np.int64),
-            np.nan_to_num(_ratio(beliefs, counts)),
-            np.nan_to_num(_ratio(true, counts)),
+            self._reliability,
             self._pictures,
             self._seconds,
         )

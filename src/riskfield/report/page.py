@@ -17,8 +17,8 @@ import torch
 
 from riskfield import __version__
 from riskfield.data.pictures import Picture, PictureSet
+from riskfield.estimators.image_run import PictureRun
 from riskfield.io._atomic import check_writable, write_text
-from riskfield.learning.picture_run import PictureRun
 from riskfield.progress import bar
 from riskfield.report.evaluation import Evaluation, Floats
 from riskfield.report.gallery import gallery

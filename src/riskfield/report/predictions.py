@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from riskfield.data.pictures import Picture
-from riskfield.learning.picture_run import PictureRun
+from riskfield.estimators.image_run import PictureRun
 from riskfield.report.evaluation import Evaluation, Floats, Tally
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from riskfield.learning.picture_run import PictureRun
+from riskfield.estimators.image_run import PictureRun
 from riskfield.report.charts import Chart, Line
 from riskfield.report.evaluation import NUM_BINS, Evaluation
 from riskfield.report.html import card, element, table, text

@@ -1,4 +1,4 @@
-"""`riskfield fit --images --masks`: training on pictures."""
+"""`riskfield fit`: the choices of the command line as objects, and the run itself."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from typing import Any, Self
 import numpy as np
 import typer
 
-from riskfield.adjoints.unroll import Unroll
 from riskfield.cli._common import print_divergence
 from riskfield.data.folders import image_folder
 from riskfield.data.pictures import Picture
 from riskfield.entropy import TRW, Bethe
+from riskfield.estimators.defaults import RHO
 from riskfield.features.image import ImageFeatures
-from riskfield.infer import Inference
+from riskfield.infer import ExactOnForests, Inference
 from riskfield.inference.algorithm import AbstractAlgorithm
 from riskfield.inference.mean_field import MeanField
 from riskfield.inference.message_passing import MessagePassing
@@ -29,20 +29,6 @@ from riskfield.learning.checkpoint import Checkpoints
 from riskfield.learning.lbfgs import LBFGS
 from riskfield.learning.result import Reason
 from riskfield.progress import bar
-
-
-class LossName(StrEnum):
-    """The losses that can be chosen by name."""
-
-    CLIQUE_LOGISTIC = "clique-logistic"
-    UNIVARIATE_LOGISTIC = "univariate-logistic"
-    CLIQUE_QUADRATIC = "clique-quadratic"
-    UNIVARIATE_QUADRATIC = "univariate-quadratic"
-    SMOOTHED_CLASSIFICATION = "smoothed-classification"
-    LIKELIHOOD = "likelihood"
-    PSEUDOLIKELIHOOD = "pseudolikelihood"
-    PIECEWISE = "piecewise"
-    INDEPENDENT = "independent"
 
 
 class InferenceName(StrEnum):
@@ -57,7 +43,7 @@ class InferenceName(StrEnum):
 class Choices:
     """The settings of a fit."""
 
-    loss: LossName
+    loss: str
     inference: InferenceName
     rho: float | None
     sweeps: int
@@ -68,27 +54,24 @@ class Choices:
     @classmethod
     def of(
         cls,
-        loss: LossName | None,
-        inference: InferenceName | None,
+        loss: str,
+        inference: InferenceName,
         rho: float | None,
-        sweeps: int | None,
-        ridge: float | None,
-        iterations: int | None,
-        scale: float | None,
+        sweeps: int,
+        ridge: float,
+        iterations: int,
+        scale: float,
     ) -> Self:
-        """Validate the options of the command line, and fill in the defaults."""
-        inference = inference or InferenceName.TRW
+        """The choices of the command line, checked."""
         if inference is InferenceName.TRW:
-            rho = 0.5 if rho is None else rho
+            rho = RHO if rho is None else rho
             if not 0 < rho < float("inf"):
                 raise typer.BadParameter(f"--rho must be a number above 0. Got {rho:g}.")
         elif rho is not None:
             raise typer.BadParameter(f"--rho applies to trw. Got --inference {inference}.")
-        scale = 1.0 if scale is None else scale
         if not 0 < scale <= 1:
             raise typer.BadParameter(f"--scale must be above 0 and at most 1. Got {scale:g}.")
-        ridge = 1e-3 if ridge is None else ridge
-        return cls(loss or LossName.CLIQUE_LOGISTIC, inference, rho, sweeps or 10, ridge, iterations or 200, scale)
+        return cls(loss, inference, rho, sweeps, ridge, iterations, scale)
 
     def objects(self) -> dict[str, Any]:
         """Return the settings as arguments of `ImageCRF`."""
@@ -97,8 +80,8 @@ class Choices:
             algorithm = MessagePassing(Bethe() if self.rho is None else TRW(self.rho))
         return {
             "features": ImageFeatures(scale=self.scale),
-            "loss": self.loss.value,
-            "inference": Inference(algorithm, Stop(self.sweeps, tol=None), Unroll()),
+            "loss": self.loss,
+            "inference": ExactOnForests(Inference(algorithm, Stop(self.sweeps, tol=None))),
             "ridge": self.ridge,
             "optimiser": LBFGS(iterations=self.iterations),
         }
@@ -109,7 +92,7 @@ class Choices:
         return {name: value for name, value in given.items() if value is not None}
 
 
-def fit_pictures(
+def fit_images(
     images: Path,
     masks: Path,
     classes: list[str] | None,
@@ -122,9 +105,9 @@ def fit_pictures(
     seed: int,
     quiet: bool,
 ) -> None:
-    """Fit a model to folders of images and masks, and write the folder of the run."""
-    from riskfield.learning.image_crf import ImageCRF  # here, because scikit-learn takes a second to load
-    from riskfield.learning.picture_run import PictureRun, prepare
+    """Fit a model to two folders, and write the folder of the run."""
+    from riskfield.estimators.image_crf import ImageCRF  # here, because scikit-learn takes a second to load
+    from riskfield.estimators.image_run import PictureRun, prepare
 
     began, shown = time.perf_counter(), not quiet and sys.stderr.isatty()
     named = None if not classes else _classes(classes)

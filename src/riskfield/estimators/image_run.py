@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from riskfield.errors import FileFormatError
+from riskfield.estimators.image_crf import ImageCRF
 from riskfield.io._atomic import check_writable
 from riskfield.io._lock import lock_folder
 from riskfield.io.codec import read_text_tree, write_text_tree
-from riskfield.learning.image_crf import ImageCRF
 from riskfield.learning.result import Fit, Reason, dump_history, find_best, load_history
 
 _KIND = "run"  # of saved files

@@ -42,7 +42,6 @@ from riskfield.io.codec import Registry
 from riskfield.learning.lbfgs import LBFGS
 from riskfield.learning.smd import SMD
 from riskfield.learning.stochastic import Torch
-from riskfield.learning.warm_start import WarmStart
 from riskfield.losses.contrastive_divergence import ContrastiveDivergence
 from riskfield.losses.decoded import L1, MSE, FMeasure
 from riskfield.losses.hybrid import Hybrid
@@ -83,7 +82,6 @@ _INFERENCE: dict[str, Any] = {
     "Stop": Stop,
     "TRW": TRW,
     "Unroll": Unroll,
-    "WarmStart": WarmStart,
 }
 _LOSSES_AND_DECODERS: dict[str, Any] = {
     "CliqueLogistic": CliqueLogistic,

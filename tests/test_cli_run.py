@@ -1,4 +1,4 @@
-"""`riskfield fit`: alone, interrupted, and under torchrun."""
+"""`riskfield run`: alone, interrupted, and under torchrun."""
 
 import os
 import signal
@@ -62,7 +62,7 @@ def found(path="model.safetensors"):
 
 
 def test_fits_what_the_file_says_and_resumes(folder, capsys):
-    command = ["fit", "problem.py", "--out", "model.safetensors", "--checkpoint", "run", "--every", "3"]
+    command = ["run", "problem.py", "--out", "model.safetensors", "--checkpoint", "run", "--every", "3"]
     assert main(command) == 0
     said = capsys.readouterr().out
     assert said.startswith("Fit(iterations after 8 iterations, objective 0.")
@@ -77,7 +77,7 @@ def test_fits_what_the_file_says_and_resumes(folder, capsys):
 def test_under_torchrun(folder):
     """The command of the documentation."""
     command = (
-        "-m torch.distributed.run --standalone --nproc-per-node 2 -m riskfield fit problem.py --out model.safetensors"
+        "-m torch.distributed.run --standalone --nproc-per-node 2 -m riskfield run problem.py --out model.safetensors"
     )
     ran = subprocess.run(
         [sys.executable, *command.split()], capture_output=True, text=True, timeout=120, env=ENVIRONMENT, cwd=folder
@@ -93,7 +93,7 @@ def test_ctrl_c_writes_the_best_so_far(folder):
     ).replace("LBFGS(iterations=8)", "Torch(batch_size=1, epochs=100000)")
     (folder / "slow.py").write_text(slow)
     process = subprocess.Popen(
-        [sys.executable, "-m", "riskfield", "fit", "slow.py", "--out", "model.safetensors"],
+        [sys.executable, "-m", "riskfield", "run", "slow.py", "--out", "model.safetensors"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -113,7 +113,7 @@ def test_ctrl_c_writes_the_best_so_far(folder):
 def test_divergence_is_said(folder, capsys):
     steep = PROBLEM.replace("LBFGS(iterations=8)", "Torch(torch.optim.SGD, {'lr': 1e4})")
     (folder / "steep.py").write_text(steep.replace("import riskfield", "import torch, riskfield"))
-    assert main(["fit", "steep.py", "--out", "model.safetensors"]) == 0
+    assert main(["run", "steep.py", "--out", "model.safetensors"]) == 0
     printed = capsys.readouterr()
     assert "riskfield: Training diverged: the objective is inf." in printed.err
     assert "Fit(diverged after" in printed.out
@@ -132,7 +132,7 @@ def test_divergence_is_said(folder, capsys):
 def test_bad_files_are_named(folder, capsys, text, message):
     if text is not None:
         (folder / "bad.py").write_text(text)
-    assert main(["fit", "bad.py", "--out", "model.safetensors"]) == 2
+    assert main(["run", "bad.py", "--out", "model.safetensors"]) == 2
     assert message in capsys.readouterr().err
     assert not (folder / "model.safetensors").exists()
 

@@ -1,4 +1,4 @@
-"""`riskfield fit PROBLEM.py`: training on a problem that a Python file defines."""
+"""`riskfield run PROBLEM.py`: training of what a Python file describes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import sys
 import traceback
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
-from riskfield.cli._common import print_divergence
+from riskfield.cli._common import Config, Quiet, print_divergence
 from riskfield.io._atomic import check_writable
 from riskfield.io.codec import write_tree
 from riskfield.learning.checkpoint import Checkpoints
@@ -29,8 +29,30 @@ _ARGUMENTS = [
 ]
 
 
-def fit_problem(problem: Path, out: Path, checkpoint: Path | None, every: int, seed: int, quiet: bool) -> None:
-    """Fit the problem that the file `problem` defines."""
+def run(
+    problem: Annotated[Path, typer.Argument(metavar="PROBLEM.py", help="A file with a function `problem()`.")],
+    *,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="A file for the parameters.", show_default=False)],
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="A folder for checkpoints. Continue from the newest one in it, if any."),
+    ] = None,
+    every: Annotated[int, typer.Option(min=1, help="Iterations between checkpoints.")] = 10,
+    seed: Annotated[int, typer.Option(min=0, help="Seeds whatever is random.")] = 0,
+    config: Config = None,
+    quiet: Quiet = False,
+) -> None:
+    """Fit what a Python file describes.
+
+    The file defines a function problem(), which returns the arguments of riskfield.fit as a dictionary: model, data,
+    loss and, where needed, inference, optimiser, ridge, validation, ... Under torchrun every process takes its share of
+    the data. With --checkpoint the same command, interrupted or killed, continues where it stopped.
+
+    \b
+    Examples:
+      riskfield run blobs.py --out blobs.safetensors
+      torchrun --nproc-per-node 2 -m riskfield run blobs.py --out blobs.safetensors --checkpoint runs/blobs
+    """
     check_writable(out)
     with ranks() as group:
         arguments = _arguments(problem)

@@ -1,0 +1,23 @@
+"""Arrays of features, checked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from riskfield.estimators.design import Floats
+
+
+def as_features(values: Any, dims: int, name: str) -> Floats:
+    """`values` as finite numbers with `dims` axes, the last one of features; `name` is their name in errors."""
+    array = np.asarray(values)
+    axes = "(variables, features)" if dims == 2 else "(rows, columns, features)"
+    if array.ndim != dims or 0 in array.shape[: dims - 1]:
+        raise ValueError(f"`{name}` must have shape {axes}. Got {array.shape}.")
+    if array.dtype.kind not in "biuf":
+        raise ValueError(f"`{name}` must hold numbers. Got {array.dtype}.")
+    features = array.astype(np.float64)
+    if not np.isfinite(features).all():
+        raise ValueError(f"`{name}` must hold finite numbers. Got NaN or infinity.")
+    return features

@@ -1,0 +1,333 @@
+"""`AbstractCRF`: what all estimators share. A subclass says what an example is, by its `Design`."""
+
+from __future__ import annotations
+
+import os
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from sklearn.base import BaseEstimator
+from sklearn.utils import Tags, check_random_state
+from sklearn.utils.validation import check_consistent_length, check_is_fitted
+
+from riskfield.data.examples import Examples
+from riskfield.decoders import AbstractDecoder, as_decoder, decode
+from riskfield.estimators.defaults import INFERENCE, OPTIMISER
+from riskfield.estimators.design import Design, Sizes
+from riskfield.estimators.files import load_estimator, save_estimator
+from riskfield.estimators.labels import Array, as_labels, classes_of, is_known, known_labels, type_of
+from riskfield.infer import InferenceChoice
+from riskfield.learning.checkpoint import Checkpoints
+from riskfield.learning.optimiser import AbstractOptimiser, check_counts
+from riskfield.learning.result import Fit
+from riskfield.learning.stages import Stage, fit_stages
+from riskfield.losses.likelihood import SurrogateEM
+from riskfield.losses.loss import AbstractLoss, LossLike, as_loss
+from riskfield.losses.marginal import CliqueSmoothedClassification, SmoothedClassification
+from riskfield.losses.names import LOSSES
+from riskfield.losses.piecewise import Independent
+from riskfield.models.conditional import LinearModel
+from riskfield.progress import bar
+
+# How many variables are evaluated at once by default: those of four images of 240 x 320 pixels.
+_VARIABLES_AT_ONCE = 4 * 240 * 320
+
+
+class AbstractCRF(BaseEstimator):  # type: ignore[misc]
+    """A linear model on the graph of each example, a loss and an inference.
+
+    All estimators have the same parameters, but for those that describe an example:
+
+    Arguments:
+        loss: the name of a loss, one of `riskfield.losses.names.LOSSES`; a loss object; or a function of (solution,
+            labels, mask).
+        inference: how marginals are computed, in training as in prediction. By default the graph of each example
+            decides: exact inference on a graph without cycles, such as a chain, however it was described; ten sweeps of
+            tree-reweighted message passing with rho = 1/2 on any other.
+        decoder: how marginals become labels. By default the most probable label of each variable.
+        ridge: the weight of the squares of all parameters, relative to the loss per variable.
+        optimiser: by default `LBFGS(iterations=200)`.
+        initial: losses to fit first, in this order. By default, as in Domke (2013), `Independent()`, and then
+            `SurrogateEM()` before a smoothed classification error. An empty tuple for none.
+        chunk_size: how many examples are evaluated at once, to bound memory. By default about 300,000 variables.
+        random_state: seeds whatever is random. L-BFGS is not, unless the loss draws samples.
+        verbose: show progress bars.
+
+    Fitted attributes: `classes_`, the labels in order; `model_`, the `LinearModel`; `inference_`, what `inference` came
+    to be; `results_`, the `Fit` of each loss; `feature_seconds_`, the time spent on features; `n_features_in_`,
+    `n_edge_features_in_` and `arity_`, which every example must share.
+    """
+
+    loss: str | LossLike
+    inference: InferenceChoice | None
+    decoder: AbstractDecoder | None
+    ridge: float
+    optimiser: AbstractOptimiser | None
+    initial: Sequence[LossLike] | None
+    chunk_size: int | None
+    random_state: Any
+    verbose: bool
+
+    classes_: Array
+    inference_: InferenceChoice
+    model_: LinearModel
+    results_: list[Fit]
+    feature_seconds_: float
+    n_features_in_: int
+    n_edge_features_in_: int
+    arity_: int
+    _fitted: ClassVar[tuple[str, ...]] = (  # what a file holds besides parameters
+        "classes_",
+        "inference_",
+        "n_features_in_",
+        "n_edge_features_in_",
+        "arity_",
+    )
+    _has_constant: ClassVar[bool] = True  # whether designs add a feature of 1 to those of the variables
+
+    @abstractmethod
+    def _design(self, example: Any, name: str) -> Design:
+        """One example of X, checked; `name` is its name in errors."""
+
+    @abstractmethod
+    def _edge_types(self) -> tuple[str, ...]:
+        """The types of factors, each with parameters of its own."""
+
+    # -- fit and predict ----------------------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any = None,
+        *,
+        checkpoint: Checkpoints | str | os.PathLike[str] | None = None,
+        resume: bool = False,
+    ) -> Self:
+        """Fit the model.
+
+        Arguments:
+            X: the examples.
+            y: their labels, an array for each, of integers, booleans or strings; -1 where a label is unknown.
+            sample_weight: the weight of each example, of shape (n,).
+            checkpoint: a folder for checkpoints, or `Checkpoints(folder, every=...)`.
+            resume: continue from the checkpoints in it.
+
+        Returns:
+            The estimator itself.
+        """
+        designs = self._designs(X)
+        check_consistent_length(designs, y, sample_weight)
+        stages = self.stages()
+        as_decoder(self.decoder)  # refused here rather than by `predict`
+        pairs = enumerate(zip(y, designs, strict=True))
+        labels = [as_labels(own, design.shape, f"y[{k}]") for k, (own, design) in pairs]
+        self.classes_ = classes_of(labels)
+        self.n_features_in_, self.n_edge_features_in_, self.arity_ = designs[0].sizes
+        self.inference_ = self._inference()
+        self.model_ = self._model()
+        weights = None if sample_weight is None else np.asarray(sample_weight, np.float64)
+        began = time.perf_counter()
+        examples = list(self._examples(designs, labels, weights))
+        self.feature_seconds_ = time.perf_counter() - began
+        self.results_ = fit_stages(
+            self.model_,
+            examples,
+            stages,
+            seed=int(check_random_state(self.random_state).randint(2**31)),
+            checkpoint=checkpoint,
+            resume=resume,
+            chunk_size=self._chunk_size(max(block.graph.num_variables for block in examples)),
+            progress=self.verbose,
+        )
+        return self
+
+    def predict(self, X: Any) -> Any:
+        """The labels of each example, as the decoder chooses them: an array if X is one, else a list of arrays."""
+        if self.decoder is None:
+            return _like(X, [self.classes_[marginals.argmax(-1)] for marginals in self._marginals(X)])
+
+        def of_block(block: Examples) -> Array:
+            theta = self.model_(block.graph, block.inputs)
+            return decode(block.graph, theta, self.inference_.on(block.graph), self.decoder).numpy()
+
+        return _like(X, [self.classes_[states] for states in self._predict(X, of_block)])
+
+    def predict_marginals(self, X: Any) -> Any:
+        """P(label) of each variable, in a last axis ordered as `classes_` is: an array if X is one, else a list."""
+        return _like(X, self._marginals(X))
+
+    def predict_proba(self, X: Any) -> Any:
+        """`predict_marginals`, under the name that pipelines pass on."""
+        return self.predict_marginals(X)
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """The share of variables with a known label that `predict` gets right."""
+        check_consistent_length(X, y, sample_weight)
+        right = total = 0.0
+        for k, predicted in enumerate(self.predict(X)):
+            labels = as_labels(y[k], predicted.shape, f"y[{k}]")
+            known = is_known(labels)
+            if known.any() and type_of(labels) != type_of(predicted):
+                raise ValueError(f"`y[{k}]` must hold {type_of(predicted)}, as in `fit`. Got {type_of(labels)}.")
+            weight = 1.0 if sample_weight is None else float(sample_weight[k])
+            right += weight * np.count_nonzero(predicted[known] == known_labels(labels))
+            total += weight * np.count_nonzero(known)
+        if not total > 0:
+            raise ValueError("`y` must hold a label other than -1.")
+        return float(right / total)
+
+    def stages(self) -> list[Stage]:
+        """The stages of `fit`: one for each loss of `initial`, and one for `loss`."""
+        loss = self._loss()
+        optimiser = OPTIMISER if self.optimiser is None else self.optimiser
+        initial = _papers_initial(loss) if self.initial is None else self.initial
+        if not isinstance(initial, Sequence) or isinstance(initial, str):
+            raise TypeError(f"`initial` must be a tuple of losses. Got {initial!r}.")
+        return [Stage(each, self._inference(), optimiser, self.ridge) for each in [*initial, loss]]
+
+    # -- files --------------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the fitted estimator to a file, whole or not at all: safetensors and JSON, no pickle.
+
+        Raises:
+            TypeError: if a parameter is a function, or an object that is not riskfield's own.
+        """
+        check_is_fitted(self)
+        fitted = {name: getattr(self, name) for name in self._fitted}
+        save_estimator(path, type(self).__name__, self.get_params(deep=False), fitted, self.model_)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """The estimator that `save` wrote.
+
+        Raises:
+            FileFormatError: if the file is damaged, or holds something else.
+        """
+
+        def build(settings: dict[str, Any], fitted: dict[str, Any]) -> tuple[Self, Callable[[], LinearModel]]:
+            estimator = cls(**settings)
+            for name, value in fitted.items():
+                setattr(estimator, name, value)
+            return estimator, estimator._model
+
+        return load_estimator(path, cls.__name__, cls._fitted, build)
+
+    # -- parts --------------------------------------------------------------------------------------------------------
+
+    def _loss(self) -> AbstractLoss:
+        if not isinstance(self.loss, str):
+            return as_loss(self.loss)
+        if self.loss not in LOSSES:
+            raise ValueError(f"`loss` must be a loss object, or one of {', '.join(LOSSES)}. Got {self.loss!r}.")
+        return LOSSES[self.loss]
+
+    def _inference(self) -> InferenceChoice:
+        return INFERENCE if self.inference is None else self.inference
+
+    def _model(self) -> LinearModel:
+        features = self.n_features_in_ + self._has_constant
+        types = dict.fromkeys(self._edge_types(), self.n_edge_features_in_)
+        return LinearModel(len(self.classes_), features, types, arity=self.arity_)
+
+    def _chunk_size(self, num_variables: int) -> int:
+        if self.chunk_size is not None:
+            check_counts(chunk_size=self.chunk_size)
+            return self.chunk_size
+        return max(1, _VARIABLES_AT_ONCE // num_variables)
+
+    def _designs(self, X: Any, sizes: Sizes | None = None) -> list[Design]:
+        """All examples, checked to have the given sizes, or else those of the first one."""
+        designs = [self._design(example, f"X[{k}]") for k, example in enumerate(X)]
+        if sizes is None and not designs:
+            raise ValueError("`X` must hold at least one example. Got none.")
+        names = ("features per variable", "features per edge (a constant among them)", "variables per edge")
+        for k, design in enumerate(designs):
+            sizes = design.sizes if sizes is None else sizes
+            for name, expected, got in zip(names, sizes, design.sizes, strict=True):
+                if got != expected:
+                    raise ValueError(f"`X[{k}]` must have {expected} {name}, as the others in `fit`. Got {got}.")
+        return designs
+
+    def _codes(self, labels: Array) -> npt.NDArray[np.int64]:
+        """Labels as numbers of classes, with -1 where they are unknown."""
+        codes = np.full(labels.shape, -1, np.int64)
+        codes[is_known(labels)] = np.searchsorted(self.classes_, known_labels(labels))
+        return codes
+
+    def _examples(
+        self, designs: Sequence[Design], labels: Sequence[Array], weights: Array | None
+    ) -> Iterator[Examples]:
+        """The training examples, a block for each graph."""
+        shown = iter(bar(designs, shown=self.verbose, what="features"))
+        inputs = [dict(design.inputs()) for design in shown]
+        for members in _groups(designs):
+            graph = designs[members[0]].structure.graph(len(self.classes_))
+            codes = np.stack([designs[k].reduce(self._codes(labels[k])) for k in members])
+            joined = _stacked([inputs[k] for k in members])
+            for k in members:
+                inputs[k].clear()  # the block holds them now
+            own = None if weights is None else torch.from_numpy(weights[members])
+            yield Examples(graph, torch.from_numpy(codes), joined, weights=own)
+
+    def _marginals(self, X: Any) -> list[Array]:
+        def of_block(block: Examples) -> Array:
+            theta = self.model_(block.graph, block.inputs)
+            return np.asarray(self.inference_.on(block.graph)(block.graph, theta).node_marginals[0].numpy())
+
+        return self._predict(X, of_block)
+
+    @torch.no_grad()
+    def _predict(self, X: Any, of_block: Callable[[Examples], Array]) -> list[Array]:
+        """What `of_block` finds for the variables of each example, in the shape of its labels."""
+        check_is_fitted(self)
+        designs = self._designs(X, Sizes(self.n_features_in_, self.n_edge_features_in_, self.arity_))
+        out: list[Any] = [None] * len(designs)
+        for members in _groups(designs):
+            graph = designs[members[0]].structure.graph(len(self.classes_))
+            size = self._chunk_size(graph.num_variables)
+            for start in range(0, len(members), size):
+                some = members[start : start + size]
+                unknown = torch.full((len(some), graph.num_variables), -1)
+                block = Examples(graph, unknown, _stacked([designs[k].inputs() for k in some]))
+                for k, values in zip(some, of_block(block), strict=True):
+                    out[k] = designs[k].expand(values)
+        return out
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.two_d_array, tags.input_tags.three_d_array = False, True
+        tags.target_tags.required = tags.target_tags.multi_output = True
+        return tags
+
+
+def _papers_initial(loss: AbstractLoss) -> tuple[LossLike, ...]:
+    """What Domke (2013), section 8, fits before a loss."""
+    if isinstance(loss, Independent):
+        return ()
+    if isinstance(loss, SmoothedClassification | CliqueSmoothedClassification):
+        return Independent(), SurrogateEM()
+    return (Independent(),)
+
+
+def _groups(designs: Sequence[Design]) -> list[list[int]]:
+    """The numbers of the designs of each structure, in the order in which structures appear."""
+    groups: dict[Any, list[int]] = {}
+    for k, design in enumerate(designs):
+        groups.setdefault(design.structure, []).append(k)
+    return list(groups.values())
+
+
+def _stacked(inputs: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    return {name: torch.stack([own[name] for own in inputs]).double() for name in inputs[0]}
+
+
+def _like(X: Any, values: list[Array]) -> Any:
+    """One array if X is one, else a list."""
+    return np.stack(values) if isinstance(X, np.ndarray) and X.dtype != object and values else values

@@ -1,0 +1,176 @@
+"""What an estimator makes of one example: a structure, and the inputs of a `LinearModel` on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from riskfield.graph.builders import chain, grid
+from riskfield.graph.factor_graph import FactorGraph
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+Codes: TypeAlias = npt.NDArray[np.int64]
+
+# The types of edges of a grid, in the order in which its graph lists them. Each has parameters of its own.
+DIRECTIONS = ("horizontal", "vertical", "diagonal", "antidiagonal")
+
+
+class Structure(Protocol):
+    """Which variables and factors there are. Examples of equal structures share one graph."""
+
+    def graph(self, num_states: int) -> FactorGraph:
+        """The graph, of variables with `num_states` states each."""
+        ...
+
+
+class Sizes(NamedTuple):
+    """How many numbers describe a variable and a factor, and how many variables a factor joins."""
+
+    features: int
+    edge_features: int
+    arity: int
+
+
+class Design(Protocol):
+    """One example as the estimators use it. The labels that users see may have another shape than the variables."""
+
+    @property
+    def structure(self) -> Structure:
+        """Which graph it is on."""
+        ...
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of its labels."""
+        ...
+
+    @property
+    def sizes(self) -> Sizes:
+        """The sizes that all examples of an estimator share."""
+        ...
+
+    def inputs(self) -> dict[str, Tensor]:
+        """What a `LinearModel` reads, each of shape (variable or table, feature)."""
+        ...
+
+    def reduce(self, codes: Codes) -> Codes:
+        """The codes of the variables, of shape (variable,), from those of the labels, of shape `shape`."""
+        ...
+
+    def expand(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """States (variable,) or marginals (variable, state) of the variables, in the shape of the labels."""
+        ...
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Variables one after the other. All pairs of neighbours share a table."""
+
+    length: int
+
+    def graph(self, num_states: int) -> FactorGraph:
+        """A tied chain."""
+        return chain(self.length, num_states, tied=True)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Pixels and their neighbours."""
+
+    rows: int
+    columns: int
+    connectivity: int = 4
+    tied: bool = False
+
+    def graph(self, num_states: int) -> FactorGraph:
+        """A grid, with a table for every edge or for every direction."""
+        return grid(self.rows, self.columns, num_states, connectivity=self.connectivity, tied=self.tied)
+
+
+@dataclass(frozen=True)
+class Listed:
+    """Any factors of one arity."""
+
+    num_variables: int
+    factors: bytes  # int64 (factor, arity), so that structures can be compared
+    arity: int
+    tied: bool
+
+    def graph(self, num_states: int) -> FactorGraph:
+        """The factors as listed, with a table each or one for all."""
+        factors = np.frombuffer(self.factors, np.int64).reshape(-1, self.arity)
+        tables = np.zeros(len(factors), np.int64) if self.tied else None
+        return FactorGraph(np.full(self.num_variables, num_states), factors, tables=tables)
+
+
+@dataclass(frozen=True, eq=False)
+class ArrayDesign:
+    """An example that is given by arrays of features."""
+
+    structure: Structure
+    shape: tuple[int, ...]
+    arrays: Mapping[str, Floats]  # "nodes" (variable, feature), and (table, feature) per type of factor; the last is 1
+    arity: int = 2
+
+    @property
+    def sizes(self) -> Sizes:
+        """Without the 1 of the variables, which is no feature of the user's."""
+        nodes, first = self.arrays["nodes"], next(name for name in self.arrays if name != "nodes")
+        return Sizes(nodes.shape[1] - 1, self.arrays[first].shape[1], self.arity)
+
+    def inputs(self) -> dict[str, Tensor]:
+        """The arrays as tensors."""
+        return {name: torch.from_numpy(array) for name, array in self.arrays.items()}
+
+    def reduce(self, codes: Codes) -> Codes:
+        """Every variable has one label."""
+        return codes.reshape(-1)
+
+    def expand(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Every variable has one label."""
+        return values.reshape(*self.shape, *values.shape[1:])
+
+
+def sequence(features: Floats) -> ArrayDesign:
+    """Features of shape (variable, feature), joined into a chain."""
+    length = len(features)
+    arrays = {"nodes": with_constant(features), "factors": np.ones((min(length - 1, 1), 1))}
+    return ArrayDesign(Chain(length), (length,), arrays)
+
+
+def listed(features: Floats, factors: npt.NDArray[np.int64], factor_features: Floats | None) -> ArrayDesign:
+    """Features of shape (variable, feature) on given factors, which have a constant if they have no features."""
+    count, arity = factors.shape
+    structure = Listed(len(features), factors.tobytes(), arity, factor_features is None)
+    own = np.ones((min(count, 1), 1)) if factor_features is None else with_constant(factor_features)
+    return ArrayDesign(structure, (len(features),), {"nodes": with_constant(features), "factors": own}, arity)
+
+
+def pixels(features: Floats, connectivity: int, differences: bool) -> ArrayDesign:
+    """Features of shape (row, column, feature) on a grid.
+
+    The features of an edge are a constant and, with `differences`, the absolute differences of the features of its two
+    pixels.
+    """
+    rows, columns = features.shape[:2]
+    ends = [(features[:, :-1], features[:, 1:]), (features[:-1], features[1:])]
+    if connectivity == 8:
+        ends += [(features[:-1, :-1], features[1:, 1:]), (features[:-1, 1:], features[1:, :-1])]
+    arrays = {"nodes": with_constant(features.reshape(rows * columns, -1))}
+    for direction, (first, second) in zip(DIRECTIONS, ends, strict=False):
+        if differences:
+            arrays[direction] = with_constant(np.abs(first - second).reshape(-1, features.shape[-1]))
+        else:
+            arrays[direction] = np.ones((min(first[..., 0].size, 1), 1))
+    return ArrayDesign(Grid(rows, columns, connectivity, not differences), (rows, columns), arrays)
+
+
+def with_constant(features: Floats) -> Floats:
+    """The features with a last one of 1."""
+    return np.concatenate([features, np.ones((len(features), 1))], axis=1)

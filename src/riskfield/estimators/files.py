@@ -1,0 +1,118 @@
+"""Fitted estimators as files: settings, fitted attributes and parameters, without pickle."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from types import NoneType
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from riskfield.decoders import AbstractDecoder
+from riskfield.errors import FileFormatError
+from riskfield.estimators.registry import SAVED
+from riskfield.features.image import ImageFeatures
+from riskfield.infer import ExactOnForests, Inference
+from riskfield.io.codec import read_tree, write_tree
+from riskfield.learning.optimiser import AbstractOptimiser
+from riskfield.losses.loss import AbstractLoss
+from riskfield.models.conditional import LinearModel
+
+_KIND = "estimator"  # of saved files
+
+# What a file may hold under these names. The estimators check the rest where they use it.
+_TYPES: dict[str, tuple[type, ...]] = {
+    "arity_": (int,),
+    "chunk_size": (int, NoneType),
+    "classes_": (np.ndarray,),
+    "connectivity": (int,),
+    "decoder": (AbstractDecoder, NoneType),
+    "edge_features": (str,),
+    "features": (ImageFeatures, NoneType),
+    "features_": (ImageFeatures,),
+    "inference": (Inference, ExactOnForests, NoneType),
+    "inference_": (Inference, ExactOnForests),
+    "initial": (tuple, NoneType),
+    "loss": (str, AbstractLoss),
+    "n_edge_features_in_": (int,),
+    "n_features_in_": (int,),
+    "optimiser": (AbstractOptimiser, NoneType),
+    "ridge": (int, float),
+    "verbose": (bool,),
+}
+
+Estimator = TypeVar("Estimator")
+
+
+def save_estimator(
+    path: str | os.PathLike[str],
+    name: str,
+    settings: Mapping[str, Any],
+    fitted: Mapping[str, Any],
+    model: LinearModel,
+) -> None:
+    """Write an estimator to a file, whole or not at all."""
+    write_tree(path, _KIND, {"estimator": name, "parameters": model.state_dict(), **settings, **fitted}, SAVED)
+
+
+def load_estimator(
+    path: str | os.PathLike[str],
+    name: str,
+    fitted: tuple[str, ...],
+    build: Callable[[dict[str, Any], dict[str, Any]], tuple[Estimator, Callable[[], LinearModel]]],
+) -> Estimator:
+    """The estimator of class `name` in a file.
+
+    Arguments:
+        path: the file.
+        name: the class that is expected.
+        fitted: which entries are fitted attributes; all others are settings.
+        build: makes an estimator from settings and fitted attributes, and a function that makes its model. The
+            estimator's `model_` is set here.
+
+    Raises:
+        FileFormatError: if the file is damaged, or holds something else.
+    """
+    content = read_tree(path, _KIND, SAVED)
+    kind = content.pop("estimator", None)
+    if kind != name:
+        raise FileFormatError(f"{path} must hold a {name}. It holds {kind or 'no estimator'}.")
+    try:
+        _check_types(content)
+        parameters, own = content.pop("parameters"), {entry: content.pop(entry) for entry in fitted}
+        estimator, make_model = build(content, own)
+        estimator.model_ = _with_parameters(make_model, parameters)  # type: ignore[attr-defined]
+    except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+        raise FileFormatError(f"{path} is a damaged {name}: {error}") from error
+    return estimator
+
+
+def _check_types(content: Mapping[str, Any]) -> None:
+    """Raise if an entry of a file is not of the type that it has in an estimator."""
+    for name, value in content.items():
+        kinds = _TYPES.get(name)
+        if kinds is not None and (not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds)):
+            allowed = " or ".join(kind.__name__ for kind in kinds)
+            raise TypeError(f"`{name}` must be of type {allowed}. Got {value!r:.80}.")
+        if kinds == (int,) and value < 1:
+            raise ValueError(f"`{name}` must be positive. Got {value!r}.")
+    if content["classes_"].ndim != 1 or len(content["classes_"]) < 2:
+        raise ValueError(f"`classes_` must be two or more labels. Got shape {content['classes_'].shape}.")
+
+
+def _with_parameters(make: Callable[[], LinearModel], parameters: Mapping[str, Tensor]) -> LinearModel:
+    """The model that `make` makes, with saved parameters.
+
+    It is made without memory first: the sizes in a file cannot ask for more than the parameters in it have.
+    """
+    with torch.device("meta"):
+        model = make()
+    wanted = {name: (tuple(t.shape), t.dtype) for name, t in model.state_dict().items()}
+    saved = {name: (tuple(t.shape), t.dtype) for name, t in parameters.items()}
+    if wanted != saved:
+        raise ValueError(f"its parameters must be {wanted}. They are {saved}.")
+    model.load_state_dict(parameters, assign=True)
+    return model

@@ -1,0 +1,52 @@
+"""`PerVariable`: transformers of scikit-learn for the features of variables."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import numpy as np
+from sklearn.base import BaseEstimator, TransformerMixin, clone
+from sklearn.utils.validation import check_is_fitted
+
+
+class PerVariable(TransformerMixin, BaseEstimator):  # type: ignore[misc]
+    """A transformer of scikit-learn for the features of variables or pixels, in front of `CRF` or `GridCRF`.
+
+    The rows it is fitted to are the variables of all examples; where examples are tuples, it is for their first entry.
+
+    Arguments:
+        transformer: such as `StandardScaler()`.
+
+    >>> import numpy as np
+    >>> from riskfield import CRF, PerVariable
+    >>> from sklearn.pipeline import make_pipeline
+    >>> from sklearn.preprocessing import StandardScaler
+    >>> pipeline = make_pipeline(PerVariable(StandardScaler()), CRF())
+    >>> pipeline = pipeline.fit(np.array([[[10.0], [90.0]], [[80.0], [20.0]]]), [[0, 1], [1, 0]])
+    >>> pipeline.predict(np.array([[[85.0], [15.0]]]))
+    array([[1, 0]])
+    """
+
+    def __init__(self, transformer: Any):
+        self.transformer = transformer
+
+    def fit(self, X: Any, y: Any = None) -> Self:
+        """Fit the transformer to the rows of all examples."""
+        rows = [np.asarray(_first(example)) for example in X]
+        self.transformer_ = clone(self.transformer).fit(np.concatenate([r.reshape(-1, r.shape[-1]) for r in rows]))
+        return self
+
+    def transform(self, X: Any) -> Any:
+        """X with transformed features, in the form it has."""
+        check_is_fitted(self)
+        out = []
+        for example in X:
+            features = np.asarray(_first(example))
+            rows = np.asarray(self.transformer_.transform(features.reshape(-1, features.shape[-1])))
+            changed = rows.reshape(*features.shape[:-1], rows.shape[-1])
+            out.append((changed, *example[1:]) if isinstance(example, tuple) else changed)
+        return np.stack(out) if isinstance(X, np.ndarray) and X.dtype != object and out else out
+
+
+def _first(example: Any) -> Any:
+    return example[0] if isinstance(example, tuple) else example
