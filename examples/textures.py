@@ -22,12 +22,12 @@ from PIL import Image
 
 from riskfield.cli import main as riskfield
 from riskfield.data.bundled import mosaics
-from riskfield.data.pictures import PictureSet
+from riskfield.data.images import ImageSet
 
 LOSSES = ("surrogate-likelihood", "univariate-logistic", "clique-logistic")
 
 
-def write_folders(pictures: PictureSet, folder: Path) -> None:
+def write_folders(pictures: ImageSet, folder: Path) -> None:
     """Write images and masks as two folders of PNG files."""
     for part in ("images", "masks"):
         (folder / part).mkdir(parents=True)

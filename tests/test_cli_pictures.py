@@ -16,7 +16,7 @@ from picture_cases import CLASS_OPTIONS, CLASSES, IGNORE, SHAPES, write_folders
 from riskfield.cli import main
 from riskfield.cli._fit_images import Choices, InferenceName
 from riskfield.estimators.defaults import ITERATIONS, LOSS, RIDGE, SWEEPS
-from riskfield.estimators.image_run import PictureRun
+from riskfield.estimators.image_run import ImageRun
 from riskfield.learning.session import Session
 from riskfield.losses.names import LOSSES
 
@@ -52,7 +52,7 @@ def test_the_command_line_fits_what_python_fits(folder, capsys):
     values = np.array([0, 200, -1])
     crf = rf.ImageCRF(optimiser=rf.LBFGS(iterations=4))
     crf.fit([picture.image for picture in pictures], [values[picture.labels] for picture in pictures])
-    run = PictureRun.load("model")
+    run = ImageRun.load("model")
     assert repr(run.crf.inference_) == repr(crf.inference_)
     assert run.crf.features_ == crf.features_ == rf.ImageFeatures()
     for picture in pictures:
@@ -68,18 +68,18 @@ def test_the_command_line_fits_what_python_fits(folder, capsys):
 def test_the_command_that_is_written_down_gives_the_same(folder):
     import shlex
 
-    command = shlex.split(PictureRun.load("model").command)
+    command = shlex.split(ImageRun.load("model").command)
     assert command[0] == "riskfield"
     assert main([*command[1:-1], "again", "--quiet"]) == 0
     images = [picture.image for picture in rf.image_folder("images")]
-    for a, b in zip(*(PictureRun.load(f).crf.predict_marginals(images) for f in ("model", "again")), strict=True):
+    for a, b in zip(*(ImageRun.load(f).crf.predict_marginals(images) for f in ("model", "again")), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
 def test_predictions_are_files(folder, capsys):
     assert main(["predict", "model", "images/a.png", "images/b.png", "images/c.jpg", "--out", "out/new"]) == 0
     assert capsys.readouterr().out == "labelled 3 pictures\nwrote out/new\n"
-    crf = PictureRun.load("model").crf
+    crf = ImageRun.load("model").crf
     for name in "abc":
         (image,) = (p.image for p in rf.image_folder("images").select([name]))
         with np.load(f"out/new/marginals/{name}.npz") as kept:
@@ -151,7 +151,7 @@ def test_evaluation_is_counted_right(folder, capsys):
     printed = capsys.readouterr().out
     scores = json.loads(Path("scores.json").read_text())
     pictures = rf.image_folder("images", "masks", classes=CLASSES, ignore=IGNORE)
-    marginals = PictureRun.load("model").crf.predict_marginals([picture.image for picture in pictures])
+    marginals = ImageRun.load("model").crf.predict_marginals([picture.image for picture in pictures])
     true = np.concatenate([picture.labels.ravel() for picture in pictures])
     beliefs = np.concatenate([m.reshape(-1, 2) for m in marginals])[true >= 0]
     true = true[true >= 0]
@@ -179,7 +179,7 @@ def test_a_file_of_options(folder, capsys):
     )
     assert main(["fit", "--config", "fit.toml", "--out", "half", "--ridge", "1e-2", "--iterations", "1"]) == 0
     assert capsys.readouterr().out == ""
-    run = PictureRun.load("half")
+    run = ImageRun.load("half")
     expected = {"loss": "univariate-logistic", "ridge": 0.01, "iterations": 1, "scale": 0.5, "ignore": 7}
     assert {name: run.settings[name] for name in expected} == expected
     assert run.classes == CLASSES
@@ -237,14 +237,14 @@ def test_nothing_is_lost_by_interruption(folder, end, capsys, monkeypatch):
         assert complaint(capsys, predict) == f"cut: {unfinished}."
     else:
         assert main(predict) == 0
-        assert len(PictureRun.load("cut").fits[1].history) == 3
+        assert len(ImageRun.load("cut").fits[1].history) == 3
         with monkeypatch.context() as patch:
             patch.setattr(Session, "add", lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt))
             assert main([*command[:-1], "--out", "early"]) == 130
         assert "training ended before the stage with the loss univariate-logistic" in capsys.readouterr().err
     assert main([*command, "--resume"]) == 0
     assert main([*FIT, "--out", "once", "--iterations", "6", "--quiet"]) == 0
-    cut, once = PictureRun.load("cut"), PictureRun.load("once")
+    cut, once = ImageRun.load("cut"), ImageRun.load("once")
     for name, value in once.crf.model_.state_dict().items():
         assert torch.equal(cut.crf.model_.state_dict()[name], value)
 
@@ -375,10 +375,10 @@ def test_a_damaged_run(folder, capsys):
 
 def test_classes_without_names_are_called_by_their_values(folder):
     assert main(["fit", "--images", "images", "--masks", "masks", "--iterations", "1", "-q", "--out", "plain"]) == 0
-    run = PictureRun.load("plain")
+    run = ImageRun.load("plain")
     assert run.classes == {0: "0", 7: "7", 200: "200"}
     with pytest.raises(ValueError, match=r"`classes` must name the labels of `crf`, \[0, 7, 200\]"):
-        PictureRun("plain", run.crf, CLASSES)
+        ImageRun("plain", run.crf, CLASSES)
 
 
 def test_values_above_255(folder):

@@ -73,8 +73,8 @@ def test_training_is_fit_stages_from_the_independent_model():
     crf = ImageCRF(RECIPE, loss="clique-logistic", optimiser=FEW, ridge=1e-2).fit(images, masks)
     assert len(crf.results_) == 2
     labels = [np.where(mask == 255, 1, 0) for mask in masks]
-    named = [rf.Picture(str(k), *pair) for k, pair in enumerate(zip(images, labels, strict=True))]
-    data = rf.picture_examples(named, RECIPE, 2)
+    named = [rf.LabelledImage(str(k), *pair) for k, pair in enumerate(zip(images, labels, strict=True))]
+    data = rf.image_examples(named, RECIPE, 2)
     model = rf.LinearModel(2, 4, {"horizontal": 2, "vertical": 2})
     trw = rf.Inference(rf.MessagePassing(rf.TRW(0.5)), rf.Stop(10, None), rf.Unroll())
     rf.fit(model, data, rf.Independent(), optimiser=FEW, ridge=1e-2, progress=False)

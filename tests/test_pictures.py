@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 import riskfield as rf
-from riskfield.data.pictures import read_image, read_mask
+from riskfield.data.images import read_image, read_mask
 from riskfield.features.resample import reduce_labels
 
 RNG = np.random.default_rng(0)
@@ -69,7 +69,7 @@ def test_without_masks_there_are_no_labels(folders):
     assert pictures.classes == ()
     assert pictures[2].labels is None
     with pytest.raises(ValueError, match=r"`pictures` must have labels. a has none"):
-        rf.picture_examples(pictures, RECIPE, 2)
+        rf.image_examples(pictures, RECIPE, 2)
 
 
 def test_folders_that_will_not_do(folders, tmp_path):
@@ -181,27 +181,27 @@ def test_modes_of_masks(tmp_path):
 
 def test_sets_are_sequences():
     def read(name):
-        return rf.Picture(name, np.zeros((2, 2)))
+        return rf.LabelledImage(name, np.zeros((2, 2)))
 
-    pictures = rf.PictureSet("abcd", read, ["x"])
+    pictures = rf.ImageSet("abcd", read, ["x"])
     assert pictures[-1].name == "d"
     assert pictures[1:3].names == ("b", "c")
     assert pictures[1:3].classes == ("x",)
     assert [picture.name for picture in pictures.select("db")] == ["d", "b"]
-    assert pictures.map(lambda p: rf.Picture(p.name, p.image + 1))[0].image.max() == 1
+    assert pictures.map(lambda p: rf.LabelledImage(p.name, p.image + 1))[0].image.max() == 1
     with pytest.raises(KeyError, match="The set has no e, f"):
         pictures.select("afe")
     with pytest.raises(IndexError):
         pictures[4]
     with pytest.raises(ValueError, match="`names` must differ"):
-        rf.PictureSet("aa", read)
+        rf.ImageSet("aa", read)
     with pytest.raises(ValueError, match="`labels` of a must have the shape of its image"):
-        rf.Picture("a", np.zeros((2, 3)), np.zeros((3, 2), np.int64))
+        rf.LabelledImage("a", np.zeros((2, 3)), np.zeros((3, 2), np.int64))
 
 
 def test_examples_of_pictures(folders):
     pictures = rf.image_folder(*folders, ignore=7)
-    blocks = rf.picture_examples(pictures, RECIPE, 3)
+    blocks = rf.image_examples(pictures, RECIPE, 3)
     assert [len(block) for block in blocks] == [2, 1]  # a and c; b
     np.testing.assert_array_equal(blocks[0].labels[1], pictures[2].labels.ravel())
     np.testing.assert_array_equal(blocks[1].labels[0], pictures[1].labels.ravel())
@@ -219,13 +219,13 @@ def test_examples_of_pictures(folders):
     )
     assert fitted.best.risk < np.log(3)
     with pytest.raises(ValueError, match=r"labels below `num_states`, 2. a has the label 2"):
-        rf.picture_examples(pictures, RECIPE, 2)
+        rf.image_examples(pictures, RECIPE, 2)
 
 
 def test_examples_at_a_lower_resolution(folders):
     recipe = rf.ImageFeatures(pixels=(rf.Colour(),), edges=(rf.Constant(),), scale=0.5)
     pictures = rf.image_folder(*folders, ignore=7)
-    (first, _) = rf.picture_examples(pictures, recipe, 3, dtype=torch.float32)
+    (first, _) = rf.image_examples(pictures, recipe, 3, dtype=torch.float32)
     assert first.graph.num_variables == 12
     assert torch.equal(first.labels[0], reduce_labels(torch.from_numpy(pictures[0].labels), (3, 4)).flatten())
     assert first.inputs["nodes"].dtype == torch.float32
@@ -322,9 +322,9 @@ def test_a_folder_that_cannot_be_written(tmp_path):
 
 def test_examples_with_a_cache_are_the_same(folders, tmp_path):
     pictures = rf.image_folder(*folders, ignore=7)
-    plain = rf.picture_examples(pictures, RECIPE, 3)
+    plain = rf.image_examples(pictures, RECIPE, 3)
     for _ in range(2):
-        cached = rf.picture_examples(pictures, RECIPE, 3, cache=rf.FeatureCache(tmp_path / "cache"))
+        cached = rf.image_examples(pictures, RECIPE, 3, cache=rf.FeatureCache(tmp_path / "cache"))
         for one, other in zip(plain, cached, strict=True):
             assert torch.equal(one.inputs["horizontal"], other.inputs["horizontal"])
     assert len(list((tmp_path / "cache").iterdir())) == 3

@@ -18,7 +18,7 @@ from PIL import Image
 import riskfield as rf
 from picture_cases import CLASS_OPTIONS, CLASSES, IGNORE, write_folders
 from riskfield.cli import main
-from riskfield.estimators.image_run import PictureRun
+from riskfield.estimators.image_run import ImageRun
 from riskfield.report.charts import Chart, Line, ticks
 from riskfield.report.colours import as_bytes, class_colours, overlay
 from riskfield.report.evaluation import Tally
@@ -44,7 +44,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def runs(folder):
-    return [PictureRun.load(folder / name) for name in ("clique-logistic", "surrogate-em")]
+    return [ImageRun.load(folder / name) for name in ("clique-logistic", "surrogate-em")]
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +150,7 @@ def test_a_page_on_one_run_that_python_fitted(pictures, tmp_path):
     crf = rf.ImageCRF(optimiser=rf.LBFGS(iterations=2), initial=())
     values = np.array([0, 200, -1])
     crf.fit([picture.image for picture in pictures], [values[picture.labels] for picture in pictures])
-    (found,) = write_report(tmp_path / "page.html", [PictureRun("by hand", crf, CLASSES)], pictures, num_shown=99)
+    (found,) = write_report(tmp_path / "page.html", [ImageRun("by hand", crf, CLASSES)], pictures, num_shown=99)
     page = Page((tmp_path / "page.html").read_text(encoding="utf-8"))
     assert page.open == []
     assert len(page.images) == 4 * (1 + 2 + 2 * 2)
@@ -178,7 +178,7 @@ def test_refusals(folder, runs, pictures, tmp_path, capsys, monkeypatch):
     refused("`pictures` must have the classes", [other], pictures)
     refused("`pictures` must hold at least one picture", runs, pictures[:0])
     refused("`num_shown` must be positive. Got 0", runs, pictures, num_shown=0)
-    ignored = pictures.map(lambda p: rf.Picture(p.name, p.image, np.full_like(p.labels, -1)))
+    ignored = pictures.map(lambda p: rf.LabelledImage(p.name, p.image, np.full_like(p.labels, -1)))
     refused("must hold a pixel with a label to evaluate by", runs, ignored)
     assert not any(tmp_path.iterdir())
     monkeypatch.chdir(folder)

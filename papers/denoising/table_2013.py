@@ -252,11 +252,11 @@ def _scenes(
     return Scenes.of(describe(denoising(pictures, PowerNoise(level), shape=shape), FEATURES), 2, device=device)
 
 
-def _cut(picture: rf.Picture, shape: tuple[int, int], sampled: bool) -> rf.Picture:
+def _cut(picture: rf.LabelledImage, shape: tuple[int, int], sampled: bool) -> rf.LabelledImage:
     """A picture of `shape` without averaging: single pixels at equal steps, or the middle of it."""
     image = picture.image if picture.image.shape[0] < picture.image.shape[1] else np.rot90(picture.image)
     kept = []
     for length, wanted in zip(image.shape, shape, strict=False):
         steps = (np.arange(wanted) + 0.5) * length / wanted
         kept.append(steps.astype(np.int64) if sampled else np.arange(wanted) + (length - wanted) // 2)
-    return rf.Picture(picture.name, np.ascontiguousarray(image[np.ix_(*kept)]))
+    return rf.LabelledImage(picture.name, np.ascontiguousarray(image[np.ix_(*kept)]))

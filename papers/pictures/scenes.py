@@ -17,10 +17,10 @@ import riskfield as rf
 from papers._library import reduce_labels
 from papers.cells import Result
 
-Described = tuple[rf.Picture, rf.PictureFeatures]
+Described = tuple[rf.LabelledImage, rf.FeatureMaps]
 
 
-def describe(pictures: Sequence[rf.Picture], features: rf.ImageFeatures) -> list[Described]:
+def describe(pictures: Sequence[rf.LabelledImage], features: rf.ImageFeatures) -> list[Described]:
     """Pictures and their features, computed on all processors."""
 
     def both(number: int) -> Described:
@@ -35,7 +35,7 @@ def describe(pictures: Sequence[rf.Picture], features: rf.ImageFeatures) -> list
 class Scene:
     """A picture, and the grid that inference sees of it."""
 
-    picture: rf.Picture
+    picture: rf.LabelledImage
     shape: tuple[int, int]  # of the grid, without the frame around it
 
 
@@ -77,7 +77,7 @@ class Scenes:
             labels = reduce_labels(torch.from_numpy(picture.labels), scene.shape)
             below, right = rows - scene.shape[0], columns - scene.shape[1]
             margin = (0, 0, 0, right, 0, below)
-            framed = rf.PictureFeatures(
+            framed = rf.FeatureMaps(
                 pad(computed.pixels, margin), pad(computed.horizontal, margin), pad(computed.vertical, margin)
             )
             labels = pad(labels, (0, right, 0, below), value=-1).flatten()

@@ -228,7 +228,7 @@ def three_sizes(num_states=3):
 def replace_labels(picture):
     labels = picture.labels.copy()
     labels[:4, :4] = -1
-    return rf.Picture(picture.name, picture.image, labels)
+    return rf.LabelledImage(picture.name, picture.image, labels)
 
 
 CRITERIA = {criterion.name: criterion for criterion in (*horses.BY_MODE[Mode.TRW], *backgrounds.WITHOUT)}

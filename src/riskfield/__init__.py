@@ -15,8 +15,8 @@ from riskfield.adjoints.unroll import Unroll
 from riskfield.data.examples import Examples, join
 from riskfield.data.feature_cache import FeatureCache
 from riskfield.data.folders import image_folder
-from riskfield.data.picture_examples import picture_examples
-from riskfield.data.pictures import Picture, PictureSet
+from riskfield.data.image_examples import image_examples
+from riskfield.data.images import ImageSet, LabelledImage
 from riskfield.decoders import (
     MAP,
     AbstractDecoder,
@@ -46,10 +46,10 @@ from riskfield.features.image import (
     Colour,
     ColourDifference,
     Constant,
+    FeatureMaps,
     Fourier,
     ImageFeatures,
     Intensity,
-    PictureFeatures,
     Position,
     SobelResponse,
 )
@@ -176,6 +176,7 @@ __all__ = [
     "FactorGraph",
     "FactorGroup",
     "FeatureCache",
+    "FeatureMaps",
     "FileFormatError",
     "Fit",
     "FixedPoint",
@@ -186,12 +187,14 @@ __all__ = [
     "Hybrid",
     "ImageCRF",
     "ImageFeatures",
+    "ImageSet",
     "ImpossibleEvidenceError",
     "Independent",
     "Inference",
     "Intensity",
     "Iterate",
     "JointMode",
+    "LabelledImage",
     "LearnsInference",
     "Levels",
     "LinearModel",
@@ -206,9 +209,6 @@ __all__ = [
     "PatchPseudolikelihood",
     "PerVariable",
     "Perturb",
-    "Picture",
-    "PictureFeatures",
-    "PictureSet",
     "Piecewise",
     "Position",
     "Pseudolikelihood",
@@ -257,6 +257,7 @@ __all__ = [
     "get_num_threads",
     "grid",
     "hessian_vector_product",
+    "image_examples",
     "image_folder",
     "incremental",
     "infer",
@@ -264,7 +265,6 @@ __all__ = [
     "join",
     "nn",
     "num_counted",
-    "picture_examples",
     "predict",
     "ranks",
     "read_evidence",

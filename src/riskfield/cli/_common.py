@@ -13,11 +13,11 @@ from typing import Annotated, Any
 
 import typer
 
-from riskfield.data.pictures import PictureSet
+from riskfield.data.images import ImageSet
 from riskfield.errors import DivergenceWarning
 
 # What can be wrong with one picture of many: the file, its size, its values.
-BAD_PICTURE = (OSError, ValueError, MemoryError)
+BAD_IMAGE = (OSError, ValueError, MemoryError)
 
 # Typer keeps a copy of click in some versions and imports it in others; this name holds in both.
 USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
@@ -39,13 +39,13 @@ def message_of(error: BaseException) -> str:
     return str(error) or ("Out of memory." if isinstance(error, MemoryError) else type(error).__name__)
 
 
-def readable(pictures: PictureSet) -> PictureSet:
+def readable(pictures: ImageSet) -> ImageSet:
     """The pictures that can be read; the others are reported on standard error."""
     good = []
     for number, name in enumerate(pictures.names):
         try:
             pictures[number]
-        except BAD_PICTURE as error:
+        except BAD_IMAGE as error:
             complain(f"{name}: {message_of(error)}")
         else:
             good.append(name)

@@ -16,7 +16,7 @@ import typer
 
 from riskfield.cli._common import print_divergence
 from riskfield.data.folders import image_folder
-from riskfield.data.pictures import Picture
+from riskfield.data.images import LabelledImage
 from riskfield.entropy import TRW, Bethe
 from riskfield.estimators.defaults import RHO
 from riskfield.features.image import ImageFeatures
@@ -107,7 +107,7 @@ def fit_images(
 ) -> None:
     """Fit a model to two folders, and write the folder of the run."""
     from riskfield.estimators.image_crf import ImageCRF  # here, because scikit-learn takes a second to load
-    from riskfield.estimators.image_run import PictureRun, prepare
+    from riskfield.estimators.image_run import ImageRun, prepare
 
     began, shown = time.perf_counter(), not quiet and sys.stderr.isatty()
     named = None if not classes else _classes(classes)
@@ -133,7 +133,7 @@ def fit_images(
             images_read = [picture.image for picture in read]
             crf.fit(images_read, labels, checkpoint=Checkpoints(checkpoint, every), resume=resume)
         training = sum(fit.history[-1].seconds for fit in crf.results_ if fit.history)
-        run = PictureRun(
+        run = ImageRun(
             out.resolve().name,
             crf,
             {value: names[value] for value in crf.classes_.tolist()},
@@ -167,7 +167,7 @@ def _classes(given: list[str]) -> dict[int, str]:
     return classes
 
 
-def _fingerprint(pictures: list[Picture]) -> str:
+def _fingerprint(pictures: list[LabelledImage]) -> str:
     """Return a digest of pictures and labels, so that a run cannot be resumed with other data."""
     digest = hashlib.sha256()
     for picture in pictures:

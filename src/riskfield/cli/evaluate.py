@@ -10,7 +10,7 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from riskfield.cli._common import BAD_PICTURE, Config, Images, Masks, Quiet, Run, complain, message_of
+from riskfield.cli._common import BAD_IMAGE, Config, Images, Masks, Quiet, Run, complain, message_of
 from riskfield.data.folders import image_folder
 from riskfield.io._atomic import check_writable, write_text
 from riskfield.progress import bar
@@ -39,18 +39,18 @@ def evaluate(
       riskfield evaluate model/ --images test/images/ --masks test/masks/
       riskfield evaluate model/ --images test/images/ --masks test/masks/ --json scores.json --quiet
     """
-    from riskfield.estimators.image_run import PictureRun  # here, because scikit-learn takes a second to load
+    from riskfield.estimators.image_run import ImageRun  # here, because scikit-learn takes a second to load
     from riskfield.report.predictions import evaluate_picture
 
     if json_file is not None:
         check_writable(json_file)
-    run = PictureRun.load(model)
+    run = ImageRun.load(model)
     pictures = image_folder(images, masks, classes=run.classes, ignore=run.ignore)
     tally, failed = Tally([*run.classes.values()]), 0
     for number in bar(range(len(pictures)), shown=not quiet and sys.stderr.isatty(), what="evaluating"):
         try:
             evaluate_picture(run, pictures[number], tally)
-        except BAD_PICTURE as error:
+        except BAD_IMAGE as error:
             complain(f"{pictures.names[number]}: {message_of(error)}")
             failed += 1
     if failed == len(pictures):

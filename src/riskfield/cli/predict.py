@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import typer
 
-from riskfield.cli._common import BAD_PICTURE, Config, Quiet, Run, complain, message_of
+from riskfield.cli._common import BAD_IMAGE, Config, Quiet, Run, complain, message_of
 from riskfield.data.folders import image_files
-from riskfield.data.pictures import read_image
+from riskfield.data.images import read_image
 from riskfield.io._atomic import check_writable, write_bytes
 from riskfield.progress import bar
 from riskfield.report.colours import overlay
@@ -42,9 +42,9 @@ def predict(
       riskfield predict model/ photo.jpg --out predicted/
       riskfield predict model/ images/ more/*.png --out predicted/
     """
-    from riskfield.estimators.image_run import PictureRun  # here, because scikit-learn takes a second to load
+    from riskfield.estimators.image_run import ImageRun  # here, because scikit-learn takes a second to load
 
-    run = PictureRun.load(model)
+    run = ImageRun.load(model)
     files = _files(images)
     _prepare(out, files)
     failed = 0
@@ -53,7 +53,7 @@ def predict(
         try:
             image = read_image(path)
             (marginals,) = run.crf.predict_marginals([image])
-        except BAD_PICTURE as error:
+        except BAD_IMAGE as error:
             complain(f"{path}: {message_of(error)}".replace(f"{path}: {path}", str(path)))
             failed += 1
             continue

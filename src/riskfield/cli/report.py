@@ -37,10 +37,10 @@ def report(
       riskfield report model/ --images test/images/ --masks test/masks/
       riskfield report likelihood/ clique/ --images test/images/ --masks test/masks/ --out compared.html --pictures 12
     """
-    from riskfield.estimators.image_run import PictureRun  # here, because scikit-learn takes a second to load
+    from riskfield.estimators.image_run import ImageRun  # here, because scikit-learn takes a second to load
     from riskfield.report.page import write_report
 
-    runs = [PictureRun.load(model) for model in models]
+    runs = [ImageRun.load(model) for model in models]
     test = image_folder(images, masks, classes=runs[0].classes, ignore=runs[0].ignore)
     good = readable(test)
     path = out or models[0] / "report.html"

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from riskfield.data._source import Root, Source
-from riskfield.data.pictures import Labels, Picture, PictureSet, few, read_image
+from riskfield.data.images import ImageSet, LabelledImage, Labels, few, read_image
 from riskfield.errors import FileFormatError, MissingDataError
 
 SOURCE = Source(
@@ -18,7 +18,7 @@ SOURCE = Source(
 CLASSES = ("sky", "tree", "road", "grass", "water", "building", "mountain", "foreground")
 
 
-def stanford_background(root: Root = None) -> PictureSet:
+def stanford_background(root: Root = None) -> ImageSet:
     """Load the 715 pictures of the Stanford Background Dataset, about 240 by 320, with eight classes; -1 for no label.
 
     Arguments:
@@ -34,14 +34,14 @@ def stanford_background(root: Root = None) -> PictureSet:
     if not names or without:
         raise MissingDataError(f"{regions} has no labels for {few(without)}." if names else f"{images} has no *.jpg.")
 
-    def read(name: str) -> Picture:
+    def read(name: str) -> LabelledImage:
         image, path = read_image(images / f"{name}.jpg"), regions / f"{name}.regions.txt"
         labels = _read_regions(path)
         if labels.shape != image.shape[:2]:
             raise FileFormatError(f"{path} must have the shape {image.shape[:2]} of {name}.jpg. Got {labels.shape}.")
-        return Picture(name, image, labels)
+        return LabelledImage(name, image, labels)
 
-    return PictureSet(names, read, CLASSES)
+    return ImageSet(names, read, CLASSES)
 
 
 def _read_regions(path: Path) -> Labels:

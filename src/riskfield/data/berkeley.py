@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from riskfield.data._source import Root, Source
-from riskfield.data.pictures import Picture, PictureSet, read_image
+from riskfield.data.images import ImageSet, LabelledImage, read_image
 from riskfield.errors import MissingDataError
 
 SOURCE = Source(
@@ -16,7 +16,7 @@ SOURCE = Source(
 SUBSETS = ("train", "val", "test")
 
 
-def bsds500(root: Root = None, subsets: Sequence[str] = ("train", "val")) -> PictureSet:
+def bsds500(root: Root = None, subsets: Sequence[str] = ("train", "val")) -> ImageSet:
     """Load the photographs of BSDS500, 481 by 321 or 321 by 481, without labels. Their names are their numbers.
 
     Arguments:
@@ -35,4 +35,4 @@ def bsds500(root: Root = None, subsets: Sequence[str] = ("train", "val")) -> Pic
         raise MissingDataError(f"BSDS500 has no pictures: {', '.join(map(str, folders))} without *.jpg.")
     # Sort by number, not alphabetically.
     names = sorted(files, key=lambda name: (len(name), name))
-    return PictureSet(names, lambda name: Picture(name, read_image(files[name])))
+    return ImageSet(names, lambda name: LabelledImage(name, read_image(files[name])))

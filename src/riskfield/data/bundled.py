@@ -7,7 +7,7 @@ import zlib
 import numpy as np
 import numpy.typing as npt
 
-from riskfield.data.pictures import Picture, PictureSet
+from riskfield.data.images import ImageSet, LabelledImage
 
 _PICTURES = (
     *("astronaut", "brick", "camera", "cell", "chelsea", "clock", "coffee", "coins", "grass", "gravel"),
@@ -16,17 +16,17 @@ _PICTURES = (
 _TEXTURES = ("brick", "grass", "gravel")
 
 
-def bundled_pictures() -> PictureSet:
+def bundled_pictures() -> ImageSet:
     """Load seventeen pictures of scikit-image, without labels. `denoising` turns them into a denoising task.
 
     >>> pictures = bundled_pictures()
     >>> len(pictures), pictures.select(["camera"])[0].image.shape
     (17, (512, 512))
     """
-    return PictureSet(_PICTURES, lambda name: Picture(name, _bundled(name)))
+    return ImageSet(_PICTURES, lambda name: LabelledImage(name, _bundled(name)))
 
 
-def mosaics(count: int = 16, shape: tuple[int, int] = (120, 160), *, test: bool = False, seed: int = 0) -> PictureSet:
+def mosaics(count: int = 16, shape: tuple[int, int] = (120, 160), *, test: bool = False, seed: int = 0) -> ImageSet:
     """Compose grey pictures from patches of brick, grass and gravel. The labels are the textures.
 
     The patches are bounded by smooth random curves. Training pictures use the left halves of scikit-image's textures
@@ -40,12 +40,12 @@ def mosaics(count: int = 16, shape: tuple[int, int] = (120, 160), *, test: bool 
 
     >>> pictures = mosaics(4)
     >>> pictures, pictures[0].labels.shape
-    (PictureSet(4 pictures, classes ('brick', 'grass', 'gravel')), (120, 160))
+    (ImageSet(4 pictures, classes ('brick', 'grass', 'gravel')), (120, 160))
     """
     if not (1 <= shape[0] <= 512 and 1 <= shape[1] <= 256):
         raise ValueError(f"`shape` must be from 1 to 512 rows and from 1 to 256 columns. Got {shape}.")
 
-    def read(name: str) -> Picture:
+    def read(name: str) -> LabelledImage:
         generator = np.random.default_rng([seed, zlib.crc32(name.encode())])
         labels = _regions(shape, generator)
         image = np.zeros(shape, np.uint8)
@@ -54,10 +54,10 @@ def mosaics(count: int = 16, shape: tuple[int, int] = (120, 160), *, test: bool 
             top, left = (int(generator.integers(0, n - k + 1)) for n, k in zip(half.shape, shape, strict=True))
             patch = half[top : top + shape[0], left : left + shape[1]]
             image[labels == label] = patch[labels == label]
-        return Picture(name, image, labels)
+        return LabelledImage(name, image, labels)
 
     kind = "test" if test else "train"
-    return PictureSet((f"{kind}-{k:03}" for k in range(count)), read, _TEXTURES)
+    return ImageSet((f"{kind}-{k:03}" for k in range(count)), read, _TEXTURES)
 
 
 def _regions(shape: tuple[int, int], generator: np.random.Generator) -> npt.NDArray[np.int64]:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from riskfield.errors import FileFormatError
-from riskfield.features.image import ImageFeatures, PictureFeatures
+from riskfield.features.image import FeatureMaps, ImageFeatures
 from riskfield.io.codec import read_tree, write_tree
 
 _VERSION = 1  # raise it when the numbers of a feature change and its name and settings do not
@@ -39,7 +39,7 @@ class FeatureCache:
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
 
-    def __call__(self, features: ImageFeatures, picture: npt.ArrayLike) -> PictureFeatures:
+    def __call__(self, features: ImageFeatures, picture: npt.ArrayLike) -> FeatureMaps:
         """What `features(picture)` gives, from the folder if it is there."""
         array = np.asarray(picture)
         path = self.folder / f"{_key(features, array)}.features"
@@ -56,15 +56,15 @@ def _key(features: ImageFeatures, picture: npt.NDArray[Any]) -> str:
     return digest.hexdigest()
 
 
-def _write(path: Path, features: PictureFeatures) -> None:
+def _write(path: Path, features: FeatureMaps) -> None:
     write_tree(path, _KIND, {name: getattr(features, name) for name in _PARTS})
 
 
-def _read(path: Path) -> PictureFeatures | None:
+def _read(path: Path) -> FeatureMaps | None:
     """The features in a file, or None if there is none or it is damaged."""
     try:
         content = read_tree(path, _KIND)
     except (FileNotFoundError, FileFormatError):
         return None
     parts = [part for part in map(content.get, _PARTS) if isinstance(part, Tensor) and part.ndim == 3]
-    return PictureFeatures(*parts) if len(parts) == len(_PARTS) else None
+    return FeatureMaps(*parts) if len(parts) == len(_PARTS) else None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from riskfield.data.pictures import Labels, Picture, PictureSet, few, read_image, read_mask
+from riskfield.data.images import ImageSet, LabelledImage, Labels, few, read_image, read_mask
 from riskfield.errors import FileFormatError
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".webp")
@@ -20,7 +20,7 @@ def image_folder(
     *,
     classes: Mapping[int, str] | None = None,
     ignore: int | None = None,
-) -> PictureSet:
+) -> ImageSet:
     """The images of a folder, with labels from the masks of the same names in another.
 
     The mask of `horse.jpg` is `horse.png`, say: an image of the same size whose grey levels, or palette indices, are
@@ -43,7 +43,7 @@ def image_folder(
         raise ValueError(f"`ignore` must be none of the classes {few([*classes])}. Got {ignore}.")
     files = image_files(images, "images")
     if masks is None:
-        return PictureSet(files, lambda name: Picture(name, read_image(files[name])))
+        return ImageSet(files, lambda name: LabelledImage(name, read_image(files[name])))
     mask_files = image_files(masks, "masks")
     without = [path.name for name, path in files.items() if name not in mask_files]
     if without:
@@ -55,7 +55,7 @@ def image_folder(
         raise ValueError(f"`masks`: {masks} has no labels but {ignore}, to be ignored.")
     values = [*classes]
 
-    def read(name: str) -> Picture:
+    def read(name: str) -> LabelledImage:
         image, mask = read_image(files[name]), read_mask(mask_files[name])
         if mask.shape != image.shape[:2]:
             wanted, got = (" x ".join(map(str, shape)) for shape in (image.shape[:2], mask.shape))
@@ -68,9 +68,9 @@ def image_folder(
                 f"{mask_files[name]} has the values {few(unknown)}, which are none of the classes {few(values)}"
                 f"{'' if ignore is None else f' nor {ignore}, to be ignored'}."
             )
-        return Picture(name, image, _labels(mask, values))
+        return LabelledImage(name, image, _labels(mask, values))
 
-    return PictureSet(files, read, classes.values())
+    return ImageSet(files, read, classes.values())
 
 
 def image_files(folder: str | os.PathLike[str], name: str) -> dict[str, Path]:

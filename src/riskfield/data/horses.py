@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from riskfield.data._source import Root, Source
-from riskfield.data.pictures import Picture, PictureSet, few, read_image
+from riskfield.data.images import ImageSet, LabelledImage, few, read_image
 from riskfield.errors import FileFormatError, MissingDataError
 from riskfield.features.image import as_floats
 from riskfield.features.resample import resize
@@ -19,7 +19,7 @@ SOURCE = Source(
 _BLACK_IN_SOME_COPIES = "horse318"
 
 
-def weizmann_horses(root: Root = None) -> PictureSet:
+def weizmann_horses(root: Root = None) -> ImageSet:
     """Load the Weizmann horses, with the labels "ground" and "horse".
 
     A photograph and its mask differ in size. The photograph is resized to the size of the mask, as floats in [0, 1].
@@ -41,7 +41,7 @@ def weizmann_horses(root: Root = None) -> PictureSet:
     if _BLACK_IN_SOME_COPIES in names and read_image(photographs / f"{_BLACK_IN_SOME_COPIES}.jpg").max() < 16:
         names.remove(_BLACK_IN_SOME_COPIES)
 
-    def read(name: str) -> Picture:
+    def read(name: str) -> LabelledImage:
         mask = as_floats(read_image(masks / f"{name}.jpg"))
         labels = (mask.mean(axis=-1) > 0.5).astype(np.int64)
         photograph = as_floats(read_image(photographs / f"{name}.jpg"))
@@ -50,6 +50,6 @@ def weizmann_horses(root: Root = None) -> PictureSet:
                 f"{name}: mask and photograph must have the same aspect ratio. Got {labels.shape} and "
                 f"{photograph.shape[:2]}."
             )
-        return Picture(name, resize(torch.from_numpy(photograph), labels.shape).numpy(), labels)
+        return LabelledImage(name, resize(torch.from_numpy(photograph), labels.shape).numpy(), labels)
 
-    return PictureSet(names, read, ("ground", "horse"))
+    return ImageSet(names, read, ("ground", "horse"))

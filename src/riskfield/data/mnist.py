@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from riskfield.data._source import Root, Source
-from riskfield.data.pictures import Labels
+from riskfield.data.images import Labels
 from riskfield.errors import FileFormatError
 
 SOURCE = Source(

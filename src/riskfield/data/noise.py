@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from riskfield.data.pictures import Labels, Picture, PictureSet
+from riskfield.data.images import ImageSet, LabelledImage, Labels
 from riskfield.features.image import Intensity, as_floats
 from riskfield.features.resample import resize
 
@@ -118,16 +118,16 @@ def binarise(image: npt.ArrayLike, shape: tuple[int, int] | None = None) -> Labe
 
 
 def denoising(
-    pictures: PictureSet, noise: AbstractNoise, *, shape: tuple[int, int] | None = (200, 300), seed: int = 0
-) -> PictureSet:
+    pictures: ImageSet, noise: AbstractNoise, *, shape: tuple[int, int] | None = (200, 300), seed: int = 0
+) -> ImageSet:
     """Return pictures to restore: the labels come from `binarise`, the images from `noise`.
 
     The noise of a picture depends only on `seed` and on the name of the picture, not on the other pictures of the set.
     """
 
-    def noisy(picture: Picture) -> Picture:
+    def noisy(picture: LabelledImage) -> LabelledImage:
         labels = binarise(picture.image, shape)
         generator = np.random.default_rng([seed, zlib.crc32(picture.name.encode())])
-        return Picture(picture.name, noise(labels, generator), labels)
+        return LabelledImage(picture.name, noise(labels, generator), labels)
 
     return pictures.map(noisy, ("0", "1"))

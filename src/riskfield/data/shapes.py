@@ -10,8 +10,8 @@ import zlib
 
 import numpy as np
 
+from riskfield.data.images import ImageSet, LabelledImage, Labels
 from riskfield.data.noise import AbstractNoise
-from riskfield.data.pictures import Labels, Picture, PictureSet
 from riskfield.data.splits import Split
 
 _SIDE, _VERSIONS, _TRAINING = 64, 50, 10
@@ -32,13 +32,13 @@ def draw_shapes() -> tuple[Labels, ...]:
     return tuple(image.astype(np.int64) for image in images)
 
 
-def noisy_shapes(noise: AbstractNoise, seed: int = 0) -> tuple[PictureSet, Split]:
+def noisy_shapes(noise: AbstractNoise, seed: int = 0) -> tuple[ImageSet, Split]:
     """Return fifty noisy versions of each shape, and the split: ten versions of the first to train, 190 to test."""
     clean = draw_shapes()
     names = [f"{shape}-{version:02}" for shape in range(len(clean)) for version in range(_VERSIONS)]
 
-    def read(name: str) -> Picture:
+    def read(name: str) -> LabelledImage:
         labels = clean[int(name.partition("-")[0])]
-        return Picture(name, noise(labels, np.random.default_rng([seed, zlib.crc32(name.encode())])), labels)
+        return LabelledImage(name, noise(labels, np.random.default_rng([seed, zlib.crc32(name.encode())])), labels)
 
-    return PictureSet(names, read, ("0", "1")), Split(tuple(names[:_TRAINING]), tuple(names[_TRAINING:]))
+    return ImageSet(names, read, ("0", "1")), Split(tuple(names[:_TRAINING]), tuple(names[_TRAINING:]))

@@ -27,7 +27,7 @@ _MAY_CHANGE = ("iterations",)  # settings that may be others when a run goes on
 
 
 @dataclass(frozen=True, eq=False)
-class PictureRun:
+class ImageRun:
     """A fitted estimator and what is known of its training.
 
     Arguments:
@@ -57,7 +57,7 @@ class PictureRun:
             )
 
     @classmethod
-    def load(cls, folder: str | os.PathLike[str]) -> PictureRun:
+    def load(cls, folder: str | os.PathLike[str]) -> ImageRun:
         """The run in a folder.
 
         Raises:

@@ -237,7 +237,7 @@ class SobelResponse(_Thresholded):
 
 
 @dataclass(frozen=True, eq=False)
-class PictureFeatures:
+class FeatureMaps:
     """The features of one picture at the resolution of inference, in single precision."""
 
     pixels: Tensor  # (row, column, feature)
@@ -311,7 +311,7 @@ class ImageFeatures:
         """Return the rows and columns of the inference grid for a picture of `rows` by `columns`."""
         return max(1, round(rows * self.scale)), max(1, round(columns * self.scale))
 
-    def __call__(self, picture: npt.ArrayLike) -> PictureFeatures:
+    def __call__(self, picture: npt.ArrayLike) -> FeatureMaps:
         """Compute the features of `picture`."""
         self._check_memory(np.shape(picture))
         values = as_floats(picture)
@@ -322,7 +322,7 @@ class ImageFeatures:
             values_at = _coarse(feature.map(values), shape).numpy()
             horizontal.append(feature.compare(values_at[:, :-1], values_at[:, 1:]))
             vertical.append(feature.compare(values_at[:-1], values_at[1:]))
-        return PictureFeatures(pixels.float(), _joined(horizontal), _joined(vertical))
+        return FeatureMaps(pixels.float(), _joined(horizontal), _joined(vertical))
 
     def _check_memory(self, shape: tuple[int, ...]) -> None:
         """Raise before the maps of a picture are computed if they would not fit."""

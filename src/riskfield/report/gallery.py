@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from riskfield.data.pictures import Labels, Picture
+from riskfield.data.images import LabelledImage, Labels
 from riskfield.report.colours import class_colours
 from riskfield.report.evaluation import Floats
 from riskfield.report.html import element, text
@@ -15,7 +15,9 @@ from riskfield.report.images import backdrop, layers, one_hot, photograph
 _SMALL = 260  # pixels: smaller pictures are enlarged without smoothing
 
 
-def gallery(names: Sequence[str], pictures: Sequence[Picture], marginals: Mapping[str, Mapping[str, Floats]]) -> str:
+def gallery(
+    names: Sequence[str], pictures: Sequence[LabelledImage], marginals: Mapping[str, Mapping[str, Floats]]
+) -> str:
     """Return a row of panels for every picture.
 
     Arguments:
@@ -40,7 +42,7 @@ def _slider(name: str, variable: str, start: float, style: str | None = None) ->
     return element("label", swatch + text(name) + control, style=style)
 
 
-def _row(names: Sequence[str], picture: Picture, marginals: Mapping[str, Mapping[str, Floats]]) -> str:
+def _row(names: Sequence[str], picture: LabelledImage, marginals: Mapping[str, Mapping[str, Floats]]) -> str:
     assert picture.labels is not None
     shape, count = picture.labels.shape, len(names)
     img = f'<img src="{photograph(picture.image)}" alt="{text(picture.name)}">'

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from riskfield import __version__
-from riskfield.data.pictures import Picture, PictureSet
-from riskfield.estimators.image_run import PictureRun
+from riskfield.data.images import ImageSet, LabelledImage
+from riskfield.estimators.image_run import ImageRun
 from riskfield.io._atomic import check_writable, write_text
 from riskfield.progress import bar
 from riskfield.report.evaluation import Evaluation, Floats
@@ -36,15 +36,15 @@ for (const slider of document.querySelectorAll("input[data-sets]"))
 class Result:
     """A run, its evaluation, and its marginals on the pictures in the gallery."""
 
-    run: PictureRun
+    run: ImageRun
     evaluation: Evaluation
     marginals: dict[str, Floats] = field(default_factory=dict)
 
 
 def write_report(
     path: str | os.PathLike[str],
-    runs: Sequence[PictureRun],
-    pictures: PictureSet,
+    runs: Sequence[ImageRun],
+    pictures: ImageSet,
     *,
     title: str | None = None,
     command: str = "",
@@ -74,7 +74,7 @@ def write_report(
     return [result.evaluation for result in found]
 
 
-def _check(runs: Sequence[PictureRun], pictures: PictureSet, num_shown: int) -> None:
+def _check(runs: Sequence[ImageRun], pictures: ImageSet, num_shown: int) -> None:
     if not runs:
         raise ValueError("`runs` must hold at least one run. Got none.")
     classes = runs[0].classes
@@ -94,10 +94,10 @@ def _check(runs: Sequence[PictureRun], pictures: PictureSet, num_shown: int) -> 
         raise ValueError(f"`num_shown` must be positive. Got {num_shown}.")
 
 
-def _result(run: PictureRun, pictures: PictureSet, shown: set[str], progress: bool) -> Result:
+def _result(run: ImageRun, pictures: ImageSet, shown: set[str], progress: bool) -> Result:
     marginals: dict[str, Floats] = {}
 
-    def see(picture: Picture, beliefs: Floats) -> None:
+    def see(picture: LabelledImage, beliefs: Floats) -> None:
         if picture.name in shown:
             marginals[picture.name] = beliefs
 
@@ -105,7 +105,7 @@ def _result(run: PictureRun, pictures: PictureSet, shown: set[str], progress: bo
     return Result(run, evaluation, marginals)
 
 
-def _page(title: str, found: Sequence[Result], shown: Sequence[Picture], command: str) -> str:
+def _page(title: str, found: Sequence[Result], shown: Sequence[LabelledImage], command: str) -> str:
     runs = [result.run for result in found]
     scores = [result.evaluation for result in found]
     parts = [

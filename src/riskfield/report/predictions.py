@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
-from riskfield.data.pictures import Picture
-from riskfield.estimators.image_run import PictureRun
+from riskfield.data.images import LabelledImage
+from riskfield.estimators.image_run import ImageRun
 from riskfield.report.evaluation import Evaluation, Floats, Tally
 
 
 def evaluate_run(
-    run: PictureRun, pictures: Iterable[Picture], see: Callable[[Picture, Floats], None] | None = None
+    run: ImageRun, pictures: Iterable[LabelledImage], see: Callable[[LabelledImage, Floats], None] | None = None
 ) -> Evaluation:
     """Evaluate a run on pictures with labels.
 
@@ -28,7 +28,7 @@ def evaluate_run(
     return tally.evaluation()
 
 
-def evaluate_picture(run: PictureRun, picture: Picture, tally: Tally) -> Floats:
+def evaluate_picture(run: ImageRun, picture: LabelledImage, tally: Tally) -> Floats:
     """Add the errors on one picture to `tally`, and return the picture's marginals."""
     if picture.labels is None:
         raise ValueError(f"`pictures` must have labels. {picture.name} has none.")

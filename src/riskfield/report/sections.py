@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from riskfield.estimators.image_run import PictureRun
+from riskfield.estimators.image_run import ImageRun
 from riskfield.report.charts import Chart, Line
 from riskfield.report.evaluation import NUM_BINS, Evaluation
 from riskfield.report.html import card, element, table, text
@@ -16,7 +16,7 @@ _STYLES = 6  # series colours in the style sheet
 _NOTHING = "\N{EN DASH}"
 
 
-def tiles(runs: Sequence[PictureRun], scores: Sequence[Evaluation]) -> str:
+def tiles(runs: Sequence[ImageRun], scores: Sequence[Evaluation]) -> str:
     """Return the four main numbers. With several runs, each number is that of the best run."""
     shown: list[tuple[str, Callable[[Evaluation], float], Callable[[float], str], bool]] = [
         ("pixels labelled wrong", lambda s: s.error, percent, False),
@@ -34,7 +34,7 @@ def tiles(runs: Sequence[PictureRun], scores: Sequence[Evaluation]) -> str:
     return element("div", "".join(found), class_="tiles")
 
 
-def results(runs: Sequence[PictureRun], scores: Sequence[Evaluation]) -> str:
+def results(runs: Sequence[ImageRun], scores: Sequence[Evaluation]) -> str:
     """Return a table with one row per run: error, error of each class, overlap, log loss, calibration error."""
     names = scores[0].names
     header = [
@@ -54,7 +54,7 @@ def results(runs: Sequence[PictureRun], scores: Sequence[Evaluation]) -> str:
     return element("div", table(header, rows), class_="card")
 
 
-def confusions(runs: Sequence[PictureRun], scores: Sequence[Evaluation]) -> str:
+def confusions(runs: Sequence[ImageRun], scores: Sequence[Evaluation]) -> str:
     """Return a confusion matrix for every run."""
     return element(
         "div", "".join(card(_named(k, run.name), _confusion(score)) for k, (run, score) in _both(runs, scores)),
@@ -77,7 +77,7 @@ def _confusion(score: Evaluation) -> str:
     return table(["", *map(text, score.names)], rows, class_="confusion")
 
 
-def reliability(runs: Sequence[PictureRun], scores: Sequence[Evaluation]) -> str:
+def reliability(runs: Sequence[ImageRun], scores: Sequence[Evaluation]) -> str:
     """Return the reliability diagram of all runs, and a table of its numbers."""
     lines = []
     for k, (run, score) in _both(runs, scores):
@@ -93,7 +93,7 @@ def reliability(runs: Sequence[PictureRun], scores: Sequence[Evaluation]) -> str
     return element("div", drawn + element("div", _bins(runs, scores), class_="card"), class_="cards wide")
 
 
-def _bins(runs: Sequence[PictureRun], scores: Sequence[Evaluation]) -> str:
+def _bins(runs: Sequence[ImageRun], scores: Sequence[Evaluation]) -> str:
     """Return the numbers of the diagram: counts, means and shares of one run, or only the shares of several runs."""
     rows = []
     for b in range(NUM_BINS):
@@ -110,7 +110,7 @@ def _bins(runs: Sequence[PictureRun], scores: Sequence[Evaluation]) -> str:
     return table(["marginals", *(text(run.name) for run in runs)], rows, caption="Share of the true class")
 
 
-def training(runs: Sequence[PictureRun]) -> str:
+def training(runs: Sequence[ImageRun]) -> str:
     """Return a chart of the objective by iteration for every run that has a history."""
     charts = [
         card(_named(k, run.name), _curve(k, run)) for k, run in enumerate(runs) if any(f.history for f in run.fits)
@@ -118,7 +118,7 @@ def training(runs: Sequence[PictureRun]) -> str:
     return element("div", "".join(charts), class_="cards") if charts else ""
 
 
-def _curve(number: int, run: PictureRun) -> str:
+def _curve(number: int, run: ImageRun) -> str:
     lines, marks, ends, done = [], {}, [], 0
     for stage, fit in zip(run.crf.stages(), run.fits, strict=False):  # an interrupted run has fewer fits
         name = words(type(stage.loss).__name__)
@@ -132,7 +132,7 @@ def _curve(number: int, run: PictureRun) -> str:
     return chart.svg() + "".join(element("div", text(end), class_="ending") for end in ends)
 
 
-def settings(runs: Sequence[PictureRun]) -> str:
+def settings(runs: Sequence[ImageRun]) -> str:
     """Return a table of the settings, with one column per run."""
     names = list(dict.fromkeys(name for run in runs for name in run.settings))
     values: dict[str, list[object]] = {name: [run.settings.get(name, _NOTHING) for run in runs] for name in names}
@@ -155,7 +155,7 @@ def _shared(values: Sequence[str]) -> list[str]:
     return [element("td", text(value)) for value in values]
 
 
-def timings(runs: Sequence[PictureRun], scores: Sequence[Evaluation]) -> str:
+def timings(runs: Sequence[ImageRun], scores: Sequence[Evaluation]) -> str:
     """Return a table of the time that each step took."""
     rows = []
     for k, (run, score) in _both(runs, scores):
@@ -168,7 +168,7 @@ def timings(runs: Sequence[PictureRun], scores: Sequence[Evaluation]) -> str:
     return element("div", table(header, rows), class_="card")
 
 
-def commands(runs: Sequence[PictureRun], command: str) -> str:
+def commands(runs: Sequence[ImageRun], command: str) -> str:
     """Return the commands that produced the runs and the page."""
     return "".join(element("pre", text(line)) for line in [*(run.command for run in runs), command] if line)
 
@@ -197,7 +197,7 @@ def _best_marked(values: Sequence[float], write: Callable[[float], str]) -> list
     return [element("td", text(write(value)), class_="best" if value == best else None) for value in values]
 
 
-def _both(runs: Sequence[PictureRun], scores: Sequence[Evaluation]) -> list[tuple[int, tuple[PictureRun, Evaluation]]]:
+def _both(runs: Sequence[ImageRun], scores: Sequence[Evaluation]) -> list[tuple[int, tuple[ImageRun, Evaluation]]]:
     return list(enumerate(zip(runs, scores, strict=True)))
 
 
@@ -209,7 +209,7 @@ def _named(number: int, name: str) -> str:
     return element("span", element("span", class_="swatch") + text(name), class_=_style(number))
 
 
-def _legend(runs: Sequence[PictureRun]) -> str:
+def _legend(runs: Sequence[ImageRun]) -> str:
     if len(runs) == 1:
         return ""
     return element("ul", "".join(element("li", _named(k, run.name)) for k, run in enumerate(runs)), class_="legend")

@@ -26,7 +26,7 @@ MAX_PIXELS = 2**26
 
 
 @dataclass(frozen=True, eq=False)
-class Picture:
+class LabelledImage:
     """A picture, and its labels where they are known.
 
     Arguments:
@@ -47,7 +47,7 @@ class Picture:
             )
 
 
-class PictureSet(Sequence[Picture]):
+class ImageSet(Sequence[LabelledImage]):
     """Pictures by number or name, read each time they are asked for.
 
     Arguments:
@@ -55,12 +55,12 @@ class PictureSet(Sequence[Picture]):
         read: gives the picture of a name.
         classes: the names of the labels 0, 1, ...; empty if there are no labels.
 
-    >>> pictures = PictureSet(["a", "b", "c"], lambda name: Picture(name, np.zeros((2, 3))))
+    >>> pictures = ImageSet(["a", "b", "c"], lambda name: LabelledImage(name, np.zeros((2, 3))))
     >>> len(pictures), pictures[1].name, pictures[1:].names, pictures.select(["c", "a"]).names
     (3, 'b', ('b', 'c'), ('c', 'a'))
     """
 
-    def __init__(self, names: Iterable[str], read: Callable[[str], Picture], classes: Iterable[str] = ()):
+    def __init__(self, names: Iterable[str], read: Callable[[str], LabelledImage], classes: Iterable[str] = ()):
         self.names = tuple(names)
         self.classes = tuple(classes)
         self._read = read
@@ -72,18 +72,18 @@ class PictureSet(Sequence[Picture]):
         return len(self.names)
 
     @overload
-    def __getitem__(self, index: int) -> Picture: ...
+    def __getitem__(self, index: int) -> LabelledImage: ...
 
     @overload
-    def __getitem__(self, index: slice) -> PictureSet: ...
+    def __getitem__(self, index: slice) -> ImageSet: ...
 
-    def __getitem__(self, index: int | slice) -> Picture | PictureSet:
+    def __getitem__(self, index: int | slice) -> LabelledImage | ImageSet:
         """The picture of a number, or the set of several."""
         if isinstance(index, slice):
-            return PictureSet(self.names[index], self._read, self.classes)
+            return ImageSet(self.names[index], self._read, self.classes)
         return self._read(self.names[index])
 
-    def select(self, names: Iterable[str]) -> PictureSet:
+    def select(self, names: Iterable[str]) -> ImageSet:
         """The pictures of these names, in this order.
 
         Raises:
@@ -93,17 +93,17 @@ class PictureSet(Sequence[Picture]):
         missing = sorted(set(chosen) - set(self.names))
         if missing:
             raise KeyError(f"The set has no {few(missing)}.")
-        return PictureSet(chosen, self._read, self.classes)
+        return ImageSet(chosen, self._read, self.classes)
 
-    def map(self, function: Callable[[Picture], Picture], classes: Iterable[str] | None = None) -> PictureSet:
+    def map(self, function: Callable[[LabelledImage], LabelledImage], classes: Iterable[str] | None = None) -> ImageSet:
         """The set of what `function` makes of each picture, again made when it is asked for."""
-        return PictureSet(
+        return ImageSet(
             self.names, lambda name: function(self._read(name)), self.classes if classes is None else classes
         )
 
     def __repr__(self) -> str:
         """How many pictures, and which labels."""
-        return f"PictureSet({len(self)} pictures, classes {self.classes})"
+        return f"ImageSet({len(self)} pictures, classes {self.classes})"
 
 
 def read_image(path: str | os.PathLike[str]) -> npt.NDArray[Any]:

@@ -9,14 +9,14 @@ from torch import Tensor
 
 from riskfield.data.examples import Examples
 from riskfield.data.feature_cache import FeatureCache
-from riskfield.data.pictures import Picture
-from riskfield.features.image import ImageFeatures, PictureFeatures
+from riskfield.data.images import LabelledImage
+from riskfield.features.image import FeatureMaps, ImageFeatures
 from riskfield.features.resample import reduce_labels
 from riskfield.graph.builders import grid
 
 
-def picture_examples(
-    pictures: Iterable[Picture],
+def image_examples(
+    pictures: Iterable[LabelledImage],
     features: ImageFeatures,
     num_states: int,
     *,
@@ -37,11 +37,11 @@ def picture_examples(
 
     >>> import numpy as np
     >>> shapes = [(4, 5), (6, 3), (4, 5)]
-    >>> pictures = [Picture(str(k), np.zeros(s), np.zeros(s, np.int64)) for k, s in enumerate(shapes)]
-    >>> [(len(block), block.graph.num_variables) for block in picture_examples(pictures, ImageFeatures(), 2)]
+    >>> pictures = [LabelledImage(str(k), np.zeros(s), np.zeros(s, np.int64)) for k, s in enumerate(shapes)]
+    >>> [(len(block), block.graph.num_variables) for block in image_examples(pictures, ImageFeatures(), 2)]
     [(2, 20), (1, 18)]
     """
-    groups: dict[tuple[int, int], list[tuple[PictureFeatures, Tensor]]] = {}
+    groups: dict[tuple[int, int], list[tuple[FeatureMaps, Tensor]]] = {}
     for picture in pictures:
         if picture.labels is None:
             raise ValueError(f"`pictures` must have labels. {picture.name} has none.")
@@ -57,7 +57,7 @@ def picture_examples(
 
 
 def _block(
-    shape: tuple[int, int], num_states: int, group: list[tuple[PictureFeatures, Tensor]], dtype: torch.dtype
+    shape: tuple[int, int], num_states: int, group: list[tuple[FeatureMaps, Tensor]], dtype: torch.dtype
 ) -> Examples:
     each = [computed.inputs(dtype) for computed, _ in group]
     inputs = {name: torch.stack([own[name] for own in each]) for name in each[0]}
