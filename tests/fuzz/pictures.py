@@ -11,7 +11,7 @@ from PIL import Image
 
 import riskfield as rf
 from fuzz.mutations import mutated_bytes
-from riskfield.data.pictures import read_image, read_mask
+from riskfield.data.images import read_image, read_mask
 
 FORMATS = {"png": ["1", "L", "LA", "P", "RGB", "RGBA", "I;16"], "jpeg": ["L", "RGB", "CMYK"], "bmp": ["1", "L", "RGB"]}
 FORMATS |= {"tiff": ["1", "L", "RGB", "I;16", "F", "I"], "webp": ["RGB", "RGBA"], "gif": ["P"]}

@@ -15,8 +15,8 @@ import riskfield as rf
 from fuzz import Uninteresting
 from fuzz.mutations import mutated_bytes, mutated_tree
 from learning_cases import EXACT, chain_examples, chain_model
+from riskfield.estimators.image_run import ImageRun
 from riskfield.io import codec
-from riskfield.learning.picture_run import PictureRun
 
 FEATURES = [np.array([[0.1, 1.0], [0.9, 2.0], [0.8, 0.0]]), np.array([[0.2, 1.0], [0.1, 1.0]])]
 LABELS = [["a", "b", "b"], ["a", "a"]]
@@ -70,7 +70,7 @@ def _run(folder, rng):
         mutated_bytes(text, rng) if rng.random() < 0.3 else json.dumps(mutated_tree(json.loads(text), rng)).encode()
     )
     try:
-        run = PictureRun.load(folder)
+        run = ImageRun.load(folder)
     except rf.FileFormatError:
         return
     assert len(run.classes) == 2
@@ -136,7 +136,7 @@ def _image_crf():
 @cache
 def _account():
     crf = _fitted_pictures()
-    run = PictureRun("run", crf, {0: "a", 1: "b"}, None, {"loss": "x"}, "command", tuple(crf.results_), {"fit": 1.0})
+    run = ImageRun("run", crf, {0: "a", 1: "b"}, None, {"loss": "x"}, "command", tuple(crf.results_), {"fit": 1.0})
     with tempfile.TemporaryDirectory() as folder:
         run.save(folder)
         return (Path(folder) / "run.json").read_bytes()
