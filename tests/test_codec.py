@@ -40,6 +40,7 @@ def path(tmp_path):
         {"graph": [[0, 1]], "loss": rf.Hybrid(rf.L1(rf.SoftArgmax(0.5)), rf.CliqueLogistic(), 0.25)},
         {"inference": rf.Inference(rf.MessagePassing(rf.TRW(0.5), rf.Parallel(), 0.25), rf.Stop(7, None), rf.Unroll())},
         {"inference": rf.Inference(rf.Exact()), "decoder": rf.MAP(), "loss": rf.SurrogateEM(rf.MeanField())},
+        {"decoder": rf.MAP(rf.ExactMAP())},
         {"inference": rf.Inference(rf.MessagePassing(), rf.Stop(tol=1e-9), rf.FixedPoint())},
         {"optimiser": rf.Torch(torch.optim.SGD, {"lr": 0.1, "momentum": 0.5}, 1, 2), "random_state": 3},
         {"loss": rf.PatchPseudolikelihood([0, 0, 1]), "inference": rf.Inference(rf.Exact())},

@@ -35,6 +35,7 @@ def holder(tmp_path):
     yield process, folder
     process.kill()
     process.wait()
+    process.stdout.close()
 
 
 def train(folder, **settings):
