@@ -181,6 +181,11 @@ MALFORMED = [
     ("MARKOV 1 2 1 1 0 2 nan 1", "Found 'nan'"),
     ("MARKOV 1 2 1 1 0 2 1 inf", "Found 'inf'"),
     ("MARKOV 1 2 1 1 0 2 1 1e400", "Found '1e400'"),
+    (
+        f"MARKOV 1 2 1 1 0 2 1 0.{'0' * 400}1",
+        "expected 0 or a number of at least 5e-324 at token 9 (line 1). Found '0.0",
+    ),
+    (f"MARKOV 1 2 1 1 0 2 1 0.{'0' * 250}1e-90", "expected 0 or a number of at least 5e-324 at token 9 (line 1)."),
     ("MARKOV 1 2 1 1 0 2 1 1e-400", "expected 0 or a number of at least 5e-324 at token 9 (line 1). Found '1e-400'"),
     ("MARKOV 1 2 1 1 0 2 1 1-2", "expected a number at token 9 (line 1). Found '1-2'"),
     ("MARKOV 1 2 1 1 0 2 1 1_0", "Found '1_0'"),

@@ -16,6 +16,7 @@ from riskfield.graph.factor_graph import FactorGraph
 from riskfield.inference.algorithm import AbstractAlgorithm
 from riskfield.inference.evidence import clamp
 from riskfield.inference.message_passing import MessagePassing
+from riskfield.inference.precision import is_resolved, recentred
 from riskfield.inference.request import Request, Stop
 from riskfield.inference.solution import Solution
 
@@ -31,6 +32,7 @@ def infer(
     adjoint: AbstractAdjoint | None = None,
     kernels: str | None = None,
     progress: bool = False,
+    throw: bool = True,
 ) -> Solution:
     """Approximate marginals and log-partition function of p(x) proportional to exp(theta . f(x)).
 
@@ -48,6 +50,9 @@ def infer(
         kernels: "native" or "torch" to insist on one; by default native code where it can run, torch on other devices
             and for derivatives that native code does not follow.
         progress: show a progress bar.
+        throw: raise if the algorithm finds that every joint state of a batch item has probability zero. With False,
+            such items have NaN for marginals, -inf for `log_partition` and False for `converged`, `solution.reasons`
+            says why, and the other items are as they would be alone.
 
     Returns:
         A `Solution`. If a tolerance was asked for and some batch item did not reach it, a `ConvergenceWarning` says so
@@ -55,6 +60,7 @@ def infer(
 
     Raises:
         ImpossibleEvidenceError: if the algorithm finds that every joint state has probability zero.
+        ValueError: if potentials that conflict are too large for the precision of theta (see `docs/inference.md`).
 
     >>> from riskfield import TRW, MessagePassing, Stop, grid, infer
     >>> graph = grid(10, 10, num_states=3)
@@ -74,13 +80,14 @@ def infer(
     if not isinstance(algorithm, AbstractAlgorithm):
         raise TypeError(f"`algorithm` must be an object such as `MessagePassing()`. Got {algorithm!r}.")
     graph.check_values(theta)
-    algorithm.check(graph, theta.shape[:-1])
     if evidence is not None:
         theta = clamp(graph, theta, evidence)
+    algorithm.check(graph, theta.shape[:-1])
     adjoint = Unroll() if adjoint is None else adjoint
     if not isinstance(adjoint, AbstractAdjoint):
         raise TypeError(f"`adjoint` must be an object such as `Unroll()`. Got {adjoint!r}.")
-    return adjoint.apply(Request(graph, theta, algorithm, stop, messages, kernels, progress))
+    request = Request(graph, theta, algorithm, stop, messages, kernels, progress, throw)
+    return adjoint.apply(request) if is_resolved(graph, theta) else recentred(request, adjoint.apply)
 
 
 class Role(Enum):

@@ -182,6 +182,12 @@ class FactorGraph:
         return FactorGraph(self.num_states, [self.scope(factor) for factor in range(self.num_factors)])
 
     @cached_property
+    def max_degree(self) -> int:
+        """The largest number of factors that a variable has."""
+        variables = self.factor_graph_edges()[:, 0]
+        return int(np.bincount(variables).max(initial=0))
+
+    @cached_property
     def is_forest(self) -> bool:
         """Whether the factor graph has no cycle, so that belief propagation on it is exact.
 

@@ -212,8 +212,10 @@ class MaxProduct(AbstractAlgorithm):
         batch = theta.shape[:-1]
         with torch.no_grad():
             flat = theta.detach().reshape(batch.numel(), theta.shape[-1])
-            states = decode(graph, flat, mu.detach().reshape(batch.numel(), mu.shape[-1]), self.entropy.counting(graph))
-            impossible = (graph.score(flat, states) == float("-inf")).nonzero()[:, 0]
+            flat_mu = mu.detach().reshape(batch.numel(), mu.shape[-1])
+            states = decode(graph, flat, flat_mu, self.entropy.counting(graph))
+            known = torch.isnan(flat_mu.sum(-1))  # to be impossible
+            impossible = ((graph.score(flat, states) == float("-inf")) & ~known).nonzero()[:, 0]
             if len(impossible):
                 states[impossible] = _possible_states(graph, flat[impossible], states[impossible], self.max_bytes)
         return states.reshape(*batch, graph.num_variables)

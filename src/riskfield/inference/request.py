@@ -52,6 +52,7 @@ class Request:
     messages: Tensor | None
     kernels: str | None
     progress: bool
+    throw: bool = True
 
     def run(self, started: Run | None = None) -> Solution:
         """Run inference, or finish a run that was `started`.
@@ -64,14 +65,18 @@ class Request:
             run = self.algorithm.start(graph, self.flat_theta(), self.flat_messages(), self.kernels)
         # On a GPU a truncated run is one piece.
         first = self.stop.sweeps if self.stop.tol is None and theta.device.type == "cuda" else 1
-        sweeps, residual = _loop(run, self.stop, batch.numel(), self.progress, first)
+        sweeps, residual = _loop(run, self.stop, batch.numel(), self.progress, first, throw=self.throw)
         mu = run.marginals()
-        _check_possible(mu, batch, self.algorithm)
+        if self.throw:
+            _check_possible(mu, batch, self.algorithm)
+        else:
+            residual = torch.where(_impossible(mu).to(residual.device), float("nan"), residual)
         state, value = run.messages(), self.algorithm.value(run)
         tol = self.stop.tol
         converged = residual <= tol if tol is not None else torch.zeros_like(residual, dtype=torch.bool)
-        if tol is not None and not converged.all():
-            _warn(converged, residual, self.stop, self.algorithm)
+        unsettled = ~converged & ~residual.isnan()
+        if tol is not None and unsettled.any():
+            _warn(unsettled, residual, self.stop, self.algorithm)
         return Solution(
             graph,
             theta,
@@ -82,6 +87,7 @@ class Request:
             None if state is None else state.reshape(*batch, state.shape[-1]).detach(),
             self.algorithm.log_partition if value is None else value.reshape(batch),
             self.algorithm,
+            tol,
         )
 
     def flat_theta(self) -> Tensor:
@@ -112,9 +118,9 @@ class Request:
             if run is not None:
                 # In few slices: one run after the other, each pushes what the last one worked on out of the cache.
                 first = max(1, _QUICK // max(1, steps.numel() * self.graph.mu_size))
-                _, residual = _loop(run, self.stop, steps.numel(), self.progress, first)
+                _, residual = _loop(run, self.stop, steps.numel(), self.progress, first, throw=self.throw)
                 mu = run.marginals(weights.reshape(num_steps, -1))
-                if torch.isnan(residual).any():
+                if self.throw and torch.isnan(residual).any():
                     _check_possible(mu, batch, self.algorithm)
                 return Steps(mu.reshape(*batch, mu.shape[-1]), residual)
             messages = None if self.messages is None else self.messages.expand(num_steps, *self.messages.shape)
@@ -138,8 +144,8 @@ class Steps:
     residual: Tensor  # of all runs
 
 
-def _loop(run: Run, stop: Stop, items: int, progress: bool, first: int) -> tuple[Tensor, Tensor]:
-    """Advance in slices, of which the first has so many sweeps."""
+def _loop(run: Run, stop: Stop, items: int, progress: bool, first: int, *, throw: bool) -> tuple[Tensor, Tensor]:
+    """Advance in slices, the first of `first` sweeps. With `throw`, an impossible item ends the run for all."""
     sweeps = torch.zeros(items, dtype=torch.int64)
     residual = torch.full((items,), float("inf"), dtype=torch.float64)
     tol = -1.0 if stop.tol is None else stop.tol  # no residual is at most -1
@@ -153,8 +159,9 @@ def _loop(run: Run, stop: Stop, items: int, progress: bool, first: int) -> tuple
             left -= count
             bar.set_postfix(residual=f"{float(residual.max()):.2g}" if items else "0", refresh=False)
             bar.update(count)
-            # No sweep mends the NaN of an impossible model, and one such item fails the whole call.
-            if items == 0 or bool((residual <= tol).all()) or bool(torch.isnan(residual).any()):
+            # The NaN of an impossible item stays, however many sweeps follow.
+            impossible = torch.isnan(residual)
+            if bool(((residual <= tol) | impossible).all()) or (throw and bool(impossible.any())):
                 break
             if time.perf_counter() - began < _SLICE_SECONDS / 2:
                 slice_ *= 2
@@ -192,8 +199,13 @@ def _flat_messages(messages: Tensor | None, batch: torch.Size) -> Tensor | None:
     return messages.reshape(batch.numel(), messages.shape[-1])
 
 
+def _impossible(mu: Tensor) -> Tensor:
+    """Which items, of shape (batch,), have no possible joint state."""
+    return torch.isnan(mu.detach().sum(-1))
+
+
 def _check_possible(mu: Tensor, batch: torch.Size, algorithm: AbstractAlgorithm) -> None:
-    impossible = torch.isnan(mu.sum(-1))
+    impossible = _impossible(mu)
     if impossible.any():
         item = f" (batch item {int(impossible.nonzero()[0])})" if batch else ""
         raise ImpossibleEvidenceError(
@@ -202,11 +214,11 @@ def _check_possible(mu: Tensor, batch: torch.Size, algorithm: AbstractAlgorithm)
         )
 
 
-def _warn(converged: Tensor, residual: Tensor, stop: Stop, algorithm: AbstractAlgorithm) -> None:
-    failed = int((~converged).sum())
-    which = "" if len(converged) == 1 else f" for {failed} of {len(converged)} batch items"
+def _warn(unsettled: Tensor, residual: Tensor, stop: Stop, algorithm: AbstractAlgorithm) -> None:
+    which = "" if len(unsettled) == 1 else f" for {int(unsettled.sum())} of {len(unsettled)} batch items"
+    change = float(residual[unsettled].max())
     warnings.warn(
-        f"Marginals still change by {float(residual.max()):.2g} after {stop.sweeps} sweeps{which}; the tolerance is "
+        f"Marginals still change by {change:.2g} after {stop.sweeps} sweeps{which}; the tolerance is "
         f"{stop.tol:g}. {algorithm.convergence_advice}",
         ConvergenceWarning,
         stacklevel=3,

@@ -49,16 +49,42 @@ class Solution:
     theta: Tensor  # (*batch, theta)  evidence included
     mu: Tensor  # (*batch, mu)
     sweeps: Tensor  # how many sweeps ran
-    residual: Tensor  # the largest undamped change of a node marginal in a sweep, or the distance to the fixed point
+    residual: Tensor  # the largest undamped change of a node marginal in a sweep, or the distance to the fixed point;
+    # NaN if every joint state is impossible
     converged: Tensor  # whether the residual fell to the tolerance: then it is an estimate of that distance
     messages: Tensor | None  # the algorithm's state, to warm-start the next run
     _value: Tensor | Callable[[FactorGraph, Tensor, Tensor], Tensor]  # log-partition, or (graph, theta, mu) -> it
     _algorithm: AbstractAlgorithm  # how joint states are decoded and bounded
+    _tol: float | None  # the tolerance that was asked for
 
     @cached_property
     def log_partition(self) -> Tensor:
-        """The algorithm's value of the log-partition function, theta . mu + H(mu), of shape (*batch)."""
-        return self._value if isinstance(self._value, Tensor) else self._value(self.graph, self.theta, self.mu)
+        """The algorithm's value of the log-partition function, theta . mu + H(mu), of shape (*batch).
+
+        It is -inf for items whose every joint state is impossible.
+        """
+        value = self._value if isinstance(self._value, Tensor) else self._value(self.graph, self.theta, self.mu)
+        impossible = self.residual.isnan()
+        return torch.where(impossible.to(value.device), float("-inf"), value) if impossible.any() else value
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why each batch item did not converge, in the order of `converged.flatten()`; empty for those that did.
+
+        >>> from riskfield import Stop, chain, infer
+        >>> graph = chain(2, num_states=2)
+        >>> infer(graph, graph.zeros(), stop=Stop(sweeps=3, tol=None)).reasons
+        ['no tolerance was set']
+        """
+        items = zip(self.converged.flatten().tolist(), self.residual.flatten().tolist(), strict=True)
+        return ["" if converged else self._reason(residual) for converged, residual in items]
+
+    def _reason(self, residual: float) -> str:
+        if math.isnan(residual):
+            return "every joint state has probability zero"
+        if self._tol is None:
+            return "no tolerance was set"
+        return f"the residual is {residual:.2g} and the tolerance {self._tol:g}"
 
     @property
     def node_marginals(self) -> tuple[Tensor, ...]:

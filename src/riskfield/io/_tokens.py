@@ -103,9 +103,14 @@ class Tokens:
 
     def check_no_underflow(self) -> None:
         """Raise if a positive number is so small that it reads as 0, which would turn possible into impossible."""
-        for match in re.finditer(rb"[eE]-[0-9]{3}", self.text):
-            token = int(np.searchsorted(self.starts, match.start(), side="right")) - 1
-            if self.values[token] == 0 and re.search(r"[1-9]", re.split(r"[eE]", self.word(token))[0]):
+        ends = np.append(self.starts[1:], len(self.text))
+        exponents = [match.start() for match in re.finditer(rb"[eE]-[0-9]{3}", self.text)]
+        small = np.searchsorted(self.starts, exponents, side="right") - 1
+        # With an exponent of at most two digits, such a number begins with more than 200 zeros.
+        long = np.flatnonzero(ends - self.starts > 200)
+        for token in np.unique(np.concatenate([small, long])).tolist():
+            digits = re.split(rb"[eE]", self.text[self.starts[token] : ends[token]])[0]
+            if self.values[token] == 0 and re.search(rb"[1-9]", digits):
                 self.fail(token, "0 or a number of at least 5e-324")
 
     def _parse(self, first: int) -> None:

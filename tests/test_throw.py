@@ -1,0 +1,78 @@
+"""Batches with impossible items: reported item by item where asked."""
+
+import math
+import warnings
+
+import pytest
+import torch
+
+import riskfield as rf
+from cases import rows
+from strategies import potentials
+
+
+@rows()
+def test_possible_items_do_not_suffer(case, kernels):
+    if kernels == "native" and not case.kernels:
+        pytest.skip("it has no kernels")
+    graph = rf.FactorGraph([2, 3, 2, 2], [(0, 1), (1, 2), (2, 3), (0, 1, 3)])
+    theta = potentials(graph, 0, "mild", 2, 2)
+    graph.node(theta, 1)[0, 1] = -math.inf
+    algorithm = case.make(graph, None)
+    stop = rf.Stop(sweeps=40)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", rf.ConvergenceWarning)
+        with pytest.raises(rf.ImpossibleEvidenceError, match="batch item 1"):
+            rf.infer(graph, theta, algorithm, stop=stop, kernels=kernels)
+        solution = rf.infer(graph, theta, algorithm, stop=stop, kernels=kernels, throw=False)
+        assert solution.mu[0, 1].isnan().all()
+        assert not solution.converged[0, 1]
+        assert solution.log_partition[0, 1] == -math.inf
+        assert solution.reasons[1] == "every joint state has probability zero"
+        assert solution.mode().shape == (2, 2, 4)
+        for k in ((0, 0), (1, 0), (1, 1)):
+            alone = rf.infer(graph, theta[k], algorithm, stop=stop, kernels=kernels)
+            torch.testing.assert_close(solution.mu[k], alone.mu, rtol=0, atol=1e-12)
+            torch.testing.assert_close(solution.log_partition[k], alone.log_partition, rtol=0, atol=1e-12)
+            assert solution.converged[k] == alone.converged
+            assert solution.sweeps[k] == alone.sweeps
+            assert torch.equal(solution.mode()[k], alone.mode())
+
+
+def test_reasons():
+    graph = rf.grid(3, 3, 2)
+    theta = potentials(graph, 0, "strong", 2)
+    graph.node(theta, 4)[1] = -math.inf
+    with pytest.warns(rf.ConvergenceWarning, match="for 1 of 2 batch items"):
+        solution = rf.infer(graph, theta, stop=rf.Stop(sweeps=1, tol=1e-12), throw=False)
+    assert solution.reasons[0].startswith("the residual is ")
+    assert solution.reasons[0].endswith(" and the tolerance 1e-12")
+    assert solution.reasons[1] == "every joint state has probability zero"
+    assert rf.infer(graph, theta[0], rf.Exact()).reasons == [""]
+    assert rf.infer(graph, theta[0], stop=rf.Stop(2, None)).reasons == ["no tolerance was set"]
+
+
+def test_gradients_of_the_possible_items():
+    graph = rf.chain(3, 2)
+    theta = potentials(graph, 0, "mild", 2)
+    graph.node(theta, 1)[1] = -math.inf
+    theta.requires_grad_()
+    rf.infer(graph, theta, rf.MessagePassing(), throw=False).mu[0].square().sum().backward()
+    alone = theta.detach()[0].clone().requires_grad_()
+    rf.infer(graph, alone, rf.MessagePassing()).mu.square().sum().backward()
+    torch.testing.assert_close(theta.grad[0], alone.grad)
+
+
+def test_batched_weights_meet_batched_evidence():
+    """Theta has no batch of its own: that of the evidence is what the weights must fit."""
+    graph = rf.chain(3, 2)
+    theta = potentials(graph, 0)
+    weights = 0.5 + torch.rand(4, graph.mu_size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    evidence = torch.tensor([[0, -1, -1], [-1, 1, -1], [-1, -1, 0], [1, -1, 1]])
+    terms = lambda weight: rf.ConvexFreeEnergy([rf.Term(rf.NEGATIVE_ENTROPY, weight), rf.Term(rf.SQUARE, 0.5)])  # noqa: E731
+    whole = rf.infer(graph, theta, terms(weights), evidence=evidence)
+    for k in range(4):
+        alone = rf.infer(graph, theta, terms(weights[k]), evidence=evidence[k])
+        torch.testing.assert_close(whole.mu[k], alone.mu, rtol=0, atol=1e-6)
+    with pytest.raises(ValueError, match=r"`weight` must have no batch axes, or the last ones of .*\(3,\)"):
+        rf.infer(graph, theta, terms(weights), evidence=evidence[:3])
