@@ -558,7 +558,10 @@ def test_bad_pictures_are_refused():
         ),
         ([[0, 1, 1], ["a", "b"]], "`y` must hold labels of one type. Got integers in y[0] and strings in y[1]."),
         ([[True, False, True], [1, 0]], "Got booleans in y[0] and integers in y[1]."),
-        ([np.array([0, None, 1], object), [0, 1]], "`y[0]` must hold integers, booleans or strings. Got None."),
+        (
+            [np.array([0, None, 1], object), [0, 1]],
+            "`y[0]` must hold integers of at most 64 bits, booleans or strings. Got None.",
+        ),
         ([np.array([0, 1, 1j]), [0, 1]], "`y[0]` must hold integers, booleans or strings. Got complex128."),
         ([[7, 7, 7], [7, 7]], "`y` must hold at least two classes. Got only 7."),
         ([[0, -1, 0], [0, 0]], "`y` must hold at least two classes. Got only 0."),
