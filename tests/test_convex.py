@@ -517,16 +517,31 @@ def test_truncated_runs_have_no_gradient(adjoint):
     refuse(f"`{name}` needs a run to convergence", function=rf.SQUARE, stop=rf.Stop(5, None), adjoint=adjoint)
 
 
-@pytest.mark.parametrize("message_passing", [True, False])
-def test_too_few_sweeps_are_reported(message_passing):
+def test_the_solver_is_a_choice():
+    theta, terms = potentials(LOOP, 23), [rf.Term(rf.NEGATIVE_ENTROPY)]
+    runs = {
+        solver: rf.infer(LOOP, theta, rf.ConvexFreeEnergy(terms, solver), stop=rf.Stop(tol=1e-8))
+        for solver in (None, rf.SumProduct(), rf.InteriorPoint())
+    }
+    assert torch.equal(runs[None].mu, runs[rf.SumProduct()].mu)
+    torch.testing.assert_close(runs[rf.InteriorPoint()].mu, runs[None].mu, rtol=0, atol=1e-6)
+    assert runs[rf.InteriorPoint()].sweeps != runs[None].sweeps
+    with pytest.raises(ValueError, match=r"`solver=SumProduct\(\)` needs weights .* counting numbers.* `InteriorPoint"):
+        rf.infer(LOOP, theta, rf.ConvexFreeEnergy([rf.Term(rf.SQUARE)], rf.SumProduct()))
+    with pytest.raises(TypeError, match=r"`solver` must be `InteriorPoint\(\)`, `SumProduct\(\)` or None. Got True"):
+        rf.ConvexFreeEnergy(terms, True)
+
+
+@pytest.mark.parametrize("solver", [rf.SumProduct(), rf.InteriorPoint()])
+def test_too_few_sweeps_are_reported(solver):
     """With advice that holds whichever ran."""
-    algorithm = rf.ConvexFreeEnergy([rf.Term(rf.NEGATIVE_ENTROPY)], message_passing=message_passing)
-    assert (algorithm.counting_numbers(LOOP) is not None) == message_passing
+    algorithm = rf.ConvexFreeEnergy([rf.Term(rf.NEGATIVE_ENTROPY)], solver)
+    assert (algorithm.counting_numbers(LOOP) is not None) == (solver == rf.SumProduct())
     with pytest.warns(rf.ConvergenceWarning, match=r"after 3 sweeps; .* Allow more sweeps\.") as caught:
         solution = rf.infer(LOOP, potentials(LOOP, 23), algorithm, stop=rf.Stop(3, 1e-10))
     assert not solution.converged
     assert solution.residual > 1e-10
-    assert "message passing ran; if none is negative, `message_passing=False`" in str(caught[0].message)
+    assert "message passing ran; if none is negative, `solver=InteriorPoint()`" in str(caught[0].message)
 
 
 @pytest.mark.parametrize("name", ["entropy", "log", "entropy and square"])

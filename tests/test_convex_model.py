@@ -8,7 +8,7 @@ from strategies import potentials
 
 GRAPH = rf.grid(4, 4, 2)
 STOP = rf.Stop(200, 1e-11)
-FREE_ENERGY = rf.Inference(rf.ConvexFreeEnergy(message_passing=False), STOP, rf.KKT())
+FREE_ENERGY = rf.Inference(rf.ConvexFreeEnergy(solver=rf.InteriorPoint()), STOP, rf.KKT())
 
 
 def inputs(noisy):
@@ -123,7 +123,7 @@ def test_equal_weights_of_a_batch_are_counting_numbers():
     plain = rf.infer(GRAPH, theta, rf.ConvexFreeEnergy(), stop=STOP)
     energy = rf.ConvexFreeEnergy([rf.Term(rf.NEGATIVE_ENTROPY, weights)])
     assert torch.equal(rf.infer(GRAPH, theta, energy, stop=STOP).mu, plain.mu)
-    interior = rf.infer(GRAPH, theta, rf.ConvexFreeEnergy(message_passing=False), stop=STOP)
+    interior = rf.infer(GRAPH, theta, rf.ConvexFreeEnergy(solver=rf.InteriorPoint()), stop=STOP)
     torch.testing.assert_close(interior.mu, plain.mu, rtol=0, atol=1e-9)
     weights[1] *= 2
     assert energy.counting_numbers(GRAPH) is None

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 import riskfield as rf
-from riskfield.inference import _factorise
-from riskfield.inference._newton import Newton
-from riskfield.inference._polytope import Polytope
+from riskfield.inference.convex import factorise
+from riskfield.inference.convex.newton import Newton
+from riskfield.inference.convex.polytope import Polytope
 from strategies import potentials
 from test_convex import MIXED, constraints
 
@@ -40,7 +40,7 @@ def dense(graph, b, curvature, slope, possible):
 @pytest.mark.parametrize("tight", [False, True], ids=["reduced", "augmented"])
 @pytest.mark.parametrize("graph", [MIXED, rf.grid(3, 4, 2), rf.grid(2, 3, 3)], ids=["mixed", "binary", "ternary"])
 def test_steps_equal_a_dense_solve(graph, tight, band, monkeypatch):
-    monkeypatch.setattr(_factorise, "_BAND", band)
+    monkeypatch.setattr(factorise, "_BAND", band)
     polytope = Polytope(graph)
     b, curvature, slope = numbers(graph, 3, 0, 1.0)
     # Scaled so that all constraints can be kept: each region sums to the same.
@@ -55,7 +55,7 @@ def test_steps_equal_a_dense_solve(graph, tight, band, monkeypatch):
 
 @WAYS
 def test_impossible_states_do_not_move(band, monkeypatch):
-    monkeypatch.setattr(_factorise, "_BAND", band)
+    monkeypatch.setattr(factorise, "_BAND", band)
     theta = potentials(MIXED, 0)
     MIXED.factor(theta, 0)[0, 1] = MIXED.node(theta, 2)[0] = -torch.inf
     polytope = Polytope(MIXED)
@@ -90,11 +90,11 @@ def test_variables_that_are_all_but_bound_to_each_other():
 
 @WAYS
 def test_factorisations_solve(band, monkeypatch):
-    monkeypatch.setattr(_factorise, "_BAND", band)
+    monkeypatch.setattr(factorise, "_BAND", band)
     rng = np.random.default_rng(0)
     rows, columns = np.tril_indices(12)
     kept = (rows == columns) | (rng.random(len(rows)) < 0.2)
-    sparsity = _factorise.Sparsity(12, rows[kept], columns[kept])
+    sparsity = factorise.Sparsity(12, rows[kept], columns[kept])
     assert sparsity.banded == (band > 0)
     values = rng.normal(size=kept.sum())
     values[sparsity.diagonal] = 10.0

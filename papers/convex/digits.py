@@ -35,7 +35,7 @@ SIDE = 28
 _BRIGHT = 127
 _CHUNK = 10  # pictures at once, which fit into the processor's cache
 _SWEEPS = 10_000
-_CONVEX = rf.ConvexFreeEnergy(message_passing=False)
+_CONVEX = rf.ConvexFreeEnergy(solver=rf.InteriorPoint())
 _TOL, _CONVEX_TOL = 1e-6, 1e-5  # a Newton step that changes so little leaves an error of about its square
 _MEAN_FIELD = rf.Inference(rf.MeanField(), rf.Stop(_SWEEPS, _TOL))
 _BELIEF_PROPAGATION = rf.Inference(rf.MessagePassing(), rf.Stop(_SWEEPS, _TOL))

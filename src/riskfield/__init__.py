@@ -67,6 +67,8 @@ from riskfield.inference.convex import (
     SQUARE,
     ConvexFreeEnergy,
     ConvexFunction,
+    InteriorPoint,
+    SumProduct,
     Term,
 )
 from riskfield.inference.diagnostics import effective_sample_size
@@ -192,6 +194,7 @@ __all__ = [
     "Independent",
     "Inference",
     "Intensity",
+    "InteriorPoint",
     "Iterate",
     "JointMode",
     "LabelledImage",
@@ -226,6 +229,7 @@ __all__ = [
     "Solution",
     "Stage",
     "Stop",
+    "SumProduct",
     "SurrogateEM",
     "SurrogateLikelihood",
     "Tables",

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from riskfield.graph.factor_graph import FactorGraph
-from riskfield.inference._newton import Newton
-from riskfield.inference._polytope import polytope
+from riskfield.inference.convex.newton import Newton
+from riskfield.inference.convex.polytope import polytope
 
 _ENOUGH = 1e-12  # how right a solution has to be
 

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from riskfield.graph.factor_graph import FactorGraph
-from riskfield.inference._newton import Newton
-from riskfield.inference._polytope import polytope
+from riskfield.inference.convex.newton import Newton
+from riskfield.inference.convex.polytope import polytope
 
 # The mean of b z below which multipliers of bounds that cannot be active are let go.
 _CLOSE = 1e-10

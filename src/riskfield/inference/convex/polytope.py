@@ -15,7 +15,7 @@ from torch import Tensor
 from riskfield.graph._scopes import IntArray, index_tensor
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.graph.groups import FactorGroup
-from riskfield.inference._factorise import Sparsity
+from riskfield.inference.convex.factorise import Sparsity
 
 
 class Block(NamedTuple):

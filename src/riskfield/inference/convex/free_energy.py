@@ -5,13 +5,13 @@ r"""Inference as the minimisation of any convex function of the beliefs (Domke 2
 where the regions r are variables and factors, the functions f convex and their weights w_f, one per configuration of
 every region, not negative. Theta is minus the paper's weight of f(b) = b, so that -inf marks impossible states here as
 everywhere. With f(b) = b log b alone and weights that do not vary within a region these are counting numbers, and the
-beliefs those of message passing, which then computes them; this also serves negative ones such as Bethe's. All others
-are found by a primal-dual interior-point method.
+beliefs those of message passing, which can then compute them (`SumProduct`), also for negative ones such as Bethe's.
+All others are found by a primal-dual interior-point method (`InteriorPoint`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -21,157 +21,33 @@ from torch import Tensor
 from riskfield.entropy import CountingNumbers
 from riskfield.graph._scopes import index_tensor
 from riskfield.graph.factor_graph import FactorGraph
-from riskfield.inference._interior import InteriorPointRun
 from riskfield.inference.algorithm import AbstractAlgorithm, Run
+from riskfield.inference.convex.interior_point import InteriorPointRun
+from riskfield.inference.convex.solver import InteriorPoint, Solver, SumProduct
+from riskfield.inference.convex.terms import NEGATIVE_ENTROPY, Term
 from riskfield.inference.message_passing import MessagePassing
 from riskfield.inference.optimality import AbstractOptimality
 from riskfield.inference.solution import Solution, inner_product
 
-Elementwise = Callable[[Tensor], Tensor]
-
-# The beliefs at which functions are asked whether they are convex.
-_PROBES = (1e-6, 1e-3, 0.03, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
 # A bound with a belief and a multiplier below this is about to become active, or to cease to be.
 _UNDECIDED = 1e-5
-
-
-@dataclass(frozen=True)
-class ConvexFunction:
-    """A convex function of a belief in (0, 1], with two derivatives; all three act on tensors entry by entry.
-
-    Arguments:
-        value: f.
-        slope: f'.
-        curvature: f''.
-        steep: whether f' falls to -infinity at 0, as those of b log b and -log b do: a belief with a positive weight on
-            such a function cannot be 0.
-
-    Raises:
-        TypeError: if one of them is not callable.
-        ValueError: if f'' is negative, or one of them not finite, somewhere in (0, 1].
-
-    >>> cube = ConvexFunction(lambda b: b**3, lambda b: 3 * b**2, lambda b: 6 * b)
-    """
-
-    value: Elementwise
-    slope: Elementwise
-    curvature: Elementwise
-    steep: bool = False
-
-    def __post_init__(self) -> None:
-        probes = torch.tensor(_PROBES, dtype=torch.float64)
-        for name in ("value", "slope", "curvature"):
-            function = getattr(self, name)
-            if not callable(function):
-                raise TypeError(f"`{name}` must be a function of a tensor. Got {function!r}.")
-            found = function(probes)
-            if not (isinstance(found, Tensor) and found.shape == probes.shape and torch.isfinite(found).all()):
-                raise ValueError(f"`{name}` must give a finite number for every belief in (0, 1]. Got {found!r}.")
-        if (self.curvature(probes) < 0).any():
-            raise ValueError("`curvature` must not be negative in (0, 1]: the function has to be convex.")
-
-
-def _x_log_x(b: Tensor) -> Tensor:
-    return torch.xlogy(b, b)
-
-
-def _one_plus_log(b: Tensor) -> Tensor:
-    return 1 + b.log()
-
-
-def _minus_log(b: Tensor) -> Tensor:
-    return -b.log()
-
-
-def _minus_inverse(b: Tensor) -> Tensor:
-    return -b.reciprocal()
-
-
-def _inverse_square(b: Tensor) -> Tensor:
-    return b.reciprocal().square()
-
-
-def _double(b: Tensor) -> Tensor:
-    return 2 * b
-
-
-def _two(b: Tensor) -> Tensor:
-    return torch.full_like(b, 2.0)
-
-
-NEGATIVE_ENTROPY = ConvexFunction(_x_log_x, _one_plus_log, torch.reciprocal, steep=True)
-"""b log b."""
-NEGATIVE_LOG = ConvexFunction(_minus_log, _minus_inverse, _inverse_square, steep=True)
-"""-log b."""
-SQUARE = ConvexFunction(torch.square, _double, _two)
-"""b^2."""
-
-
-@dataclass(frozen=True, eq=False)
-class Term:
-    """A convex function and its weights.
-
-    Arguments:
-        function: `NEGATIVE_ENTROPY`, `NEGATIVE_LOG`, `SQUARE`, or a `ConvexFunction` of your own.
-        weight: one number for all configurations, or a tensor of shape (*batch, mu) in the layout of mu, one per
-            configuration of every variable and factor. Its batch axes are the last ones of theta, or none. It may
-            require a gradient, which `KKT` gives.
-
-    >>> import torch
-    >>> log_weight = torch.zeros(3, requires_grad=True)
-    >>> Term.from_log(NEGATIVE_ENTROPY, log_weight).weight
-    tensor([1., 1., 1.], grad_fn=<ExpBackward0>)
-    """
-
-    function: ConvexFunction
-    weight: float | Tensor = 1.0
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.function, ConvexFunction):
-            raise TypeError(f"`function` must be a ConvexFunction such as NEGATIVE_ENTROPY. Got {self.function!r}.")
-        if not isinstance(self.weight, Tensor | float | int):
-            raise TypeError(f"`weight` must be a number or a tensor. Got {type(self.weight).__name__}.")
-
-    @classmethod
-    def from_log(cls, function: ConvexFunction, log_weight: Tensor) -> Term:
-        """A term whose weights are the exponentials of free parameters, and so stay positive while these are learned.
-
-        Zeros are weights of 1, where learning may begin.
-        """
-        return cls(function, log_weight.exp())
-
-    def weights(self, graph: FactorGraph) -> Tensor:
-        """The weights of shape (*batch, mu), in float64 on the CPU, checked to be finite. Differentiable."""
-        weight = torch.as_tensor(self.weight, dtype=torch.float64, device="cpu")
-        weight = weight.expand(graph.mu_size) if weight.ndim == 0 else weight
-        if weight.shape[-1] != graph.mu_size:
-            raise ValueError(
-                f"`weight` must be one number or have shape (*batch, {graph.mu_size}), the layout of mu. "
-                f"Got {tuple(weight.shape)}."
-            )
-        bad = ~torch.isfinite(weight)
-        if bad.any():
-            where = tuple(int(k) for k in bad.nonzero()[0])
-            raise ValueError(f"`weight` must be finite. Got {float(weight[where])} at {where}.")
-        return weight
 
 
 @dataclass(frozen=True, eq=False)
 class ConvexFreeEnergy(AbstractAlgorithm):
     """Beliefs that minimise -theta . b + sum_f w_f . f(b) over the local polytope.
 
-    A sweep is a Newton step of an interior-point method, in float64 on the CPU whatever the dtype and device of theta;
-    ten to twenty-five are enough as a rule. Where the weights are counting numbers message passing runs instead, and a
-    sweep is one of its. Gradients reach theta and the weights by `KKT`, theta alone by `Perturb` and `Envelope`.
+    Gradients reach theta and the weights by `KKT`, theta alone by `Perturb` and `Envelope`.
 
     Arguments:
         terms: what is added to the linear term -theta . b. By default b log b with weights 1.
-        message_passing: run it where the weights are counting numbers. Where potentials are so strong that it needs
-            thousands of sweeps the interior-point method is faster, and serves weights that are not negative.
+        solver: `InteriorPoint()` or `SumProduct()`. By default message passing where the weights are counting numbers,
+            and the interior-point method elsewhere.
 
     Raises:
         ValueError: on use, if a weight is negative (unless the weights are counting numbers, see `CountingNumbers`), if
-            a configuration has no strictly convex term, or if weights do not fit the graph or the batch.
+            a configuration has no strictly convex term, if weights do not fit the graph or the batch, or if the solver
+            is `SumProduct()` and the weights are not counting numbers.
 
     >>> import torch
     >>> from riskfield import NEGATIVE_ENTROPY, SQUARE, ConvexFreeEnergy, Term, grid, infer
@@ -188,12 +64,12 @@ class ConvexFreeEnergy(AbstractAlgorithm):
     parameter_name: ClassVar[str] = "weights"
     convergence_advice: ClassVar[str] = (
         "Allow more sweeps. Where the weights are counting numbers message passing ran; if none is negative, "
-        "`message_passing=False` takes Newton steps instead. If these have become infinite or stopped falling, weights "
-        "differ by too many orders of magnitude for the tolerance: make the smallest larger, or the tolerance."
+        "`solver=InteriorPoint()` takes Newton steps instead. If these have become infinite or stopped falling, "
+        "weights differ by too many orders of magnitude for the tolerance: make the smallest larger, or the tolerance."
     )
 
     terms: Sequence[Term] = (Term(NEGATIVE_ENTROPY),)
-    message_passing: bool = True
+    solver: Solver | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "terms", tuple(self.terms))
@@ -202,6 +78,8 @@ class ConvexFreeEnergy(AbstractAlgorithm):
                 raise TypeError(f"`terms[{k}]` must be a Term, such as `Term(NEGATIVE_ENTROPY, 1.0)`. Got {term!r}.")
         if not self.terms:
             raise ValueError("`terms` must hold at least one Term: theta alone has no unique minimiser.")
+        if self.solver is not None and not isinstance(self.solver, Solver):
+            raise TypeError(f"`solver` must be `InteriorPoint()`, `SumProduct()` or None. Got {self.solver!r}.")
 
     def check(self, graph: FactorGraph, batch: torch.Size) -> None:
         """Refuse weights that do not fit, or under which the problem is not convex."""
@@ -213,6 +91,11 @@ class ConvexFreeEnergy(AbstractAlgorithm):
                     f"Got shape {tuple(weight.shape)}."
                 )
         if self.counting_numbers(graph) is None:
+            if isinstance(self.solver, SumProduct):
+                raise ValueError(
+                    "`solver=SumProduct()` needs weights of NEGATIVE_ENTROPY alone that are valid counting numbers, "
+                    "one per region and the same for all batch items. Use `InteriorPoint()`."
+                )
             _check_convex(graph, self.terms)
 
     def start(self, graph: FactorGraph, theta: Tensor, messages: Tensor | None, kernels: str | None) -> Run:
@@ -244,7 +127,7 @@ class ConvexFreeEnergy(AbstractAlgorithm):
 
         None if they are not valid ones, if other terms take part, or if it is not wanted.
         """
-        if not self.message_passing:
+        if isinstance(self.solver, InteriorPoint):
             return None
         total = torch.zeros(graph.mu_size, dtype=torch.float64)
         for term, weight in zip(self.terms, self.weights(graph), strict=True):

@@ -25,8 +25,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from riskfield.inference._factorise import Solve, no_solution
-from riskfield.inference._polytope import Block, Missing, Polytope
+from riskfield.inference.convex.factorise import Solve, no_solution
+from riskfield.inference.convex.polytope import Block, Missing, Polytope
 
 # Variables that are all but bound to each other make C_c all but singular. This share of its diagonal is added, and
 # refinement takes the effect out again.
