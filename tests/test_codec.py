@@ -259,6 +259,7 @@ def nested(levels):
         (put("n_features_in_", 5), "is a damaged CRF: its parameters must be {'nodes.nodes.weight': ((2, 6), "),
         (put("n_features_in_", 10**12), "is a damaged CRF: its parameters must be {'nodes.nodes.weight': ((2, 1000"),
         (put("arity_", "two"), "is a damaged CRF: `arity_` must be of type int. Got 'two'."),
+        (put("arity_", 2**40), "is a damaged CRF: `arity_` must be at most 32. Got 1099511627776."),
         (put("n_edge_features_in_", 0), "is a damaged CRF: `n_edge_features_in_` must be positive. Got 0."),
         (put("chunk_size", True), "is a damaged CRF: `chunk_size` must be of type int or NoneType. Got True."),
         (

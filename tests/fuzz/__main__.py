@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import resource
 import secrets
 import sys
@@ -15,6 +16,8 @@ import torch
 
 import riskfield as rf
 from fuzz import TARGETS, check
+
+_SLOW = 300  # seconds; an example that takes longer shows where it is
 
 
 def main() -> int:
@@ -38,8 +41,13 @@ def main() -> int:
     while time.monotonic() < end and failures < arguments.failures:
         target = min(targets, key=lambda name: spent[name])  # equal shares of the time
         began = time.monotonic()
+        faulthandler.dump_traceback_later(_SLOW)
         failed, any_checks = _attempt(target, first + drawn[target])
-        spent[target] += time.monotonic() - began
+        faulthandler.cancel_dump_traceback_later()
+        seconds = time.monotonic() - began
+        if seconds > _SLOW:
+            print(f"SLOW, {seconds:.0f} s: python -m fuzz --target {target} --seed {first + drawn[target]}", flush=True)
+        spent[target] += seconds
         drawn[target] += 1
         checked[target] += any_checks
         failures += failed

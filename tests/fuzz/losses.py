@@ -52,9 +52,10 @@ def example(rng):
         assert "`" in str(error), f"{row.name} refuses without a name: {error}"
         raise Uninteresting from error
     (gradient,) = torch.autograd.grad(value, leaf) if value.requires_grad else (torch.zeros_like(theta),)
-    expected = finite_differences(lambda values: risk(values, own=weights), theta)
-    scale = 1 + float(expected.abs().max())
-    error = float((gradient - expected).abs().max())
+    # Smoothed classification has a kink where two wrong labels are equally probable: a shorter step does not cross it.
+    steps = [finite_differences(lambda values: risk(values, own=weights), theta, step) for step in (3e-4, 3e-5)]
+    scale = 1 + float(steps[0].abs().max())
+    error = min(float((gradient - expected).abs().max()) for expected in steps)
     # The saddle-point loss has kinks, and contrastive divergence draws samples.
     if row.name not in ("saddle-point", "contrastive-divergence"):
         assert error <= 1e-6 * scale, f"{row.name}: the gradient is off by {error:.3g}"

@@ -22,6 +22,7 @@ from riskfield.losses.loss import AbstractLoss
 from riskfield.models.conditional import LinearModel
 
 _KIND = "estimator"  # of saved files
+_MAX_ARITY = 32  # of a factor of two or more states per variable that fits into memory
 
 # What a file may hold under these names. The estimators check the rest where they use it.
 _TYPES: dict[str, tuple[type, ...]] = {
@@ -99,6 +100,8 @@ def _check_types(content: Mapping[str, Any]) -> None:
             raise TypeError(f"`{name}` must be of type {allowed}. Got {value!r:.80}.")
         if kinds == (int,) and value < 1:
             raise ValueError(f"`{name}` must be positive. Got {value!r}.")
+    if content.get("arity_", 1) > _MAX_ARITY:  # before a number with so many digits is computed
+        raise ValueError(f"`arity_` must be at most {_MAX_ARITY}. Got {content['arity_']!r}.")
     if content["classes_"].ndim != 1 or len(content["classes_"]) < 2:
         raise ValueError(f"`classes_` must be two or more labels. Got shape {content['classes_'].shape}.")
 
