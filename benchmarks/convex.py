@@ -28,7 +28,7 @@ _STOP = rf.Stop(100, 1e-8)
 def loss_and_gradient(graph: rf.FactorGraph, theta: Tensor, weights: Tensor, messages: Tensor | None) -> rf.Solution:
     """One evaluation, as in training."""
     theta, weights = (tensor.detach().requires_grad_() for tensor in (theta, weights))
-    energy = rf.ConvexFreeEnergy([rf.Term(rf.NEGATIVE_ENTROPY, weights)])
+    energy = rf.ConvexFreeEnergy([rf.inference.Term(rf.inference.NEGATIVE_ENTROPY, weights)])
     solution = rf.infer(graph, theta, energy, stop=_STOP, messages=messages, adjoint=rf.KKT())
     (-solution.node_marginals[0][..., 0].log().sum()).backward()
     return solution

@@ -45,7 +45,7 @@ def interleaved(*work: Callable[[], object], rounds: int = 15) -> list[float]:
     return best
 
 
-def unroll(states: int, rows: int, columns: int, entropy: rf.AbstractEntropy) -> dict[str, float]:
+def unroll(states: int, rows: int, columns: int, entropy: rf.entropy.AbstractEntropy) -> dict[str, float]:
     """Return the seconds of sweeps alone, of recorded sweeps, and of the backward pass."""
     graph = rf.grid(rows, columns, states)
     problem = MessagePassingProblem(graph, entropy.counting(graph), rf.Sequential(), 0.0, False)
@@ -97,13 +97,16 @@ def eager_autograd() -> float:
 
 
 def end_to_end(
-    graph: rf.FactorGraph, algorithm: rf.MessagePassing, stop: rf.Stop, adjoints: Sequence[rf.AbstractAdjoint | None]
+    graph: rf.FactorGraph,
+    algorithm: rf.MessagePassing,
+    stop: rf.Stop,
+    adjoints: Sequence[rf.adjoints.AbstractAdjoint | None],
 ) -> list[float]:
     """Return the seconds of `infer` alone, and with the gradient of the univariate logistic loss by each adjoint."""
     theta = uniform(graph)
     labels = torch.randint(graph.node_groups[0].num_states, (graph.num_variables, 1), generator=torch.manual_seed(1))
 
-    def gradient(adjoint: rf.AbstractAdjoint | None) -> None:
+    def gradient(adjoint: rf.adjoints.AbstractAdjoint | None) -> None:
         leaf = theta.detach().requires_grad_()
         solution = rf.infer(graph, leaf, algorithm, stop=stop, adjoint=adjoint)
         (-solution.node_marginals[0].gather(1, labels).log().sum()).backward()

@@ -29,11 +29,11 @@ from timing import about, write
 EXAMPLES, BATCH, ITERATIONS = 1000, 20, 100
 
 
-def problem(num_variables: int, num_edges: int, examples: int) -> tuple[rf.Generative, rf.Examples]:
+def problem(num_variables: int, num_edges: int, examples: int) -> tuple[rf.models.Generative, rf.Examples]:
     """Return the model at its true parameters, and examples in which a third of the variables are observed."""
     drawn = RandomModel.draw(num_variables, num_edges, seed=0, num_examples=examples)
     graph = rf.from_edges(2, drawn.edges, num_variables=num_variables)
-    model = rf.Generative(graph)
+    model = rf.models.Generative(graph)
     with torch.no_grad():
         model.factors.copy_(drawn.tables.flatten())
     roles = torch.zeros(2, num_variables, dtype=torch.bool)
@@ -59,11 +59,11 @@ def spent(work: Callable[[], object]) -> Spent:
     return Spent(time.perf_counter() - clock, time.process_time() - processors)
 
 
-def one_pass(model: rf.Generative, examples: rf.Examples, iterations: int, batch: int) -> None:
+def one_pass(model: rf.models.Generative, examples: rf.Examples, iterations: int, batch: int) -> None:
     """Run one pass of SMD."""
     inference = rf.Inference(rf.MessagePassing(schedule=rf.Parallel()), rf.Stop(iterations, tol=None), rf.Unroll())
-    smd = rf.SMD(gain=1.0, batch_size=batch, epochs=1)
-    rf.fit(model, examples, rf.MSE(), inference, optimiser=smd, progress=False)
+    smd = rf.optim.SMD(gain=1.0, batch_size=batch, epochs=1)
+    rf.fit(model, examples, rf.losses.MSE(), inference, optimiser=smd, progress=False)
 
 
 def eager_loss(theta: Tensor, examples: rf.Examples, iterations: int) -> Tensor:
@@ -88,7 +88,7 @@ def eager_loss(theta: Tensor, examples: rf.Examples, iterations: int) -> Tensor:
     return torch.where(mask, (marginals[..., 1] - examples.labels).square(), 0).sum() / mask.sum()
 
 
-def eager_step(model: rf.Generative, examples: rf.Examples, iterations: int, v: Tensor) -> tuple[Tensor, Tensor]:
+def eager_step(model: rf.models.Generative, examples: rf.Examples, iterations: int, v: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradient and the product of the Hessian with v."""
     theta = parameters_to_vector(model.parameters()).detach().requires_grad_()
     (gradient,) = torch.autograd.grad(eager_loss(theta, examples, iterations), theta, create_graph=True)
@@ -112,7 +112,7 @@ def main() -> None:
     inference = rf.Inference(
         rf.MessagePassing(schedule=rf.Parallel()), rf.Stop(options.iterations, tol=None), rf.Unroll()
     )
-    ours = Objective(model, batch, rf.MSE(), inference)(None, along=v)
+    ours = Objective(model, batch, rf.losses.MSE(), inference)(None, along=v)
     found: list[tuple[Tensor, Tensor]] = []
     steps = spent(lambda: found.extend(eager_step(model, batch, options.iterations, v) for _ in range(options.steps)))
     eager, rival = steps * (-(-options.examples // BATCH) / options.steps), found[0]

@@ -63,7 +63,7 @@ def bytes_per_sweep(graph: rf.FactorGraph, width: int) -> tuple[float, float]:
     return 2.0 * per_pass * width, float(tables + messages + 2 * nodes) * width
 
 
-def native(rows: int, columns: int, states: int, entropy: rf.AbstractEntropy, **options: object) -> Row:
+def native(rows: int, columns: int, states: int, entropy: rf.entropy.AbstractEntropy, **options: object) -> Row:
     """Time the native engine."""
     schedule = options.get("schedule", rf.Sequential())
     dtype = options.get("dtype", torch.float64)
@@ -204,7 +204,7 @@ def ratios(found: list[Row]) -> list[str]:
     return lines
 
 
-def _name(entropy: rf.AbstractEntropy) -> str:
+def _name(entropy: rf.entropy.AbstractEntropy) -> str:
     return f"TRW {entropy.rho}" if isinstance(entropy, rf.TRW) else type(entropy).__name__
 
 

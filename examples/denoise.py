@@ -39,7 +39,7 @@ Mask = npt.NDArray[np.bool_]
 NOISE = 1.25
 AGREEMENT = 1.2  # log-odds of equal neighbours; TRW needs a larger value than BP for the same smoothing
 STOP = rf.Stop(sweeps=1000, tol=1e-4)
-ALGORITHMS: dict[str, rf.AbstractAlgorithm] = {
+ALGORITHMS: dict[str, rf.inference.AbstractAlgorithm] = {
     "mean field": rf.MeanField(),
     "loopy BP": rf.MessagePassing(rf.Bethe()),
     "TRW(0.5)": rf.MessagePassing(rf.TRW(0.5)),
@@ -83,10 +83,10 @@ def potentials(graph: rf.FactorGraph, noisy: Picture) -> torch.Tensor:
     return theta
 
 
-def run(graph: rf.FactorGraph, theta: torch.Tensor, algorithm: rf.AbstractAlgorithm, truth: Mask) -> Outcome:
+def run(graph: rf.FactorGraph, theta: torch.Tensor, algorithm: rf.inference.AbstractAlgorithm, truth: Mask) -> Outcome:
     """Infer, and score the marginals thresholded at 1/2."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", rf.ConvergenceWarning)  # the table shows it
+        warnings.simplefilter("ignore", rf.errors.ConvergenceWarning)  # the table shows it
         began = time.perf_counter()
         solution = rf.infer(graph, theta, algorithm, stop=STOP, progress=sys.stderr.isatty())
         seconds = time.perf_counter() - began

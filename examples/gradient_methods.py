@@ -52,7 +52,7 @@ class Problem:
         return solution.log_partition - (solution.theta * self.features).sum()
 
 
-def name_of(adjoint: rf.AbstractAdjoint) -> str:
+def name_of(adjoint: rf.adjoints.AbstractAdjoint) -> str:
     """The name of a method, without settings that are at their defaults."""
     match adjoint:
         case rf.Perturb(sides=sides):
@@ -106,7 +106,9 @@ def print_table(title: str, rows: Iterator[tuple[str, ...]]) -> None:
 def main(side: int = 12, num_states: int = 3, entries: int = 50) -> None:
     """Print both tables."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", rf.ConvergenceWarning)  # the second table is about runs that did not converge
+        warnings.simplefilter(
+            "ignore", rf.errors.ConvergenceWarning
+        )  # the second table is about runs that did not converge
         list(converged(Problem(2, 2), entries=1))  # so that imports on first use are not timed
         problem = Problem(side, num_states)
         print_table("Converged to 1e-13", converged(problem, entries))

@@ -103,17 +103,17 @@ def example(uses: list[ast.Name], parameters: set[str], lines: list[str], skip: 
 
 def load(modules: Sequence[str], skip: bool = True) -> rf.Examples:
     """Join all functions of the given modules into one example."""
-    return rf.join([example(*function, skip) for module in modules for function in functions(source(module))])
+    return rf.learning.join([example(*function, skip) for module in modules for function in functions(source(module))])
 
 
 def train(data: rf.Examples, iterations: int) -> dict[str, tuple[rf.LinearModel, float]]:
     """Train one model per criterion. Return the models and the seconds that training took."""
     truncated = rf.Inference(rf.MessagePassing(), rf.Stop(10, tol=None), rf.Unroll())
-    criteria: dict[str, tuple[rf.AbstractLoss, str | None]] = {
-        "independent": (rf.Independent(), None),
-        "clique logistic": (rf.CliqueLogistic(), None),
-        "surrogate likelihood": (rf.SurrogateLikelihood(), None),
-        "ERM-F": (rf.FMeasure(rf.SoftArgmax(0.5)), "surrogate likelihood"),
+    criteria: dict[str, tuple[rf.losses.AbstractLoss, str | None]] = {
+        "independent": (rf.losses.Independent(), None),
+        "clique logistic": (rf.losses.CliqueLogistic(), None),
+        "surrogate likelihood": (rf.losses.SurrogateLikelihood(), None),
+        "ERM-F": (rf.losses.FMeasure(rf.decoders.SoftArgmax(0.5)), "surrogate likelihood"),
     }
     out: dict[str, tuple[rf.LinearModel, float]] = {}
     for name, (loss, start) in criteria.items():
@@ -121,7 +121,7 @@ def train(data: rf.Examples, iterations: int) -> dict[str, tuple[rf.LinearModel,
         if start is not None:
             model.load_state_dict(out[start][0].state_dict())
         began = time.perf_counter()
-        optimiser = rf.LBFGS(iterations=iterations)
+        optimiser = rf.optim.LBFGS(iterations=iterations)
         rf.fit(model, data, loss, truncated, optimiser=optimiser, ridge=1e-5, progress=False)
         out[name] = model, time.perf_counter() - began
     return out
@@ -131,7 +131,7 @@ def measures(model: rf.LinearModel, data: rf.Examples) -> tuple[float, float]:
     """Return the error rate and the F-measure of parameters, over all functions together."""
     inference = rf.Inference(rf.MessagePassing(), rf.Stop(10, tol=None))
     (predicted,) = rf.predict(model, data, inference)
-    return rf.error_rate(predicted, data.labels), rf.f_measure(predicted, data.labels)
+    return rf.metrics.error_rate(predicted, data.labels), rf.metrics.f_measure(predicted, data.labels)
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Tensor]:

@@ -107,7 +107,7 @@ def measures(model: Segmenter, data: tuple[Tensor, Tensor]) -> tuple[float, floa
     for k in (SKY, LAND, WATER):
         found, true = predicted == k, labels == k
         overlaps.append(int((found & true).sum()) / max(int((found | true).sum()), 1))
-    return rf.error_rate(predicted, labels), sum(overlaps) / 3, float(loss(model, pictures, labels))
+    return rf.metrics.error_rate(predicted, labels), sum(overlaps) / 3, float(loss(model, pictures, labels))
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, tuple[float, float, float]]:

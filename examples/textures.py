@@ -21,8 +21,8 @@ from pathlib import Path
 from PIL import Image
 
 from riskfield.cli import main as riskfield
-from riskfield.data.bundled import mosaics
-from riskfield.data.images import ImageSet
+from riskfield.datasets.bundled import mosaics
+from riskfield.datasets.images import ImageSet
 
 LOSSES = ("surrogate-likelihood", "univariate-logistic", "clique-logistic")
 

@@ -12,7 +12,6 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import riskfield as rf
-from papers._library import weizmann_horses
 from papers.cells import Cells, Result
 from papers.parameters import with_parameters
 from papers.pictures.criteria import (
@@ -39,20 +38,21 @@ if TYPE_CHECKING:
 _SURROGATE = "surrogate likelihood"
 # `SurrogateEM`, because the padding of scenes has hidden labels; elsewhere it is the surrogate likelihood.
 _OF_MARGINALS = (
-    Criterion(_SURROGATE, rf.SurrogateEM(), ridge=1e-3),
-    Criterion("univariate logistic", rf.UnivariateLogistic(), ridge=1e-3),
-    Criterion("clique logistic", rf.CliqueLogistic(), ridge=1e-3),
+    Criterion(_SURROGATE, rf.losses.SurrogateEM(), ridge=1e-3),
+    Criterion("univariate logistic", rf.losses.UnivariateLogistic(), ridge=1e-3),
+    Criterion("clique logistic", rf.losses.CliqueLogistic(), ridge=1e-3),
 )
 _SMOOTHED = tuple(
-    Criterion(f"smooth class. {alpha}", rf.SmoothedClassification(alpha), _SURROGATE, 1e-3) for alpha in (5, 15, 50)
+    Criterion(f"smooth class. {alpha}", rf.losses.SmoothedClassification(alpha), _SURROGATE, 1e-3)
+    for alpha in (5, 15, 50)
 )
 # Lines that are not in the paper. Each varies a line whose errors differ from the paper's, to explain the difference.
 _BY_BP = rf.Inference(rf.MessagePassing(), rf.Stop(1000, 1e-5))
 _LESS_RIDGE, _TESTED_BY_BP = "independent with ridge 1e-6", "pseudolikelihood by BP"
 _WITHOUT = (
     *WITHOUT,
-    Criterion(_LESS_RIDGE, rf.Independent(), start=None, ridge=1e-6),
-    Criterion(_TESTED_BY_BP, rf.Pseudolikelihood(), ridge=1e-4, tested=_BY_BP),
+    Criterion(_LESS_RIDGE, rf.losses.Independent(), start=None, ridge=1e-6),
+    Criterion(_TESTED_BY_BP, rf.losses.Pseudolikelihood(), ridge=1e-4, tested=_BY_BP),
 )
 _FROM_ZEROS = Criterion("surrogate likelihood from zeros", ApproximateLikelihood(), start=None, ridge=1e-3)
 _EXTRA = (
@@ -141,7 +141,7 @@ class HorsesTable(AbstractStudy):
         """First the criteria without inference, then few sweeps before many."""
         if self.rows:  # complain about what is missing before anything is computed
             check_device(self.device)
-            weizmann_horses(self.root)
+            rf.datasets.weizmann_horses(self.root)
         size: dict[str, Any] = {"train": self.num_train, "test": self.num_test, "scale": self.scale}
         size |= {"iterations": self.iterations} | ({"split": "in order"} if self.in_order else {})
         size |= {} if self.step is None else {"step": self.step}
@@ -218,11 +218,13 @@ class HorsesTable(AbstractStudy):
         return _scenes(self.root, self.scale, self.device, part, count, self.in_order, self.step)
 
 
-def _features(scale: float, step: float | None) -> rf.ImageFeatures:
+def _features(scale: float, step: float | None) -> rf.features.ImageFeatures:
     if step is None:
-        return rf.ImageFeatures(scale=scale)
-    even = tuple(round(step * number, 9) for number in range(1, len(rf.ColourDifference().thresholds) + 1))
-    return rf.ImageFeatures(edges=(rf.Constant(), rf.ColourDifference(even), rf.SobelResponse(even)), scale=scale)
+        return rf.features.ImageFeatures(scale=scale)
+    even = tuple(round(step * number, 9) for number in range(1, len(rf.features.ColourDifference().thresholds) + 1))
+    return rf.features.ImageFeatures(
+        edges=(rf.features.Constant(), rf.features.ColourDifference(even), rf.features.SobelResponse(even)), scale=scale
+    )
 
 
 def _entries(paper: tuple[float | None, float | None], records: list[Record]) -> list[str]:
@@ -240,7 +242,7 @@ def _scenes(
     names = getattr(split, part)
     if in_order:  # the same number from the beginning, or from the end
         names = sorted((*split.train, *split.test), reverse=part == "test")[: len(names)]
-    pictures = weizmann_horses(root).select(names[:count])
+    pictures = rf.datasets.weizmann_horses(root).select(names[:count])
     # Almost all pictures differ in size. A GPU evaluates many at once, so they are padded to few sizes there.
     frame = 1 if device == "cpu" else 64
     described = describe(pictures, _features(scale, step))

@@ -27,10 +27,10 @@ from papers.study import AbstractStudy, Record, panels, select, table
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_LOSSES: dict[str, rf.AbstractLoss] = {
-    "likelihood": rf.SurrogateLikelihood(),
-    "univariate logistic": rf.UnivariateLogistic(),
-    "clique logistic": rf.CliqueLogistic(),
+_LOSSES: dict[str, rf.losses.AbstractLoss] = {
+    "likelihood": rf.losses.SurrogateLikelihood(),
+    "univariate logistic": rf.losses.UnivariateLogistic(),
+    "clique logistic": rf.losses.CliqueLogistic(),
 }
 _TRUTH = "exact marginals"  # those of the distribution the data come from
 _STYLES = dict(zip([*_LOSSES, _TRUTH], ("o-", "s-", "^-", "k--"), strict=True))
@@ -69,7 +69,9 @@ class Errors(AbstractStudy):
     def tables(self, records: list[Record]) -> str:
         """Errors by shift and amount of data, then how far each loss is from the likelihood, pair by pair."""
         seconds = sum(record["seconds"] for record in records)
-        stuck = sum(reason != rf.Reason.CONVERGED.value for record in records for reason in record["reasons"].values())
+        stuck = sum(
+            reason != rf.learning.Reason.CONVERGED.value for record in records for reason in record["reasons"].values()
+        )
         out = [
             f"Means over {self.num_distributions} random distributions on chains of {self.length}, each tested on "
             f"{_NUM_TEST} examples. Errors are the share of x_i that the larger marginal predicts wrongly, in per "
@@ -187,7 +189,7 @@ class InputTables(nn.Module):
 
 def chain_model(length: int) -> rf.Conditional:
     """theta(x_i) + theta(x_i, y_i) and theta(x_i, x_{i+1}), a table for every i."""
-    return rf.Conditional(InputTables(length), rf.Tables(length - 1, 2, 2))
+    return rf.Conditional(InputTables(length), rf.models.Tables(length - 1, 2, 2))
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,7 +239,7 @@ def _fitted(world: World, shift: int, size: int) -> dict[str, tuple[rf.Condition
     for name, loss in _LOSSES.items():
         model = chain_model(world.graph.num_variables)
         result = rf.fit(
-            model, examples, loss, _EXACT, optimiser=rf.LBFGS(gradient_tol=1e-5), ridge=_RIDGE, progress=False
+            model, examples, loss, _EXACT, optimiser=rf.optim.LBFGS(gradient_tol=1e-5), ridge=_RIDGE, progress=False
         )
         out[name] = model, result.reason.value
     return out
@@ -262,7 +264,7 @@ def _errors(length: int, distribution: int, shift: int, size: int) -> Result:
     nodes[_TRUTH] = _true_marginals(world, shift, tests)
     right = {name: view.gather(-1, tests.labels.unsqueeze(-1)) for name, view in nodes.items()}
     return {
-        "errors": {name: rf.error_rate(view.argmax(-1), tests.labels) for name, view in nodes.items()},
+        "errors": {name: rf.metrics.error_rate(view.argmax(-1), tests.labels) for name, view in nodes.items()},
         "risks": {name: -float(probability.log().mean()) for name, probability in right.items()},
         "reasons": {name: reason for name, (_, reason) in fits.items()},
         "seconds": time.process_time() - began,

@@ -13,10 +13,7 @@ import pytest
 import torch
 
 from riskfield import (
-    NEGATIVE_ENTROPY,
-    SQUARE,
     TRW,
-    AbstractAlgorithm,
     Bethe,
     ConvexFreeEnergy,
     CountingNumbers,
@@ -28,8 +25,8 @@ from riskfield import (
     MessagePassing,
     Parallel,
     Sequential,
-    Term,
 )
+from riskfield.inference import NEGATIVE_ENTROPY, SQUARE, AbstractAlgorithm, Term
 from riskfield.kernels import native_available
 
 

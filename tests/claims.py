@@ -91,7 +91,7 @@ def random_entropy(rng: np.random.Generator, graph: rf.FactorGraph) -> rf.entrop
 
 def infer(*args, **kwargs) -> rf.Solution:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", rf.ConvergenceWarning)
+        warnings.simplefilter("ignore", rf.errors.ConvergenceWarning)
         return rf.infer(*args, **kwargs)
 
 
@@ -196,7 +196,7 @@ def tree_reweighting_bounds(rng, kernels) -> Iterator[Record]:
     while True:
         graph = random_graph(rng, tree=False, max_arity=2)
         theta, (tol, damping, schedule) = random_theta(rng, graph), settings(rng)
-        algorithm = rf.MessagePassing(rf.TRW(rf.spanning_tree_rho(graph)), schedule, damping)
+        algorithm = rf.MessagePassing(rf.TRW(rf.entropy.spanning_tree_rho(graph)), schedule, damping)
         solution = infer(graph, theta, algorithm, stop=rf.Stop(4000, tol), kernels=kernels)
         exact = rf.infer(graph, theta, rf.Exact())
         record.models += len(theta)

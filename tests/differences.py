@@ -65,7 +65,7 @@ def differences(graph, theta, algorithm, loss, stop=TIGHT, step=1e-4, **options)
         shifted = theta.expand(4, *theta.shape).clone()
         shifted[(slice(None), *entry)] += steps
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", rf.ConvergenceWarning)
+            warnings.simplefilter("ignore", rf.errors.ConvergenceWarning)
             runs = rf.infer(graph, shifted, algorithm, stop=stop, **options)
         converged &= bool((runs.residual < 1e-12).all())
         values = torch.stack([loss(graph, mu) for mu in runs.mu])

@@ -39,7 +39,7 @@ class Method:
     """One adjoint with its settings, and the algorithms it is offered for."""
 
     name: str
-    adjoint: rf.AbstractAdjoint
+    adjoint: rf.adjoints.AbstractAdjoint
     offers: Callable[[Case], bool]
     accuracy: float  # relative, on tame models
 
@@ -68,8 +68,8 @@ METHODS = [
     Method("Perturb-1", rf.Perturb(1), _marginals, 1e-5),
     Method("Perturb-2", rf.Perturb(2), _marginals, 1e-7),
     Method("Perturb-4", rf.Perturb(4), _marginals, 1e-8),
-    Method("KKT-Direct", rf.KKT(rf.Direct()), _passes_messages, 1e-8),
-    Method("KKT-Minres", rf.KKT(rf.Minres()), _passes_messages, 1e-8),
+    Method("KKT-Direct", rf.KKT(rf.adjoints.Direct()), _passes_messages, 1e-8),
+    Method("KKT-Minres", rf.KKT(rf.adjoints.Minres()), _passes_messages, 1e-8),
 ]
 
 
@@ -102,7 +102,7 @@ def objective(graph, theta, algorithm, converges, **options):
 
 def solve(graph, theta, algorithm, stop, adjoint, **options):
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", rf.ConvergenceWarning)
+        warnings.simplefilter("ignore", rf.errors.ConvergenceWarning)
         return rf.infer(graph, theta, algorithm, stop=stop, adjoint=adjoint, **options)
 
 

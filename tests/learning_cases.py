@@ -23,7 +23,7 @@ def chain_examples(number=30, *, seed=0, graph=CHAIN, features=4):
 
 def chain_model(features=4, *, seed=None):
     """Linear in the features, one table for all neighbours; all zero, or random from a seed."""
-    model = rf.Conditional(torch.nn.Linear(features, 3, dtype=torch.float64), rf.Tables(1, 3, 3))
+    model = rf.Conditional(torch.nn.Linear(features, 3, dtype=torch.float64), rf.models.Tables(1, 3, 3))
     generator = None if seed is None else torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -19,7 +19,7 @@ class LossCase:
     """A loss and what it needs."""
 
     name: str
-    loss: rf.AbstractLoss
+    loss: rf.losses.AbstractLoss
     marginal: bool = False  # depends on marginals
     value: bool = False  # depends on log-partition values
     hidden: bool = True  # allows hidden variables
@@ -37,26 +37,31 @@ def entropy_of_nodes(solution, labels, mask):
 
 
 LOSSES = [
-    LossCase("univariate-logistic", rf.UnivariateLogistic(), marginal=True),
-    LossCase("univariate-quadratic", rf.UnivariateQuadratic(), marginal=True),
-    LossCase("smoothed-classification", rf.SmoothedClassification(5.0), marginal=True),
-    LossCase("clique-logistic", rf.CliqueLogistic(), marginal=True),
-    LossCase("clique-quadratic", rf.CliqueQuadratic(), marginal=True),
-    LossCase("clique-smoothed-classification", rf.CliqueSmoothedClassification(5.0), marginal=True),
-    LossCase("l1", rf.L1(rf.SoftArgmax(0.5)), marginal=True),
-    LossCase("mse", rf.MSE(), marginal=True),
-    LossCase("f-measure", rf.FMeasure(rf.SoftEqualCount(0.5)), marginal=True, binary=True),
-    LossCase("custom", rf.Custom(entropy_of_nodes), marginal=True),
-    LossCase("hybrid", rf.Hybrid(rf.UnivariateLogistic(), rf.MSE(), 0.3), marginal=True),
-    LossCase("surrogate-likelihood", rf.SurrogateLikelihood(), value=True, hidden=False),
-    LossCase("surrogate-em", rf.SurrogateEM(), value=True),
-    LossCase("mixed-em", rf.SurrogateEM(clamped=rf.MeanField()), value=True),
-    LossCase("hybrid-of-value", rf.Hybrid(rf.SurrogateEM(), rf.CliqueLogistic(), 0.4), marginal=True, value=True),
-    LossCase("pseudolikelihood", rf.Pseudolikelihood()),
-    LossCase("piecewise", rf.Piecewise()),
-    LossCase("independent", rf.Independent()),
-    LossCase("saddle-point", rf.SaddlePoint(rf.MaxProduct(rf.TRW(0.5), damping=0.2))),
-    LossCase("contrastive-divergence", rf.ContrastiveDivergence(steps=2, seed=3)),
+    LossCase("univariate-logistic", rf.losses.UnivariateLogistic(), marginal=True),
+    LossCase("univariate-quadratic", rf.losses.UnivariateQuadratic(), marginal=True),
+    LossCase("smoothed-classification", rf.losses.SmoothedClassification(5.0), marginal=True),
+    LossCase("clique-logistic", rf.losses.CliqueLogistic(), marginal=True),
+    LossCase("clique-quadratic", rf.losses.CliqueQuadratic(), marginal=True),
+    LossCase("clique-smoothed-classification", rf.losses.CliqueSmoothedClassification(5.0), marginal=True),
+    LossCase("l1", rf.losses.L1(rf.decoders.SoftArgmax(0.5)), marginal=True),
+    LossCase("mse", rf.losses.MSE(), marginal=True),
+    LossCase("f-measure", rf.losses.FMeasure(rf.decoders.SoftEqualCount(0.5)), marginal=True, binary=True),
+    LossCase("custom", rf.losses.Custom(entropy_of_nodes), marginal=True),
+    LossCase("hybrid", rf.losses.Hybrid(rf.losses.UnivariateLogistic(), rf.losses.MSE(), 0.3), marginal=True),
+    LossCase("surrogate-likelihood", rf.losses.SurrogateLikelihood(), value=True, hidden=False),
+    LossCase("surrogate-em", rf.losses.SurrogateEM(), value=True),
+    LossCase("mixed-em", rf.losses.SurrogateEM(clamped=rf.MeanField()), value=True),
+    LossCase(
+        "hybrid-of-value",
+        rf.losses.Hybrid(rf.losses.SurrogateEM(), rf.losses.CliqueLogistic(), 0.4),
+        marginal=True,
+        value=True,
+    ),
+    LossCase("pseudolikelihood", rf.losses.Pseudolikelihood()),
+    LossCase("piecewise", rf.losses.Piecewise()),
+    LossCase("independent", rf.losses.Independent()),
+    LossCase("saddle-point", rf.losses.SaddlePoint(rf.MaxProduct(rf.TRW(0.5), damping=0.2))),
+    LossCase("contrastive-divergence", rf.losses.ContrastiveDivergence(steps=2, seed=3)),
 ]
 
 

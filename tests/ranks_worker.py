@@ -13,9 +13,9 @@ import torch
 import riskfield as rf
 from learning_cases import EXACT, TRUNCATED, chain_examples, chain_model, denoising, values
 
-LOSS = rf.UnivariateLogistic()
+LOSS = rf.losses.UnivariateLogistic()
 WARM = rf.Inference(rf.MessagePassing(rf.TRW(0.5)), rf.Stop(tol=1e-10), rf.FixedPoint(tol=1e-10))
-TIGHT = rf.LBFGS(iterations=60, gradient_tol=1e-8, change_tol=1e-15)
+TIGHT = rf.optim.LBFGS(iterations=60, gradient_tol=1e-8, change_tol=1e-15)
 
 
 def fits(group, **settings):
@@ -34,24 +34,24 @@ def fits(group, **settings):
     yield "warm", model
 
     model = chain_model()
-    stage = rf.Stage(LOSS, EXACT, rf.LBFGS(iterations=10), ridge=1e-2)
-    plan = rf.incremental(stage, 20, start=6)
-    rf.fit_stages(model, share(chain_examples(20)), plan, progress=False, ranks=group)
+    stage = rf.learning.Stage(LOSS, EXACT, rf.optim.LBFGS(iterations=10), ridge=1e-2)
+    plan = rf.learning.incremental(stage, 20, start=6)
+    rf.learning.fit_stages(model, share(chain_examples(20)), plan, progress=False, ranks=group)
     yield "stages", model
 
     # The batches are the same on any number of ranks. An odd number of examples, so that shares differ.
     mixed = [chain_examples(9), chain_examples(4, seed=1, graph=rf.chain(8, 3, tied=True))]
     model = chain_model()
-    optimiser = rf.Torch(torch.optim.Adam, {"lr": 0.1}, batch_size=3, epochs=4)
+    optimiser = rf.optim.Torch(torch.optim.Adam, {"lr": 0.1}, batch_size=3, epochs=4)
     rf.fit(model, share(mixed), LOSS, EXACT, optimiser=optimiser, **settings)
     yield "batches", model
 
     model = chain_model()
-    rf.fit(model, share(mixed), LOSS, TRUNCATED, optimiser=rf.SMD(batch_size=4, epochs=2), **settings)
+    rf.fit(model, share(mixed), LOSS, TRUNCATED, optimiser=rf.optim.SMD(batch_size=4, epochs=2), **settings)
     yield "smd", model
 
     model = chain_model()  # one batch per epoch
-    optimiser = rf.Torch(torch.optim.Adam, {"lr": 0.1}, batch_size=20, epochs=5)
+    optimiser = rf.optim.Torch(torch.optim.Adam, {"lr": 0.1}, batch_size=20, epochs=5)
     rf.fit(model, share(chain_examples(20)), LOSS, EXACT, optimiser=optimiser, **settings)
     yield "adam", model
 
@@ -73,7 +73,7 @@ def failing(group, folder, scene):
         LOSS,
         EXACT,
         ridge=1e-3,
-        optimiser=rf.LBFGS(iterations=12),
+        optimiser=rf.optim.LBFGS(iterations=12),
         checkpoint=rf.Checkpoints(Path(folder), every=2),
         resume=True,
         callbacks=[fail],
@@ -85,7 +85,7 @@ def failing(group, folder, scene):
 
 def main(folder, scene="all"):
     torch.set_num_threads(1)
-    with rf.ranks() as group:
+    with rf.learning.ranks() as group:
         assert group.size == 2
         found = fits(group) if scene == "all" else [("failing", failing(group, folder, scene))]
         for name, model in found:

@@ -16,7 +16,7 @@ import riskfield as rf
 from learning_cases import EXACT, TRUNCATED, chain_examples, chain_model, denoising, values
 
 WARM = rf.Inference(rf.MessagePassing(rf.TRW(0.5)), rf.Stop(tol=1e-7), rf.FixedPoint(tol=1e-7))
-LOSS = rf.UnivariateLogistic()
+LOSS = rf.losses.UnivariateLogistic()
 
 # What each name fits: a model, data, inference and settings of `fit`.
 FITS = {
@@ -25,7 +25,7 @@ FITS = {
         denoising(6, side=6),
         WARM,
         {
-            "optimiser": rf.LBFGS(iterations=20, memory=5),
+            "optimiser": rf.optim.LBFGS(iterations=20, memory=5),
             "ridge": 1e-3,
             "validation": denoising(3, side=6, seed=1),
             "warm_start": True,
@@ -33,19 +33,20 @@ FITS = {
     ),
     "adam": lambda: (
         rf.Conditional(
-            torch.nn.Sequential(torch.nn.Dropout(0.2), torch.nn.Linear(4, 3, dtype=torch.float64)), rf.Tables(1, 3, 3)
+            torch.nn.Sequential(torch.nn.Dropout(0.2), torch.nn.Linear(4, 3, dtype=torch.float64)),
+            rf.models.Tables(1, 3, 3),
         ),
         chain_examples(20),
         EXACT,
-        {"optimiser": rf.Torch(torch.optim.Adam, {"lr": 0.05, "amsgrad": True}, batch_size=6, epochs=12)},
+        {"optimiser": rf.optim.Torch(torch.optim.Adam, {"lr": 0.05, "amsgrad": True}, batch_size=6, epochs=12)},
     ),
     "smd": lambda: (
         chain_model(),
         chain_examples(10),
         TRUNCATED,
-        {"optimiser": rf.SMD(gain=0.3, batch_size=5, epochs=4), "ridge": 1e-3},
+        {"optimiser": rf.optim.SMD(gain=0.3, batch_size=5, epochs=4), "ridge": 1e-3},
     ),
-    "endless": lambda: (chain_model(), chain_examples(10), EXACT, {"optimiser": rf.Torch(epochs=10**6)}),
+    "endless": lambda: (chain_model(), chain_examples(10), EXACT, {"optimiser": rf.optim.Torch(epochs=10**6)}),
 }
 
 

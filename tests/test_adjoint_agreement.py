@@ -115,7 +115,7 @@ def growth(adjoint):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("adjoint", ["FixedPoint()", "Perturb()", "KKT()", "KKT(rf.Minres())"])
+@pytest.mark.parametrize("adjoint", ["FixedPoint()", "Perturb()", "KKT()", "KKT(rf.adjoints.Minres())"])
 def test_memory_at_convergence_does_not_grow_with_the_sweeps(adjoint):
     sweeps, grown = growth(adjoint)
     assert sweeps > 200

@@ -172,4 +172,6 @@ def test_truncated_runs_are_for_unroll(case, method):
 
 def test_every_adjoint_is_in_the_table():
     there = {type(method.adjoint) for method in METHODS} | {rf.Envelope}
-    assert there == {cls for cls in rf.AbstractAdjoint.__subclasses__() if cls.__module__.startswith("riskfield.")}
+    assert there == {
+        cls for cls in rf.adjoints.AbstractAdjoint.__subclasses__() if cls.__module__.startswith("riskfield.")
+    }

@@ -44,7 +44,7 @@ class SoftmaxRun:
 
 
 @dataclass(frozen=True)
-class Bare(rf.AbstractAlgorithm):
+class Bare(rf.inference.AbstractAlgorithm):
     """Offers nothing but a run."""
 
     def start(self, graph, theta, messages, kernels):
@@ -110,7 +110,9 @@ def test_a_refusal_names_what_the_algorithm_offers():
         gradient(Generous(), rf.KKT())
 
 
-@pytest.mark.parametrize("adjoint", [rf.FixedPoint(), rf.FixedPoint(solver=rf.GMRES()), rf.Perturb(4)], ids=repr)
+@pytest.mark.parametrize(
+    "adjoint", [rf.FixedPoint(), rf.FixedPoint(solver=rf.adjoints.GMRES()), rf.Perturb(4)], ids=repr
+)
 def test_offers_are_taken_up(adjoint):
     torch.testing.assert_close(gradient(Generous(), adjoint), gradient(Bare(), rf.Unroll()), rtol=1e-7, atol=1e-8)
 

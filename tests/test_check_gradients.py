@@ -128,7 +128,7 @@ def test_losses_that_bend_sharply_get_smaller_steps():
 
 
 @dataclass(frozen=True)
-class Doubled(rf.AbstractAdjoint):
+class Doubled(rf.adjoints.AbstractAdjoint):
     """Twice the gradient."""
 
     def apply(self, request):
@@ -148,7 +148,7 @@ def test_a_wrong_gradient_shows():
 
 def test_failures_and_warnings_are_reported():
     graph = rf.grid(3, 3, 2)
-    adjoints = [rf.KKT(rf.Minres(max_steps=2)), rf.Perturb(tol=0.0)]
+    adjoints = [rf.KKT(rf.adjoints.Minres(max_steps=2)), rf.Perturb(tol=0.0)]
     stop = rf.Stop(60, 1e-13)
     report = rf.check_gradients(
         graph, potentials(graph, 0), rf.MessagePassing(), quadratic, adjoints=adjoints, stop=stop

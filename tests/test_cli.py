@@ -87,7 +87,7 @@ class TestResults:
         )  # fmt: skip
         assert code == 0
         assert err == ""
-        model = rf.read_uai("chain.uai")
+        model = rf.io.read_uai("chain.uai")
         solution = rf.infer(model.graph, model.theta, rf.Exact(), evidence={2: 1})
         value = float(solution.log_partition) + model.log_constant
         assert read_pr("chain.PR") == pytest.approx(value, rel=1e-10)

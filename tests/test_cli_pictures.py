@@ -48,13 +48,13 @@ def complaint(capsys, arguments, code=2):
 
 
 def test_the_command_line_fits_what_python_fits(folder, capsys):
-    pictures = rf.image_folder("images", "masks", classes=CLASSES, ignore=IGNORE)
+    pictures = rf.datasets.image_folder("images", "masks", classes=CLASSES, ignore=IGNORE)
     values = np.array([0, 200, -1])
-    crf = rf.ImageCRF(optimiser=rf.LBFGS(iterations=4))
+    crf = rf.ImageCRF(optimiser=rf.optim.LBFGS(iterations=4))
     crf.fit([picture.image for picture in pictures], [values[picture.labels] for picture in pictures])
     run = ImageRun.load("model")
     assert repr(run.crf.inference_) == repr(crf.inference_)
-    assert run.crf.features_ == crf.features_ == rf.ImageFeatures()
+    assert run.crf.features_ == crf.features_ == rf.features.ImageFeatures()
     for picture in pictures:
         np.testing.assert_array_equal(
             run.crf.predict_marginals([picture.image])[0], crf.predict_marginals([picture.image])[0]
@@ -71,7 +71,7 @@ def test_the_command_that_is_written_down_gives_the_same(folder):
     command = shlex.split(ImageRun.load("model").command)
     assert command[0] == "riskfield"
     assert main([*command[1:-1], "again", "--quiet"]) == 0
-    images = [picture.image for picture in rf.image_folder("images")]
+    images = [picture.image for picture in rf.datasets.image_folder("images")]
     for a, b in zip(*(ImageRun.load(f).crf.predict_marginals(images) for f in ("model", "again")), strict=True):
         np.testing.assert_array_equal(a, b)
 
@@ -81,7 +81,7 @@ def test_predictions_are_files(folder, capsys):
     assert capsys.readouterr().out == "labelled 3 pictures\nwrote out/new\n"
     crf = ImageRun.load("model").crf
     for name in "abc":
-        (image,) = (p.image for p in rf.image_folder("images").select([name]))
+        (image,) = (p.image for p in rf.datasets.image_folder("images").select([name]))
         with np.load(f"out/new/marginals/{name}.npz") as kept:
             np.testing.assert_allclose(kept["marginals"], crf.predict_marginals([image])[0], atol=1e-6)
             assert dict(zip(kept["values"].tolist(), kept["names"].tolist(), strict=True)) == CLASSES
@@ -150,7 +150,7 @@ def test_evaluation_is_counted_right(folder, capsys):
     assert main(["evaluate", "model", "--images", "images", "--masks", "masks", "--json", "scores.json"]) == 0
     printed = capsys.readouterr().out
     scores = json.loads(Path("scores.json").read_text())
-    pictures = rf.image_folder("images", "masks", classes=CLASSES, ignore=IGNORE)
+    pictures = rf.datasets.image_folder("images", "masks", classes=CLASSES, ignore=IGNORE)
     marginals = ImageRun.load("model").crf.predict_marginals([picture.image for picture in pictures])
     true = np.concatenate([picture.labels.ravel() for picture in pictures])
     beliefs = np.concatenate([m.reshape(-1, 2) for m in marginals])[true >= 0]
@@ -220,7 +220,7 @@ def test_nothing_is_lost_by_interruption(folder, end, capsys, monkeypatch):
     add = Session.add
 
     def add_until_the_fourth(self, *arguments):
-        if self.iteration == 3 and self.objective.loss == rf.UnivariateLogistic():
+        if self.iteration == 3 and self.objective.loss == rf.losses.UnivariateLogistic():
             raise end
         return add(self, *arguments)
 

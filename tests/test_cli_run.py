@@ -17,7 +17,7 @@ from riskfield.cli import main
 from riskfield.cli._common import print_divergence
 
 TESTS = Path(__file__).parent
-LOSS = rf.UnivariateLogistic()
+LOSS = rf.losses.UnivariateLogistic()
 PROBLEM = """
 import riskfield as rf
 from learning_cases import EXACT, chain_examples, chain_model
@@ -26,11 +26,11 @@ def problem():
     return {
         "model": chain_model(),
         "data": chain_examples(12),
-        "loss": rf.UnivariateLogistic(),
+        "loss": rf.losses.UnivariateLogistic(),
         "inference": EXACT,
         "ridge": 1e-2,
         "validation": rf.Validation(chain_examples(5, seed=1), patience=100),
-        "optimiser": rf.LBFGS(iterations=8),
+        "optimiser": rf.optim.LBFGS(iterations=8),
     }
 """
 ENVIRONMENT = {
@@ -50,7 +50,7 @@ def folder(tmp_path, monkeypatch):
 def expected():
     model = chain_model()
     validation = rf.Validation(chain_examples(5, seed=1), patience=100)
-    settings = {"ridge": 1e-2, "optimiser": rf.LBFGS(iterations=8), "validation": validation, "progress": False}
+    settings = {"ridge": 1e-2, "optimiser": rf.optim.LBFGS(iterations=8), "validation": validation, "progress": False}
     rf.fit(model, chain_examples(12), LOSS, EXACT, **settings)
     return values(model)
 
@@ -140,6 +140,6 @@ def test_bad_files_are_named(folder, capsys, text, message):
 def test_only_divergence_is_printed_as_a_line(capsys):
     with warnings.catch_warnings(record=True, action="always") as caught, print_divergence():
         warnings.warn("another", UserWarning, stacklevel=1)
-        warnings.warn("it went wrong", rf.DivergenceWarning, stacklevel=1)
+        warnings.warn("it went wrong", rf.errors.DivergenceWarning, stacklevel=1)
     assert [str(warning.message) for warning in caught] == ["another"]
     assert capsys.readouterr().err == "riskfield: it went wrong\n"

@@ -21,7 +21,7 @@ from riskfield.io.codec import pack, read_text_tree, read_tree, unpack, write_te
 
 X = [np.array([[0.1, 1.0], [0.9, 2.0], [0.8, 0.0]]), np.array([[0.2, 1.0], [0.1, 1.0]])]
 Y = [["a", "b", "b"], ["a", "a"]]
-FEW = rf.LBFGS(iterations=5)
+FEW = rf.optim.LBFGS(iterations=5)
 
 
 @pytest.fixture
@@ -37,18 +37,25 @@ def path(tmp_path):
     [
         {},
         {"graph": np.array([[0, 1]]), "loss": "surrogate-likelihood", "ridge": np.float64(0.5), "chunk_size": 1},
-        {"graph": [[0, 1]], "loss": rf.Hybrid(rf.L1(rf.SoftArgmax(0.5)), rf.CliqueLogistic(), 0.25)},
+        {
+            "graph": [[0, 1]],
+            "loss": rf.losses.Hybrid(rf.losses.L1(rf.decoders.SoftArgmax(0.5)), rf.losses.CliqueLogistic(), 0.25),
+        },
         {"inference": rf.Inference(rf.MessagePassing(rf.TRW(0.5), rf.Parallel(), 0.25), rf.Stop(7, None), rf.Unroll())},
-        {"inference": rf.Inference(rf.Exact()), "decoder": rf.MAP(), "loss": rf.SurrogateEM(rf.MeanField())},
-        {"decoder": rf.MAP(rf.ExactMAP())},
+        {
+            "inference": rf.Inference(rf.Exact()),
+            "decoder": rf.decoders.MAP(),
+            "loss": rf.losses.SurrogateEM(rf.MeanField()),
+        },
+        {"decoder": rf.decoders.MAP(rf.ExactMAP())},
         {"inference": rf.Inference(rf.MessagePassing(), rf.Stop(tol=1e-9), rf.FixedPoint())},
-        {"optimiser": rf.Torch(torch.optim.SGD, {"lr": 0.1, "momentum": 0.5}, 1, 2), "random_state": 3},
-        {"loss": rf.PatchPseudolikelihood([0, 0, 1]), "inference": rf.Inference(rf.Exact())},
+        {"optimiser": rf.optim.Torch(torch.optim.SGD, {"lr": 0.1, "momentum": 0.5}, 1, 2), "random_state": 3},
+        {"loss": rf.losses.PatchPseudolikelihood([0, 0, 1]), "inference": rf.Inference(rf.Exact())},
     ],
 )
 def test_estimators_come_back_whole(path, settings):
     data = ([x[:2] for x in X], [y[:2] for y in Y]) if "graph" in settings else (X, Y)
-    if isinstance(settings.get("loss"), rf.PatchPseudolikelihood):
+    if isinstance(settings.get("loss"), rf.losses.PatchPseudolikelihood):
         data = (X[:1], Y[:1])
     crf = CRF(**{"optimiser": FEW, **settings}).fit(*data)
     crf.save(path)
@@ -113,7 +120,7 @@ def test_arrays_of_all_kinds(path):
 # -- what cannot be kept ----------------------------------------------------------------------------------------------
 
 
-class Mine(rf.UnivariateLogistic):
+class Mine(rf.losses.UnivariateLogistic):
     pass
 
 
@@ -121,7 +128,7 @@ class Mine(rf.UnivariateLogistic):
     ("settings", "name"),
     [
         ({"loss": lambda solution, labels, mask: solution.node_marginals[0][..., 0].sum(-1)}, "loss"),
-        ({"loss": rf.Custom(lambda solution, labels, mask: solution.mu.sum(-1))}, "loss"),
+        ({"loss": rf.losses.Custom(lambda solution, labels, mask: solution.mu.sum(-1))}, "loss"),
         ({"loss": Mine()}, "loss"),
         ({"random_state": np.random.RandomState(0)}, "random_state"),
     ],
@@ -181,7 +188,7 @@ def test_every_cut_is_noticed(path):
     whole = path.read_bytes()
     for length in (0, 4, 8, 100, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:length])
-        with pytest.raises(rf.FileFormatError, match=r"crf\.safetensors is (no safetensors file|damaged)"):
+        with pytest.raises(rf.errors.FileFormatError, match=r"crf\.safetensors is (no safetensors file|damaged)"):
             CRF.load(path)
 
 
@@ -191,7 +198,7 @@ def test_every_flipped_bit_is_noticed(path):
     for position in range(8 * len(content)):
         flipped = bytearray(content)
         flipped[position // 8] ^= 1 << position % 8
-        with pytest.raises(rf.FileFormatError, match=r"^file "):
+        with pytest.raises(rf.errors.FileFormatError, match=r"^file "):
             unpack(bytes(flipped), "numbers", "file")
 
 
@@ -276,7 +283,7 @@ def nested(levels):
 def test_damage_is_named(path, edit, message):
     CRF().fit(X, Y).save(path)
     change(path, edit)
-    with pytest.raises(rf.FileFormatError) as caught:
+    with pytest.raises(rf.errors.FileFormatError) as caught:
         CRF.load(path)
     assert str(path) in str(caught.value)
     assert message in str(caught.value)
@@ -286,42 +293,42 @@ def test_deep_nesting_is_refused_in_all_places(path):
     """The parser of JSON itself gives up at a thousand levels."""
     deep = "[" * 100_000 + "]" * 100_000
     save_file({"weight": torch.zeros(2)}, path, metadata={"riskfield": deep})
-    with pytest.raises(rf.FileFormatError, match="nested more than 64 levels deep"):
+    with pytest.raises(rf.errors.FileFormatError, match="nested more than 64 levels deep"):
         read_tree(path, "estimator")
     header = f'{{"a": {deep}}}'.encode()
     path.write_bytes(len(header).to_bytes(8, "little") + header)
-    with pytest.raises(rf.FileFormatError, match="nested more than 64 levels deep"):
+    with pytest.raises(rf.errors.FileFormatError, match="nested more than 64 levels deep"):
         read_tree(path, "estimator")
     for levels in (500, 100_000):
         path.write_text(f'{{"format": 2, "kind": "run", "tree": {{"a": {"[" * levels + "]" * levels}}}}}')
-        with pytest.raises(rf.FileFormatError, match="nested more than 64 levels deep"):
+        with pytest.raises(rf.errors.FileFormatError, match="nested more than 64 levels deep"):
             read_text_tree(path, "run")
 
 
 def test_headers_have_a_limit(path, monkeypatch):
     write_tree(path, "numbers", {"long": "a" * 5000})
     monkeypatch.setattr(codec, "MAX_HEADER_BYTES", 4096)
-    with pytest.raises(rf.FileFormatError, match=r"has a header of 5\d\d\d bytes; at most 4096 are read"):
+    with pytest.raises(rf.errors.FileFormatError, match=r"has a header of 5\d\d\d bytes; at most 4096 are read"):
         read_tree(path, "numbers")
     with pytest.raises(ValueError, match=r"`tree` must have at most 2048 bytes besides tensors\. Got 5"):
         write_tree(path, "numbers", {"long": "a" * 5000})
     path.write_bytes(b" " * 5000)
-    with pytest.raises(rf.FileFormatError, match="has 5000 bytes; at most 4096 are read"):
+    with pytest.raises(rf.errors.FileFormatError, match="has 5000 bytes; at most 4096 are read"):
         read_text_tree(path, "run")
 
 
 def test_files_of_others(path, tmp_path):
     path.write_text("Dear diary")
-    with pytest.raises(rf.FileFormatError, match="is no safetensors file, or only part of one"):
+    with pytest.raises(rf.errors.FileFormatError, match="is no safetensors file, or only part of one"):
         CRF.load(path)
     save_file({"weight": torch.zeros(2)}, path)
-    with pytest.raises(rf.FileFormatError, match="was not written by riskfield"):
+    with pytest.raises(rf.errors.FileFormatError, match="was not written by riskfield"):
         CRF.load(path)
     save_file({"weight": torch.zeros(2)}, path, metadata={"riskfield": "not JSON"})
-    with pytest.raises(rf.FileFormatError, match="is damaged: Expecting value"):
+    with pytest.raises(rf.errors.FileFormatError, match="is damaged: Expecting value"):
         CRF.load(path)
     GridCRF(optimiser=FEW).fit(np.zeros((1, 2, 2, 1)), [[[0, 1], [1, 0]]]).save(path)
-    with pytest.raises(rf.FileFormatError, match=r"must hold a CRF\. It holds GridCRF\."):
+    with pytest.raises(rf.errors.FileFormatError, match=r"must hold a CRF\. It holds GridCRF\."):
         CRF.load(path)
     with pytest.raises(FileNotFoundError, match="No such file"):
         CRF.load(tmp_path / "nowhere")
@@ -334,28 +341,30 @@ def test_files_of_others(path, tmp_path):
 
 def test_a_reader_says_what_may_be_named(path):
     """What an estimator's file may name, a checkpoint's may not."""
-    write_tree(path, "checkpoint", {"loss": rf.L1(), "optimiser": torch.optim.Adam}, SAVED)
-    assert read_tree(path, "checkpoint", SAVED) == {"loss": rf.L1(), "optimiser": torch.optim.Adam}
-    with pytest.raises(rf.FileFormatError, match="a file of this kind may not name 'L1'"):
+    write_tree(path, "checkpoint", {"loss": rf.losses.L1(), "optimiser": torch.optim.Adam}, SAVED)
+    assert read_tree(path, "checkpoint", SAVED) == {"loss": rf.losses.L1(), "optimiser": torch.optim.Adam}
+    with pytest.raises(rf.errors.FileFormatError, match="a file of this kind may not name 'L1'"):
         read_tree(path, "checkpoint")
     with pytest.raises(TypeError, match="`loss` must be made of plain values"):
-        write_tree(path, "checkpoint", {"loss": rf.L1()})
+        write_tree(path, "checkpoint", {"loss": rf.losses.L1()})
 
 
 def test_every_choice_can_be_saved():
     """All that the package exports as a choice for an estimator, but what holds functions."""
     choices = (
-        rf.AbstractAlgorithm,
-        rf.AbstractAdjoint,
-        rf.AbstractLoss,
-        rf.AbstractDecoder,
-        rf.AbstractEntropy,
-        rf.AbstractOptimiser,
+        rf.inference.AbstractAlgorithm,
+        rf.adjoints.AbstractAdjoint,
+        rf.losses.AbstractLoss,
+        rf.decoders.AbstractDecoder,
+        rf.entropy.AbstractEntropy,
+        rf.optim.AbstractOptimiser,
         rf.Inference,
     )
-    exported = [getattr(rf, name) for name in rf.__all__ if isinstance(getattr(rf, name), type)]
+    spaces = [rf, rf.inference, rf.adjoints, rf.losses, rf.decoders, rf.entropy, rf.optim]
+    exported = [getattr(space, name) for space in spaces for name in space.__all__]
+    exported = [kind for kind in exported if isinstance(kind, type)]
     concrete = {kind for kind in exported if issubclass(kind, choices) and not kind.__name__.startswith("Abstract")}
-    assert concrete - set(SAVED.values()) == {rf.ConvexFreeEnergy, rf.Custom}
+    assert concrete - set(SAVED.values()) == {rf.ConvexFreeEnergy, rf.losses.Custom}
 
 
 # -- text -------------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ def draw(count, seed=0):
 
 
 def model(seed=0):
-    made = rf.Generative(GRAPH)
+    made = rf.models.Generative(GRAPH)
     theta = potentials(GRAPH, seed)
     with torch.no_grad():
         made.nodes.copy_(theta[: GRAPH.node_size])
@@ -40,7 +40,14 @@ def test_roles_become_labels_and_evidence():
 
 @pytest.mark.parametrize(
     "loss",
-    [rf.MSE(), rf.L1(), rf.FMeasure(), rf.SurrogateEM(), rf.UnivariateLogistic(), rf.CliqueLogistic()],
+    [
+        rf.losses.MSE(),
+        rf.losses.L1(),
+        rf.losses.FMeasure(),
+        rf.losses.SurrogateEM(),
+        rf.losses.UnivariateLogistic(),
+        rf.losses.CliqueLogistic(),
+    ],
     ids=lambda loss: type(loss).__name__,
 )
 def test_a_batch_of_different_roles_is_its_examples_one_by_one(loss):
@@ -54,7 +61,11 @@ def test_a_batch_of_different_roles_is_its_examples_one_by_one(loss):
         torch.testing.assert_close(getattr(whole, name), sum(getattr(one, name) for one in singles))
 
 
-@pytest.mark.parametrize("loss", [rf.MSE(), rf.L1(rf.SoftArgmax(0.5)), rf.FMeasure(rf.SoftEqualCount(0.5))], ids=str)
+@pytest.mark.parametrize(
+    "loss",
+    [rf.losses.MSE(), rf.losses.L1(rf.decoders.SoftArgmax(0.5)), rf.losses.FMeasure(rf.decoders.SoftEqualCount(0.5))],
+    ids=str,
+)
 def test_gradients_with_different_roles_against_differences(loss):
     objective = Objective(model(), draw(5)[0], loss, BP)
     start, v, step = flat(objective.parameters).detach(), potentials(GRAPH, 7), 1e-6
@@ -74,31 +85,33 @@ def test_training_and_prediction_with_different_roles():
     states = rf.sample(GRAPH, truth, 1, chains=600, seed=0)[:, 0]
     role = torch.stack([torch.randperm(6, generator=torch.Generator().manual_seed(k)) for k in range(600)]) % 3
     examples = rf.Examples.conditional(GRAPH, states, observed=role == 0, outputs=role == 1)
-    trained, train, test = rf.Generative(GRAPH), examples.select(slice(0, 400)), examples.select(slice(400, 600))
-    rf.fit(trained, train, rf.MSE(), BP, optimiser=rf.SMD(gain=5.0, batch_size=20, epochs=8), progress=False)
+    trained, train, test = rf.models.Generative(GRAPH), examples.select(slice(0, 400)), examples.select(slice(400, 600))
+    rf.fit(
+        trained, train, rf.losses.MSE(), BP, optimiser=rf.optim.SMD(gain=5.0, batch_size=20, epochs=8), progress=False
+    )
     errors = []
-    for one in (trained, rf.Generative(GRAPH)):
+    for one in (trained, rf.models.Generative(GRAPH)):
         (predicted,) = rf.predict(one, test, BP)
         assert torch.equal(predicted[test.evidence >= 0], test.evidence[test.evidence >= 0])
-        errors.append(rf.error_rate(predicted, test.labels))
-    best = rf.decode(GRAPH, truth.expand(200, -1), rf.Inference(rf.Exact()), evidence=test.evidence)
-    assert errors[0] < rf.error_rate(best, test.labels) + 0.04 < errors[1] - 0.1
+        errors.append(rf.metrics.error_rate(predicted, test.labels))
+    best = rf.decoders.decode(GRAPH, truth.expand(200, -1), rf.Inference(rf.Exact()), evidence=test.evidence)
+    assert errors[0] < rf.metrics.error_rate(best, test.labels) + 0.04 < errors[1] - 0.1
 
 
 def test_predictions_are_the_same_in_chunks_and_one_by_one():
     examples, states, role = draw(7)
-    for decoder in (None, rf.EqualCount()):
+    for decoder in (None, rf.decoders.EqualCount()):
         (whole,) = rf.predict(model(), examples, BP, decoder)
         (chunks,) = rf.predict(model(), examples, BP, decoder, chunk_size=2)
         assert torch.equal(whole, chunks)
         for k in range(7):
             theta = model()(GRAPH).detach()
-            alone = rf.decode(GRAPH, theta, BP, decoder, evidence=examples.evidence[k], mask=role[k] == 1)
+            alone = rf.decoders.decode(GRAPH, theta, BP, decoder, evidence=examples.evidence[k], mask=role[k] == 1)
             assert torch.equal(whole[k], alone)
     # What is hidden has no say in how many of the two asked for are 1.
     assert whole[role == 1].reshape(7, 2).sum(-1).tolist() == [1] * 7
     unknown = rf.Examples.conditional(GRAPH, torch.where(role == 0, states, -1), observed=role == 0, outputs=role == 1)
-    assert torch.equal(rf.predict(model(), unknown, BP, rf.EqualCount())[0], whole)
+    assert torch.equal(rf.predict(model(), unknown, BP, rf.decoders.EqualCount())[0], whole)
     without = rf.Examples(GRAPH, torch.full((7, 6), -1), evidence=examples.evidence)
     assert torch.equal(without.asked, role != 0)
 
@@ -132,13 +145,15 @@ def linear():
     return made
 
 
-@pytest.mark.parametrize("loss", [rf.MSE(), rf.UnivariateLogistic(), rf.SurrogateEM()], ids=lambda x: type(x).__name__)
+@pytest.mark.parametrize(
+    "loss", [rf.losses.MSE(), rf.losses.UnivariateLogistic(), rf.losses.SurrogateEM()], ids=lambda x: type(x).__name__
+)
 def test_graphs_side_by_side_are_the_same_as_one_by_one(loss):
-    together = Objective(linear(), rf.join(parts()), loss, BP)(None)
+    together = Objective(linear(), rf.learning.join(parts()), loss, BP)(None)
     apart = Objective(linear(), parts(), loss, BP)(None)
     assert together.value == pytest.approx(apart.value)
     torch.testing.assert_close(together.gradient, apart.gradient)
-    (predicted,) = rf.predict(linear(), rf.join(parts()), BP)
+    (predicted,) = rf.predict(linear(), rf.learning.join(parts()), BP)
     assert torch.equal(predicted, torch.cat(rf.predict(linear(), parts(), BP), 1))
 
 
@@ -147,23 +162,27 @@ def zeros(graph):
 
 
 def test_join_keeps_roles():
-    whole = rf.join(parts())
+    whole = rf.learning.join(parts())
     assert torch.equal(whole.asked, torch.cat([part.asked for part in parts()], 1))
     assert (whole.evidence >= 0).sum() == 2
-    assert rf.join(parts(roles=False)).evidence.eq(-1).all()
+    assert rf.learning.join(parts(roles=False)).evidence.eq(-1).all()
 
 
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: rf.join([]), ValueError, "`parts` must hold at least one part"),
-        (lambda: rf.join([draw(2)[0]]), ValueError, "`parts` must have one example each, without `weights`"),
+        (lambda: rf.learning.join([]), ValueError, "`parts` must hold at least one part"),
+        (lambda: rf.learning.join([draw(2)[0]]), ValueError, "`parts` must have one example each, without `weights`"),
         (
-            lambda: rf.join([*parts(), rf.Examples(rf.chain(2, 3), torch.zeros(1, 2).long())]),
+            lambda: rf.learning.join([*parts(), rf.Examples(rf.chain(2, 3), torch.zeros(1, 2).long())]),
             ValueError,
             "of one number",
         ),
-        (lambda: rf.join([rf.Examples(rf.chain(4, 2, tied=True), torch.zeros(1, 4).long())]), ValueError, "none tied"),
+        (
+            lambda: rf.learning.join([rf.Examples(rf.chain(4, 2, tied=True), torch.zeros(1, 4).long())]),
+            ValueError,
+            "none tied",
+        ),
         (
             lambda: rf.Examples.conditional(
                 GRAPH, torch.zeros(2, 6).long(), observed=torch.ones(6).bool(), outputs=torch.ones(6).bool()
@@ -196,7 +215,7 @@ def test_join_refuses_factors_of_several_types():
     inputs = {"nodes": torch.zeros(1, 6, 1), "horizontal": torch.zeros(1, 4, 1), "vertical": torch.zeros(1, 3, 1)}
     part = rf.Examples(rf.grid(2, 3, 2), torch.zeros(1, 6, dtype=torch.int64), inputs)
     with pytest.raises(ValueError, match=r"in one tensor\. Got horizontal, vertical"):
-        rf.join([part, part])
+        rf.learning.join([part, part])
 
 
 @pytest.mark.parametrize("num_states", [1, 0, 2.0, True])

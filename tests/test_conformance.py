@@ -21,7 +21,7 @@ orders = seeds.map(np.random.default_rng)
 
 def solve(case, graph, theta, kernels, stop=FEW, order=None, **options):
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", rf.ConvergenceWarning)
+        warnings.simplefilter("ignore", rf.errors.ConvergenceWarning)
         return rf.infer(graph, theta, case.make(graph, order), stop=stop, kernels=kernels, **options)
 
 
@@ -40,8 +40,8 @@ def test_native_equals_torch(case, native, graph, seed, kind):
     theta = potentials(graph, seed, kind, 3)
     try:
         reference = solve(case, graph, theta, "torch")
-    except rf.ImpossibleEvidenceError:
-        with pytest.raises(rf.ImpossibleEvidenceError):
+    except rf.errors.ImpossibleEvidenceError:
+        with pytest.raises(rf.errors.ImpossibleEvidenceError):
             solve(case, graph, theta, native)
         return
     solution = solve(case, graph, theta, native)
@@ -171,7 +171,7 @@ def test_relabelling_permutes_the_answer(case, kernels, graph, seed, kind):
     order = np.random.default_rng(seed).permutation(graph.num_variables)
     try:
         solution = solve(case, graph, theta, kernels, order=tuple(order.tolist()))
-    except rf.ImpossibleEvidenceError:
+    except rf.errors.ImpossibleEvidenceError:
         assert case.name == "mean-field"  # no product distribution meets the constraints
         return
     renamed = solve(case, other, translate(theta, False), kernels, order=tuple(name[order].tolist()))
@@ -215,7 +215,7 @@ def test_warm_starts_reach_the_fixed_point_of_the_new_theta(case, kernels, graph
     stop = rf.Stop(sweeps=1000, tol=1e-12)
     try:
         earlier = solve(case, graph, potentials(graph, seed + 1, before), kernels, rf.Stop(30, tol=None))
-    except rf.ImpossibleEvidenceError:
+    except rf.errors.ImpossibleEvidenceError:
         return
     cold = solve(case, graph, theta, kernels, stop)
     warm = solve(case, graph, theta, kernels, stop, messages=earlier.messages)

@@ -85,7 +85,7 @@ def test_the_residual_is_the_undamped_change(kernels):
 
 
 def test_running_out_of_sweeps_is_reported(kernels, model):
-    with pytest.warns(rf.ConvergenceWarning, match=r"still change by .* after 2 sweeps; the tolerance is 1e-09"):
+    with pytest.warns(rf.errors.ConvergenceWarning, match=r"still change by .* after 2 sweeps; the tolerance is 1e-09"):
         solution = rf.infer(*model, TREE_REWEIGHTED, stop=rf.Stop(2, 1e-9), kernels=kernels)
     assert not solution.converged
     assert solution.sweeps == 2
@@ -95,7 +95,7 @@ def test_running_out_of_sweeps_is_reported(kernels, model):
 def test_the_warning_counts_batch_items(kernels, model):
     graph, theta = model
     batch = torch.stack([theta, 1e-12 * theta, theta])
-    with pytest.warns(rf.ConvergenceWarning, match="for 2 of 3 batch items"):
+    with pytest.warns(rf.errors.ConvergenceWarning, match="for 2 of 3 batch items"):
         solution = rf.infer(graph, batch, TREE_REWEIGHTED, stop=rf.Stop(3, 1e-9), kernels=kernels)
     assert solution.converged.tolist() == [False, True, False]
 

@@ -15,13 +15,13 @@ MIXED = rf.FactorGraph([2, 3, 2, 1, 2], [(0, 1), (1, 2), (2, 0), (0, 1, 2), (3, 
 LOOP = rf.FactorGraph([2, 2, 2], [(0, 1), (1, 2), (2, 0)])
 TIGHT = rf.Stop(sweeps=100, tol=1e-12)
 
-CUBE = rf.ConvexFunction(lambda b: b**3, lambda b: 3 * b**2, lambda b: 6 * b)
+CUBE = rf.inference.ConvexFunction(lambda b: b**3, lambda b: 3 * b**2, lambda b: 6 * b)
 ENERGIES = {
-    "entropy": [rf.NEGATIVE_ENTROPY],
-    "log": [rf.NEGATIVE_LOG],
-    "square": [rf.SQUARE],
-    "entropy and square": [rf.NEGATIVE_ENTROPY, rf.SQUARE],
-    "all, and one's own": [rf.NEGATIVE_ENTROPY, rf.NEGATIVE_LOG, rf.SQUARE, CUBE],
+    "entropy": [rf.inference.NEGATIVE_ENTROPY],
+    "log": [rf.inference.NEGATIVE_LOG],
+    "square": [rf.inference.SQUARE],
+    "entropy and square": [rf.inference.NEGATIVE_ENTROPY, rf.inference.SQUARE],
+    "all, and one's own": [rf.inference.NEGATIVE_ENTROPY, rf.inference.NEGATIVE_LOG, rf.inference.SQUARE, CUBE],
 }
 NAMED = pytest.mark.parametrize("name", ENERGIES)
 
@@ -34,7 +34,7 @@ def random_weights(graph, functions, seed, *batch):
 def energy(graph, name, seed=0, weights=None):
     functions = ENERGIES[name]
     weights = random_weights(graph, functions, seed) if weights is None else weights
-    return rf.ConvexFreeEnergy([rf.Term(f, w) for f, w in zip(functions, weights, strict=True)])
+    return rf.ConvexFreeEnergy([rf.inference.Term(f, w) for f, w in zip(functions, weights, strict=True)])
 
 
 def constraints(graph):
@@ -135,7 +135,7 @@ def test_strong_potentials_and_small_weights_converge(scale, weight):
     graph = rf.grid(6, 6, 3)
     theta = scale * potentials(graph, 1)
     weights = weight * random_weights(graph, [0], 1)[0]
-    algorithm = rf.ConvexFreeEnergy([rf.Term(rf.NEGATIVE_ENTROPY, weights)])
+    algorithm = rf.ConvexFreeEnergy([rf.inference.Term(rf.inference.NEGATIVE_ENTROPY, weights)])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         solution = rf.infer(graph, theta, algorithm, stop=rf.Stop(60, 1e-9))
@@ -161,7 +161,7 @@ def test_impossible_states_and_evidence():
 def test_a_contradiction_is_an_error():
     theta = LOOP.zeros()
     LOOP.factor(theta, 0)[0] = -torch.inf  # variable 0 is not in state 0
-    with pytest.raises(rf.ImpossibleEvidenceError):
+    with pytest.raises(rf.errors.ImpossibleEvidenceError):
         rf.infer(LOOP, theta, energy(LOOP, "entropy"), evidence={0: 0})
 
 
@@ -185,7 +185,7 @@ def test_counting_numbers_are_message_passing(graph, entropy):
     theta = 0.5 * potentials(graph, 5)
     stop = rf.Stop(5000, 1e-13)
     expected = rf.infer(graph, theta, rf.MessagePassing(entropy), stop=stop)
-    algorithm = rf.ConvexFreeEnergy([rf.Term(rf.NEGATIVE_ENTROPY, weights_of(graph, entropy))])
+    algorithm = rf.ConvexFreeEnergy([rf.inference.Term(rf.inference.NEGATIVE_ENTROPY, weights_of(graph, entropy))])
     solution = rf.infer(graph, theta, algorithm, stop=stop)
     torch.testing.assert_close(solution.mu, expected.mu, rtol=0, atol=1e-12)
     torch.testing.assert_close(solution.log_partition, expected.log_partition)
@@ -200,7 +200,9 @@ def test_the_interior_point_method_agrees_with_message_passing():
     expected = rf.infer(graph, theta, rf.MessagePassing(entropy), stop=rf.Stop(5000, 1e-14))
     weights = weights_of(graph, entropy)
     weights[0] *= 1 + 1e-15
-    solution = rf.infer(graph, theta, rf.ConvexFreeEnergy([rf.Term(rf.NEGATIVE_ENTROPY, weights)]), stop=TIGHT)
+    solution = rf.infer(
+        graph, theta, rf.ConvexFreeEnergy([rf.inference.Term(rf.inference.NEGATIVE_ENTROPY, weights)]), stop=TIGHT
+    )
     assert solution.sweeps < 20
     torch.testing.assert_close(solution.mu, expected.mu, rtol=1e-8, atol=1e-10)
     torch.testing.assert_close(solution.log_partition, expected.log_partition)
@@ -210,7 +212,7 @@ def test_the_interior_point_method_agrees_with_message_passing():
 
 
 @NAMED
-@pytest.mark.parametrize("solver", [rf.Direct(), rf.Minres()], ids=["direct", "minres"])
+@pytest.mark.parametrize("solver", [rf.adjoints.Direct(), rf.adjoints.Minres()], ids=["direct", "minres"])
 @pytest.mark.parametrize("graph", [MIXED, LOOP], ids=["mixed", "loop"])
 def test_gradients_in_theta_and_all_weights(name, solver, graph):
     """Univariate and clique logistic losses, and a quadratic; the log-partition value too."""
@@ -302,7 +304,7 @@ def test_gradients_of_counting_numbers():
     theta, direction = potentials(graph, 13), potentials(graph, 14)
     weights = weights_of(graph, rf.TRW(0.5))
     leaf = weights.clone().requires_grad_()
-    algorithm = rf.ConvexFreeEnergy([rf.Term(rf.NEGATIVE_ENTROPY, leaf)])
+    algorithm = rf.ConvexFreeEnergy([rf.inference.Term(rf.inference.NEGATIVE_ENTROPY, leaf)])
     mu = rf.infer(graph, theta, algorithm, stop=rf.Stop(5000, 1e-13), adjoint=rf.KKT()).mu
     (found,) = torch.autograd.grad(direction @ mu, leaf)
     counting = rf.TRW(0.5).counting(graph)
@@ -318,11 +320,11 @@ def test_gradients_of_counting_numbers():
 
 def test_a_belief_about_to_leave_zero_is_reported():
     graph = rf.FactorGraph([2])
-    algorithm = rf.ConvexFreeEnergy([rf.Term(rf.SQUARE)])
+    algorithm = rf.ConvexFreeEnergy([rf.inference.Term(rf.inference.SQUARE)])
     theta = torch.tensor([0.0, -2.0], dtype=torch.float64, requires_grad=True)  # b = (1, 0), and its multiplier 0
     mu = rf.infer(graph, theta, algorithm, stop=rf.Stop(100, 1e-8), adjoint=rf.KKT()).mu
     torch.testing.assert_close(mu.detach(), torch.tensor([1.0, 0.0], dtype=torch.float64), rtol=0, atol=1e-7)
-    with pytest.warns(rf.AdjointWarning, match="about to leave it"):
+    with pytest.warns(rf.errors.AdjointWarning, match="about to leave it"):
         mu[0].backward()
 
 
@@ -332,7 +334,7 @@ def test_weights_stay_positive_while_they_are_learned():
     optimiser = torch.optim.SGD([raw], lr=50.0)
     values = []
     for _ in range(5):
-        algorithm = rf.ConvexFreeEnergy([rf.Term.from_log(rf.NEGATIVE_ENTROPY, raw)])
+        algorithm = rf.ConvexFreeEnergy([rf.inference.Term.from_log(rf.inference.NEGATIVE_ENTROPY, raw)])
         mu = rf.infer(graph, 2 * potentials(graph, 15), algorithm, stop=rf.Stop(200, 1e-10), adjoint=rf.KKT()).mu
         loss = -graph.node_views(mu)[0][:, 1].log().mean()
         optimiser.zero_grad()
@@ -403,7 +405,7 @@ def test_messages_go_on_where_weights_become_counting_numbers_or_cease_to_be():
     graph = rf.grid(3, 3, 2)
     theta = potentials(graph, 20)
     weights = random_weights(graph, [0], 20)[0]
-    plain, varied = (rf.ConvexFreeEnergy([rf.Term(rf.NEGATIVE_ENTROPY, w)]) for w in (1.0, weights))
+    plain, varied = (rf.ConvexFreeEnergy([rf.inference.Term(rf.inference.NEGATIVE_ENTROPY, w)]) for w in (1.0, weights))
     first = rf.infer(graph, theta, plain)
     second = rf.infer(graph, theta, varied, stop=TIGHT, messages=first.messages)
     third = rf.infer(graph, theta, plain, messages=second.messages)
@@ -436,7 +438,7 @@ def test_the_gradients_of_a_picture():
     none = torch.zeros_like(at[0])
 
     def loss(theta, weights):
-        algorithm = rf.ConvexFreeEnergy([rf.Term(rf.NEGATIVE_ENTROPY, weights)])
+        algorithm = rf.ConvexFreeEnergy([rf.inference.Term(rf.inference.NEGATIVE_ENTROPY, weights)])
         mu = rf.infer(graph, theta, algorithm, stop=TIGHT, adjoint=rf.KKT()).mu
         return -graph.node_views(mu)[0][:, 0].log().sum()
 
@@ -453,7 +455,7 @@ def test_the_gradients_of_a_picture():
 
 def refuse(match, error=ValueError, graph=LOOP, theta=None, stop=None, adjoint=None, **options):
     def attempt():
-        algorithm = rf.ConvexFreeEnergy([rf.Term(**options)])
+        algorithm = rf.ConvexFreeEnergy([rf.inference.Term(**options)])
         rf.infer(graph, graph.zeros() if theta is None else theta, algorithm, stop=stop, adjoint=adjoint)
 
     with pytest.raises(error, match=match):
@@ -466,39 +468,39 @@ def test_weights_that_do_not_fit_are_refused():
     negative[4] = -0.1
     refuse(
         r"`weight` of terms\[0\] must not be negative.* Got -0.1 at \(4,\)",
-        function=rf.NEGATIVE_ENTROPY,
+        function=rf.inference.NEGATIVE_ENTROPY,
         weight=negative,
     )
-    refuse("must not be negative", function=rf.SQUARE, weight=-1.0)
-    refuse("must not be negative", function=rf.NEGATIVE_ENTROPY, weight=-1.0)
-    refuse(r"`weight` .* shape \(\*batch, 18\), .* Got \(5,\)", function=rf.SQUARE, weight=torch.ones(5))
-    refuse("`weight` must be finite. Got nan", function=rf.SQUARE, weight=float("nan"))
-    refuse("strictly convex function with a weight above 0", function=rf.SQUARE, weight=0.0)
+    refuse("must not be negative", function=rf.inference.SQUARE, weight=-1.0)
+    refuse("must not be negative", function=rf.inference.NEGATIVE_ENTROPY, weight=-1.0)
+    refuse(r"`weight` .* shape \(\*batch, 18\), .* Got \(5,\)", function=rf.inference.SQUARE, weight=torch.ones(5))
+    refuse("`weight` must be finite. Got nan", function=rf.inference.SQUARE, weight=float("nan"))
+    refuse("strictly convex function with a weight above 0", function=rf.inference.SQUARE, weight=0.0)
     batch = varied.expand(3, -1)
     for shape in ((), (2,), (3, 5)):
-        refuse("batch shape", function=rf.SQUARE, weight=batch, theta=LOOP.zeros(*shape))
-    refuse("`weight` must be a number or a tensor", TypeError, function=rf.SQUARE, weight="1")
+        refuse("batch shape", function=rf.inference.SQUARE, weight=batch, theta=LOOP.zeros(*shape))
+    refuse("`weight` must be a number or a tensor", TypeError, function=rf.inference.SQUARE, weight="1")
     refuse("`function` must be a ConvexFunction", TypeError, function=torch.exp)
     with pytest.raises(ValueError, match="`terms` must hold at least one"):
         rf.ConvexFreeEnergy([])
     with pytest.raises(TypeError, match=r"`terms\[0\]` must be a Term"):
-        rf.ConvexFreeEnergy([rf.SQUARE])
+        rf.ConvexFreeEnergy([rf.inference.SQUARE])
 
 
 def test_functions_that_are_not_convex_are_refused():
     with pytest.raises(ValueError, match="`curvature` must not be negative"):
-        rf.ConvexFunction(torch.log, torch.reciprocal, lambda b: -(b**-2))
+        rf.inference.ConvexFunction(torch.log, torch.reciprocal, lambda b: -(b**-2))
     with pytest.raises(ValueError, match="`slope` must give a finite number"):
-        rf.ConvexFunction(torch.square, lambda b: b * torch.nan, torch.ones_like)
+        rf.inference.ConvexFunction(torch.square, lambda b: b * torch.nan, torch.ones_like)
     with pytest.raises(TypeError, match="`value` must be a function"):
-        rf.ConvexFunction(1.0, torch.square, torch.square)
+        rf.inference.ConvexFunction(1.0, torch.square, torch.square)
 
 
 @pytest.mark.parametrize("adjoint", [rf.Unroll(), None, rf.FixedPoint()])
 def test_other_adjoints_name_the_alternative(adjoint):
     varied = torch.linspace(0.5, 1, LOOP.mu_size, dtype=torch.float64)
     name = "FixedPoint" if isinstance(adjoint, rf.FixedPoint) else "Unroll"
-    options = {"function": rf.NEGATIVE_ENTROPY, "adjoint": adjoint}
+    options = {"function": rf.inference.NEGATIVE_ENTROPY, "adjoint": adjoint}
     match = f"`{name}`.* ConvexFreeEnergy.* Use `KKT` or `Perturb`"
     refuse(match, weight=varied, theta=LOOP.zeros().requires_grad_(), **options)
     refuse(match, weight=varied.clone().requires_grad_(), **options)
@@ -508,36 +510,36 @@ def test_other_adjoints_name_the_alternative(adjoint):
 def test_weights_have_gradients_by_kkt_only(adjoint):
     varied = torch.linspace(0.5, 1, LOOP.mu_size, dtype=torch.float64).requires_grad_()
     match = f"`{type(adjoint).__name__}` sends gradients to theta only.* Use `KKT`"
-    refuse(match, function=rf.NEGATIVE_ENTROPY, weight=varied, adjoint=adjoint)
+    refuse(match, function=rf.inference.NEGATIVE_ENTROPY, weight=varied, adjoint=adjoint)
 
 
 @pytest.mark.parametrize("adjoint", [rf.Perturb(), rf.KKT()])
 def test_truncated_runs_have_no_gradient(adjoint):
     name = type(adjoint).__name__
-    refuse(f"`{name}` needs a run to convergence", function=rf.SQUARE, stop=rf.Stop(5, None), adjoint=adjoint)
+    refuse(f"`{name}` needs a run to convergence", function=rf.inference.SQUARE, stop=rf.Stop(5, None), adjoint=adjoint)
 
 
 def test_the_solver_is_a_choice():
-    theta, terms = potentials(LOOP, 23), [rf.Term(rf.NEGATIVE_ENTROPY)]
+    theta, terms = potentials(LOOP, 23), [rf.inference.Term(rf.inference.NEGATIVE_ENTROPY)]
     runs = {
         solver: rf.infer(LOOP, theta, rf.ConvexFreeEnergy(terms, solver), stop=rf.Stop(tol=1e-8))
-        for solver in (None, rf.SumProduct(), rf.InteriorPoint())
+        for solver in (None, rf.inference.SumProduct(), rf.inference.InteriorPoint())
     }
-    assert torch.equal(runs[None].mu, runs[rf.SumProduct()].mu)
-    torch.testing.assert_close(runs[rf.InteriorPoint()].mu, runs[None].mu, rtol=0, atol=1e-6)
-    assert runs[rf.InteriorPoint()].sweeps != runs[None].sweeps
+    assert torch.equal(runs[None].mu, runs[rf.inference.SumProduct()].mu)
+    torch.testing.assert_close(runs[rf.inference.InteriorPoint()].mu, runs[None].mu, rtol=0, atol=1e-6)
+    assert runs[rf.inference.InteriorPoint()].sweeps != runs[None].sweeps
     with pytest.raises(ValueError, match=r"`solver=SumProduct\(\)` needs weights .* counting numbers.* `InteriorPoint"):
-        rf.infer(LOOP, theta, rf.ConvexFreeEnergy([rf.Term(rf.SQUARE)], rf.SumProduct()))
+        rf.infer(LOOP, theta, rf.ConvexFreeEnergy([rf.inference.Term(rf.inference.SQUARE)], rf.inference.SumProduct()))
     with pytest.raises(TypeError, match=r"`solver` must be `InteriorPoint\(\)`, `SumProduct\(\)` or None. Got True"):
         rf.ConvexFreeEnergy(terms, True)
 
 
-@pytest.mark.parametrize("solver", [rf.SumProduct(), rf.InteriorPoint()])
+@pytest.mark.parametrize("solver", [rf.inference.SumProduct(), rf.inference.InteriorPoint()])
 def test_too_few_sweeps_are_reported(solver):
     """With advice that holds whichever ran."""
-    algorithm = rf.ConvexFreeEnergy([rf.Term(rf.NEGATIVE_ENTROPY)], solver)
-    assert (algorithm.counting_numbers(LOOP) is not None) == (solver == rf.SumProduct())
-    with pytest.warns(rf.ConvergenceWarning, match=r"after 3 sweeps; .* Allow more sweeps\.") as caught:
+    algorithm = rf.ConvexFreeEnergy([rf.inference.Term(rf.inference.NEGATIVE_ENTROPY)], solver)
+    assert (algorithm.counting_numbers(LOOP) is not None) == (solver == rf.inference.SumProduct())
+    with pytest.warns(rf.errors.ConvergenceWarning, match=r"after 3 sweeps; .* Allow more sweeps\.") as caught:
         solution = rf.infer(LOOP, potentials(LOOP, 23), algorithm, stop=rf.Stop(3, 1e-10))
     assert not solution.converged
     assert solution.residual > 1e-10
@@ -559,7 +561,7 @@ def test_second_derivatives_are_refused():
     theta = potentials(LOOP, 24).requires_grad_()
     mu = rf.infer(LOOP, theta, energy(LOOP, "entropy"), stop=TIGHT, adjoint=rf.KKT()).mu
     (first,) = torch.autograd.grad((mu**2).sum(), theta, create_graph=True)
-    with pytest.raises(rf.AdjointError, match=r"has first derivatives only\.$"):
+    with pytest.raises(rf.errors.AdjointError, match=r"has first derivatives only\.$"):
         first.sum().backward()
 
 
@@ -567,6 +569,10 @@ def test_a_gradient_that_is_not_found_is_an_error():
     """And not one that `Unroll` could mend."""
     graph = rf.grid(4, 4, 2)
     theta = potentials(graph, 0).requires_grad_()
-    mu = rf.infer(graph, theta, energy(graph, "entropy"), stop=TIGHT, adjoint=rf.KKT(rf.Minres(max_steps=3))).mu
-    with pytest.raises(rf.AdjointError, match=r"relative residual of .* give all configurations more NEGATIVE_ENTROPY"):
+    mu = rf.infer(
+        graph, theta, energy(graph, "entropy"), stop=TIGHT, adjoint=rf.KKT(rf.adjoints.Minres(max_steps=3))
+    ).mu
+    with pytest.raises(
+        rf.errors.AdjointError, match=r"relative residual of .* give all configurations more NEGATIVE_ENTROPY"
+    ):
         (mu**2).sum().backward()

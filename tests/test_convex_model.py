@@ -8,7 +8,7 @@ from strategies import potentials
 
 GRAPH = rf.grid(4, 4, 2)
 STOP = rf.Stop(200, 1e-11)
-FREE_ENERGY = rf.Inference(rf.ConvexFreeEnergy(solver=rf.InteriorPoint()), STOP, rf.KKT())
+FREE_ENERGY = rf.Inference(rf.ConvexFreeEnergy(solver=rf.inference.InteriorPoint()), STOP, rf.KKT())
 
 
 def inputs(noisy):
@@ -28,8 +28,8 @@ def stripes(count, seed=0):
     return rf.Examples(GRAPH, labels, inputs(torch.where(flipped, 1 - labels, labels)))
 
 
-def convex_model(functions=(rf.NEGATIVE_ENTROPY,)):
-    return rf.ConvexModel(rf.LinearModel(2, 2, 4), {f: rf.LinearModel(2, 2, 4) for f in functions})
+def convex_model(functions=(rf.inference.NEGATIVE_ENTROPY,)):
+    return rf.models.ConvexModel(rf.LinearModel(2, 2, 4), {f: rf.LinearModel(2, 2, 4) for f in functions})
 
 
 def randomise(model, size=0.5):
@@ -39,11 +39,13 @@ def randomise(model, size=0.5):
     return model
 
 
-@pytest.mark.parametrize("loss", [rf.UnivariateLogistic(), rf.UnivariateQuadratic(), rf.CliqueLogistic()])
+@pytest.mark.parametrize(
+    "loss", [rf.losses.UnivariateLogistic(), rf.losses.UnivariateQuadratic(), rf.losses.CliqueLogistic()]
+)
 def test_the_gradient_of_the_risk_in_all_parameters(loss):
     from riskfield.learning.objective import Objective, assign, flat
 
-    model = randomise(convex_model((rf.NEGATIVE_ENTROPY, rf.SQUARE)))
+    model = randomise(convex_model((rf.inference.NEGATIVE_ENTROPY, rf.inference.SQUARE)))
     objective = Objective(model, stripes(3), loss, FREE_ENERGY)
     parameters = list(model.parameters())
     here = flat(parameters).detach()
@@ -59,15 +61,27 @@ def test_the_gradient_of_the_risk_in_all_parameters(loss):
 def test_weights_are_held_first_and_then_learned():
     model, examples = convex_model(), stripes(6)
     model.log_weights.requires_grad_(False)
-    optimiser = rf.LBFGS(iterations=8)
+    optimiser = rf.optim.LBFGS(iterations=8)
     held = rf.fit(
-        model, examples, rf.UnivariateQuadratic(), FREE_ENERGY, warm_start=True, optimiser=optimiser, progress=False
+        model,
+        examples,
+        rf.losses.UnivariateQuadratic(),
+        FREE_ENERGY,
+        warm_start=True,
+        optimiser=optimiser,
+        progress=False,
     )
     (term,) = model.terms(GRAPH, examples.inputs)
     assert (term.weight == 1).all()
     model.log_weights.requires_grad_(True)
     free = rf.fit(
-        model, examples, rf.UnivariateQuadratic(), FREE_ENERGY, warm_start=True, optimiser=optimiser, progress=False
+        model,
+        examples,
+        rf.losses.UnivariateQuadratic(),
+        FREE_ENERGY,
+        warm_start=True,
+        optimiser=optimiser,
+        progress=False,
     )
     assert free.best.risk < held.best.risk < held.history[0].risk
     (term,) = model.terms(GRAPH, examples.inputs)
@@ -83,15 +97,15 @@ def test_weights_are_held_first_and_then_learned():
 @torch.no_grad()
 def test_inference_of_a_model():
     model, examples = randomise(convex_model()), stripes(2)
-    inference = rf.inference_of(model, rf.Inference(rf.ConvexFreeEnergy(), STOP), GRAPH, examples.inputs)
+    inference = rf.models.inference_of(model, rf.Inference(rf.ConvexFreeEnergy(), STOP), GRAPH, examples.inputs)
     mu = inference(GRAPH, model(GRAPH, examples.inputs)).mu
     weights = model.terms(GRAPH, examples.inputs)[0].weight
-    energy = rf.ConvexFreeEnergy([rf.Term(rf.NEGATIVE_ENTROPY, weights)])
+    energy = rf.ConvexFreeEnergy([rf.inference.Term(rf.inference.NEGATIVE_ENTROPY, weights)])
     expected = rf.infer(GRAPH, model(GRAPH, examples.inputs), energy, stop=STOP).mu
     assert torch.equal(mu, expected)
     plain = rf.Inference(rf.MessagePassing())
-    assert rf.inference_of(model.theta, plain, GRAPH, examples.inputs) is plain
-    assert rf.inference_of(model, None, GRAPH) is None
+    assert rf.models.inference_of(model.theta, plain, GRAPH, examples.inputs) is plain
+    assert rf.models.inference_of(model, None, GRAPH) is None
 
 
 def test_validation_and_prediction_use_the_learned_weights():
@@ -99,9 +113,9 @@ def test_validation_and_prediction_use_the_learned_weights():
     result = rf.fit(
         model,
         examples,
-        rf.UnivariateLogistic(),
+        rf.losses.UnivariateLogistic(),
         FREE_ENERGY,
-        optimiser=rf.LBFGS(iterations=3),
+        optimiser=rf.optim.LBFGS(iterations=3),
         validation=stripes(4, seed=1),
         progress=False,
     )
@@ -110,20 +124,20 @@ def test_validation_and_prediction_use_the_learned_weights():
 
 def test_what_is_refused():
     with pytest.raises(TypeError, match="`log_weights` must have a torch module for each ConvexFunction"):
-        rf.ConvexModel(rf.LinearModel(2, 2, 4), {torch.exp: rf.LinearModel(2, 2, 4)})
+        rf.models.ConvexModel(rf.LinearModel(2, 2, 4), {torch.exp: rf.LinearModel(2, 2, 4)})
     with pytest.raises(ValueError, match="`log_weights` must have at least one function"):
-        rf.ConvexModel(rf.LinearModel(2, 2, 4), {})
+        rf.models.ConvexModel(rf.LinearModel(2, 2, 4), {})
     with pytest.raises(ValueError, match=r"`inference` must run ConvexFreeEnergy\(\).* Got MessagePassing"):
-        rf.fit(convex_model(), stripes(1), rf.UnivariateLogistic(), rf.Inference(), progress=False)
+        rf.fit(convex_model(), stripes(1), rf.losses.UnivariateLogistic(), rf.Inference(), progress=False)
 
 
 def test_equal_weights_of_a_batch_are_counting_numbers():
     theta = potentials(GRAPH, 0, "mild", 3)
     weights = torch.ones(3, GRAPH.mu_size, dtype=torch.float64)
     plain = rf.infer(GRAPH, theta, rf.ConvexFreeEnergy(), stop=STOP)
-    energy = rf.ConvexFreeEnergy([rf.Term(rf.NEGATIVE_ENTROPY, weights)])
+    energy = rf.ConvexFreeEnergy([rf.inference.Term(rf.inference.NEGATIVE_ENTROPY, weights)])
     assert torch.equal(rf.infer(GRAPH, theta, energy, stop=STOP).mu, plain.mu)
-    interior = rf.infer(GRAPH, theta, rf.ConvexFreeEnergy(solver=rf.InteriorPoint()), stop=STOP)
+    interior = rf.infer(GRAPH, theta, rf.ConvexFreeEnergy(solver=rf.inference.InteriorPoint()), stop=STOP)
     torch.testing.assert_close(interior.mu, plain.mu, rtol=0, atol=1e-9)
     weights[1] *= 2
     assert energy.counting_numbers(GRAPH) is None
@@ -131,7 +145,9 @@ def test_equal_weights_of_a_batch_are_counting_numbers():
 
 def test_predictions_use_the_learned_weights():
     graph = rf.chain(2, num_states=2)
-    model = rf.ConvexModel(rf.Generative(graph), {rf.NEGATIVE_ENTROPY: rf.Generative(graph)})
+    model = rf.models.ConvexModel(
+        rf.models.Generative(graph), {rf.inference.NEGATIVE_ENTROPY: rf.models.Generative(graph)}
+    )
     with torch.no_grad():
         model.theta.nodes += torch.tensor([0.0, 0.3, 0.0, 0.3])
     unknown = rf.Examples(graph, torch.full((1, 2), -1))

@@ -51,7 +51,7 @@ def predictions(model, blocks):
         best = rf.infer(block.graph, theta, rf.MaxProduct()).mode()
         right, total = right + int((best == block.labels).sum()), total + best.numel()
         log_likelihood -= float(
-            rf.SurrogateLikelihood()(block.graph, theta, block.labels, rf.Inference(rf.Exact())).sum()
+            rf.losses.SurrogateLikelihood()(block.graph, theta, block.labels, rf.Inference(rf.Exact())).sum()
         )
     return right / total, log_likelihood
 
@@ -80,21 +80,21 @@ def test_exact_likelihood_is_that_of_crfsuite():
         their_likelihood[name] = total
 
     node = torch.nn.Linear(FEATURES, STATES, bias=False, dtype=torch.float64)
-    model = rf.Conditional(node, rf.Tables(1, STATES, STATES))
+    model = rf.Conditional(node, rf.models.Tables(1, STATES, STATES))
     torch.nn.init.zeros_(node.weight)
     result = rf.fit(
         model,
         as_examples(train),
-        rf.SurrogateLikelihood(),
+        rf.losses.SurrogateLikelihood(),
         rf.Inference(rf.Exact()),
         ridge=RIDGE,
         per_variable=False,
-        optimiser=rf.LBFGS(gradient_tol=1e-5, change_tol=1e-12),
+        optimiser=rf.optim.LBFGS(gradient_tol=1e-5, change_tol=1e-12),
         progress=False,
     )
     accuracy, likelihood = predictions(model, as_examples(test))
     _, train_likelihood = predictions(model, as_examples(train))
-    assert result.reason is rf.Reason.CONVERGED
+    assert result.reason is rf.learning.Reason.CONVERGED
     assert accuracy > 0.6  # of four states
     assert accuracy == pytest.approx(their_accuracy, abs=0.005)
     assert train_likelihood == pytest.approx(their_likelihood["train"], rel=1e-3)

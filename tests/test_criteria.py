@@ -56,9 +56,9 @@ def log_probabilities(graph, theta):
 def test_tree_reweighted_likelihood_is_below_the_true_one(graph, seed):
     """A is an upper bound, so the loss is above minus the log-likelihood."""
     theta, (labels, _) = potentials(graph, seed), draw(graph, seed)
-    rho = rf.spanning_tree_rho(graph)
-    bound = rf.SurrogateLikelihood()(graph, theta, labels, rf.Inference(rf.MessagePassing(rf.TRW(rho)), TIGHT))
-    true = rf.SurrogateLikelihood()(graph, theta, labels, EXACT)
+    rho = rf.entropy.spanning_tree_rho(graph)
+    bound = rf.losses.SurrogateLikelihood()(graph, theta, labels, rf.Inference(rf.MessagePassing(rf.TRW(rho)), TIGHT))
+    true = rf.losses.SurrogateLikelihood()(graph, theta, labels, EXACT)
     assert bound >= true - 1e-8
 
 
@@ -67,9 +67,9 @@ def test_tree_reweighted_likelihood_is_below_the_true_one(graph, seed):
 def test_mean_field_likelihood_is_above_the_true_one(graph, seed):
     """A is a lower bound, so the loss is below minus the log-likelihood; also after few sweeps."""
     theta, (labels, _) = potentials(graph, seed), draw(graph, seed)
-    true = rf.SurrogateLikelihood()(graph, theta, labels, EXACT)
+    true = rf.losses.SurrogateLikelihood()(graph, theta, labels, EXACT)
     for stop in (TIGHT, rf.Stop(2, None)):
-        bound = rf.SurrogateLikelihood()(graph, theta, labels, rf.Inference(rf.MeanField(), stop))
+        bound = rf.losses.SurrogateLikelihood()(graph, theta, labels, rf.Inference(rf.MeanField(), stop))
         assert bound <= true + 1e-8
 
 
@@ -78,17 +78,17 @@ def test_mean_field_likelihood_is_above_the_true_one(graph, seed):
 def test_mixed_bounds_with_hidden_variables(graph, seed):
     """Mean field below A(theta, z), tree-reweighting above A(theta): a bound on the likelihood of what is observed."""
     theta, (labels, _) = potentials(graph, seed), draw(graph, seed, hidden=0.5)
-    upper = rf.Inference(rf.MessagePassing(rf.TRW(rf.spanning_tree_rho(graph))), TIGHT)
+    upper = rf.Inference(rf.MessagePassing(rf.TRW(rf.entropy.spanning_tree_rho(graph))), TIGHT)
     naive = Naive(graph, theta, labels)
     true = naive.log_total(naive.given) - naive.log_total(naive.known)
-    assert rf.SurrogateEM(clamped=rf.MeanField())(graph, theta, labels, upper) >= true - 1e-8
+    assert rf.losses.SurrogateEM(clamped=rf.MeanField())(graph, theta, labels, upper) >= true - 1e-8
 
 
 def test_the_bounds_are_strict_where_there_are_loops():
     graph = rf.grid(3, 3, 2)
     theta, (labels, _) = potentials(graph, 1), draw(graph, 2)
     below, above = rf.Inference(rf.MeanField(), TIGHT), rf.Inference(rf.MessagePassing(rf.TRW(0.5)), TIGHT)
-    values = [rf.SurrogateLikelihood()(graph, theta, labels, inference) for inference in (below, EXACT, above)]
+    values = [rf.losses.SurrogateLikelihood()(graph, theta, labels, inference) for inference in (below, EXACT, above)]
     assert values[0] + 0.1 < values[1] < values[2] - 0.1
 
 
@@ -100,13 +100,13 @@ def test_the_bounds_are_strict_where_there_are_loops():
 def test_on_forests_belief_propagation_gives_the_likelihood(graph, seed):
     theta, (labels, _) = potentials(graph, seed).requires_grad_(), draw(graph, seed, 3, hidden=0.3)
     bp = rf.Inference(rf.MessagePassing(), TIGHT)
-    values = rf.SurrogateEM()(graph, theta, labels, bp)
+    values = rf.losses.SurrogateEM()(graph, theta, labels, bp)
     for item in range(3):
         naive = Naive(graph, theta.detach(), labels[item])
         expected = naive.log_total(naive.given) - naive.log_total(naive.known)
         torch.testing.assert_close(float(values[item].detach()), expected, rtol=1e-7, atol=1e-7)
     (gradient,) = torch.autograd.grad(values.sum(), theta)
-    exact = rf.SurrogateEM()(graph, theta, labels, EXACT)
+    exact = rf.losses.SurrogateEM()(graph, theta, labels, EXACT)
     torch.testing.assert_close(gradient, torch.autograd.grad(exact.sum(), theta)[0], rtol=0, atol=1e-6)
 
 
@@ -114,11 +114,11 @@ def test_maximum_likelihood_on_a_tree():
     """The maximum is known in closed form: the model whose clique marginals are the frequencies of the data."""
     graph = rf.from_edges([2, 3, 2, 2], [(0, 1), (1, 2), (1, 3)])
     labels = draw(graph, 5, 60)[0]
-    model = rf.Generative(graph)
+    model = rf.models.Generative(graph)
     bp = rf.Inference(rf.MessagePassing(), rf.Stop(tol=1e-13))
-    risk = lambda: rf.empirical_risk(rf.SurrogateLikelihood(), graph, model(graph), labels, bp) / 60  # noqa: E731
+    risk = lambda: rf.losses.empirical_risk(rf.losses.SurrogateLikelihood(), graph, model(graph), labels, bp) / 60  # noqa: E731
     assert minimise(risk, list(model.parameters())) < 1e-7
-    frequencies = rf.frequencies(graph, labels)
+    frequencies = rf.inference.frequencies(graph, labels)
     theta = model(graph).detach()
     torch.testing.assert_close(brute_force(graph, theta).mu, frequencies, rtol=0, atol=1e-6)
     nodes, factors = graph.node_views(frequencies), graph.factor_views(frequencies)
@@ -132,12 +132,12 @@ def test_maximum_likelihood_on_a_tree():
 # All joint states, weighted by their true probabilities, are the data of which there is enough.
 LOOP = rf.grid(2, 3, 2)
 CONSISTENT = {
-    "likelihood": (rf.SurrogateLikelihood(), EXACT),
-    "clique-logistic": (rf.CliqueLogistic(), EXACT),
-    "clique-quadratic": (rf.CliqueQuadratic(), EXACT),
-    "pseudolikelihood": (rf.Pseudolikelihood(), None),
-    "patches": (rf.PatchPseudolikelihood([0, 0, 1, 0, 0, 1]), EXACT),
-    "hybrid": (rf.Hybrid(rf.Pseudolikelihood(), rf.CliqueLogistic(), 0.5), EXACT),
+    "likelihood": (rf.losses.SurrogateLikelihood(), EXACT),
+    "clique-logistic": (rf.losses.CliqueLogistic(), EXACT),
+    "clique-quadratic": (rf.losses.CliqueQuadratic(), EXACT),
+    "pseudolikelihood": (rf.losses.Pseudolikelihood(), None),
+    "patches": (rf.losses.PatchPseudolikelihood([0, 0, 1, 0, 0, 1]), EXACT),
+    "hybrid": (rf.losses.Hybrid(rf.losses.Pseudolikelihood(), rf.losses.CliqueLogistic(), 0.5), EXACT),
 }
 
 
@@ -145,8 +145,8 @@ def fitted_and_true(loss, inference):
     """The log-probabilities of all joint states, by a model fitted to them and in truth."""
     truth = log_probabilities(LOOP, 0.5 * potentials(LOOP, 3))
     labels, weights = joint_states(LOOP), truth.exp()
-    model = rf.Generative(LOOP)
-    risk = lambda: rf.empirical_risk(loss, LOOP, model(LOOP), labels, inference, weights=weights)  # noqa: E731
+    model = rf.models.Generative(LOOP)
+    risk = lambda: rf.losses.empirical_risk(loss, LOOP, model(LOOP), labels, inference, weights=weights)  # noqa: E731
     minimise(risk, list(model.parameters()), steps=500)
     return log_probabilities(LOOP, model(LOOP).detach()), truth
 
@@ -157,7 +157,7 @@ def test_consistent_criteria_find_the_true_distribution(name):
     torch.testing.assert_close(found, truth, rtol=0, atol=2e-3)
 
 
-@pytest.mark.parametrize("loss", [rf.Piecewise(), rf.Independent()], ids=["piecewise", "independent"])
+@pytest.mark.parametrize("loss", [rf.losses.Piecewise(), rf.losses.Independent()], ids=["piecewise", "independent"])
 def test_other_criteria_do_not(loss):
     found, truth = fitted_and_true(loss, None)
     assert (found - truth).abs().max() > 0.1
@@ -165,12 +165,15 @@ def test_other_criteria_do_not(loss):
 
 @pytest.mark.parametrize("name", ["univariate-logistic", "univariate-quadratic", "mse"])
 def test_univariate_criteria_find_the_true_marginals(name):
-    loss = {"univariate-logistic": rf.UnivariateLogistic(), "univariate-quadratic": rf.UnivariateQuadratic()}
+    loss = {
+        "univariate-logistic": rf.losses.UnivariateLogistic(),
+        "univariate-quadratic": rf.losses.UnivariateQuadratic(),
+    }
     theta = potentials(LOOP, 3)
     labels, weights = joint_states(LOOP), log_probabilities(LOOP, theta).exp()
-    model = rf.Generative(LOOP)
-    chosen = loss.get(name, rf.MSE())
-    risk = lambda: rf.empirical_risk(chosen, LOOP, model(LOOP), labels, EXACT, weights=weights)  # noqa: E731
+    model = rf.models.Generative(LOOP)
+    chosen = loss.get(name, rf.losses.MSE())
+    risk = lambda: rf.losses.empirical_risk(chosen, LOOP, model(LOOP), labels, EXACT, weights=weights)  # noqa: E731
     minimise(risk, list(model.parameters()), steps=500)
     found = EXACT(LOOP, model(LOOP).detach()).mu[: LOOP.node_size]
     torch.testing.assert_close(found, brute_force(LOOP, theta).mu[: LOOP.node_size], rtol=0, atol=1e-5)
@@ -183,9 +186,9 @@ def test_surrogate_likelihood_matches_moments(algorithm):
     """Its minimum is where the approximate marginals are the frequencies of the data."""
     theta = 0.5 * potentials(LOOP, 3)
     labels, weights = joint_states(LOOP), log_probabilities(LOOP, theta).exp()
-    inference, model = rf.Inference(algorithm, TIGHT), rf.Generative(LOOP)
-    risk = lambda: rf.empirical_risk(  # noqa: E731
-        rf.SurrogateLikelihood(), LOOP, model(LOOP), labels, inference, weights=weights
+    inference, model = rf.Inference(algorithm, TIGHT), rf.models.Generative(LOOP)
+    risk = lambda: rf.losses.empirical_risk(  # noqa: E731
+        rf.losses.SurrogateLikelihood(), LOOP, model(LOOP), labels, inference, weights=weights
     )
     minimise(risk, list(model.parameters()))
     found = inference(LOOP, model(LOOP).detach()).mu
@@ -206,16 +209,16 @@ def test_conditional_models_find_the_true_parameters(name):
     truth = log_probabilities(graph, true(graph, seen).detach())  # (input, state)
     labels = joint_states(graph).expand(12, -1, -1)
     loss = {
-        "likelihood": rf.SurrogateLikelihood(),
-        "univariate-logistic": rf.UnivariateLogistic(),
-        "clique-logistic": rf.CliqueLogistic(),
-        "pseudolikelihood": rf.Pseudolikelihood(),
-        "mse": rf.MSE(),
+        "likelihood": rf.losses.SurrogateLikelihood(),
+        "univariate-logistic": rf.losses.UnivariateLogistic(),
+        "clique-logistic": rf.losses.CliqueLogistic(),
+        "pseudolikelihood": rf.losses.Pseudolikelihood(),
+        "mse": rf.losses.MSE(),
     }[name]
 
     def risk():
         theta = model(graph, seen).unsqueeze(1).expand(-1, len(joint_states(graph)), -1)
-        return rf.empirical_risk(loss, graph, theta, labels, EXACT, weights=truth.exp(), per_variable=True)
+        return rf.losses.empirical_risk(loss, graph, theta, labels, EXACT, weights=truth.exp(), per_variable=True)
 
     minimise(risk, list(model.parameters()), steps=1000)
     found = log_probabilities(graph, model(graph, unseen).detach())
@@ -227,11 +230,11 @@ def test_expectation_maximisation_fits_what_is_observed():
     graph = rf.FactorGraph([2, 2, 2], [(0, 1), (0, 2)])  # variable 0 is hidden
     observed = torch.tensor([[-1, a, b] for a in range(2) for b in range(2)])
     weights = torch.tensor([0.4, 0.1, 0.15, 0.35], dtype=torch.float64)
-    model = rf.Generative(graph)
+    model = rf.models.Generative(graph)
     with torch.no_grad():  # off the saddle where the hidden variable tells nothing
         model.factors.copy_(torch.tensor([1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 1.0]))
-    risk = lambda: rf.empirical_risk(  # noqa: E731
-        rf.SurrogateEM(), graph, model(graph), observed, rf.Inference(stop=TIGHT), weights=weights
+    risk = lambda: rf.losses.empirical_risk(  # noqa: E731
+        rf.losses.SurrogateEM(), graph, model(graph), observed, rf.Inference(stop=TIGHT), weights=weights
     )
     minimise(risk, list(model.parameters()))
     scores = brute_force(graph, model(graph).detach()).scores
@@ -247,11 +250,11 @@ def test_contrastive_divergence_finds_the_true_parameters():
     graph.factor_views(truth)[0][0] = torch.tensor([[0.6, 0.0], [0.0, 0.6]])
     graph.node(truth, 0)[1] = 0.5
     labels = rf.sample(graph, truth, 20, chains=1000, seed=0).reshape(-1, 3)
-    model, step = rf.Generative(graph), 0.5
+    model, step = rf.models.Generative(graph), 0.5
     for k in range(60):
         model.zero_grad()
-        loss = rf.ContrastiveDivergence(steps=2, seed=k)
-        (rf.empirical_risk(loss, graph, model(graph), labels) / len(labels)).backward()
+        loss = rf.losses.ContrastiveDivergence(steps=2, seed=k)
+        (rf.losses.empirical_risk(loss, graph, model(graph), labels) / len(labels)).backward()
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter -= step * parameter.grad

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import riskfield as rf
-from riskfield.data.examples import blocks, take
+from riskfield.examples import blocks, take
 
 GRAPH = rf.chain(3, 2)
 LABELS = torch.tensor([[0, 1, 1], [1, 0, -1], [0, 0, 0], [1, 1, 1]])

@@ -8,14 +8,14 @@ import pytest
 from PIL import Image
 
 import riskfield as rf
-from riskfield.data.backgrounds import stanford_background
-from riskfield.data.berkeley import bsds500
-from riskfield.data.bundled import bundled_pictures, mosaics
-from riskfield.data.horses import weizmann_horses
-from riskfield.data.mnist import mnist
-from riskfield.data.noise import BimodalNoise, GaussianNoise, PowerNoise, ReassignmentNoise, binarise, denoising
-from riskfield.data.shapes import draw_shapes, noisy_shapes
-from riskfield.data.splits import Split, folds, read_splits, spread, write_splits
+from riskfield.datasets.backgrounds import stanford_background
+from riskfield.datasets.berkeley import bsds500
+from riskfield.datasets.bundled import bundled_pictures, mosaics
+from riskfield.datasets.horses import weizmann_horses
+from riskfield.datasets.mnist import mnist
+from riskfield.datasets.noise import BimodalNoise, GaussianNoise, PowerNoise, ReassignmentNoise, binarise, denoising
+from riskfield.datasets.shapes import draw_shapes, noisy_shapes
+from riskfield.datasets.splits import Split, folds, read_splits, spread, write_splits
 
 RNG = np.random.default_rng(0)
 
@@ -41,16 +41,16 @@ LOADERS = {
 def test_missing_data_sets_tell_what_to_download_and_where_to_put_it(name, tmp_path, monkeypatch):
     load, path, archive = LOADERS[name]
     with pytest.raises(
-        rf.MissingDataError, match=rf"{tmp_path}.{path} does not exist\. Download it from https?://"
+        rf.errors.MissingDataError, match=rf"{tmp_path}.{path} does not exist\. Download it from https?://"
     ) as caught:
         load(tmp_path)
     assert archive in str(caught.value)
     assert f"unpack it in {tmp_path}, which then contains" in str(caught.value)
     monkeypatch.delenv("RISKFIELD_DATA", raising=False)
-    with pytest.raises(rf.MissingDataError, match=r"environment variable RISKFIELD_DATA.*Download it from"):
+    with pytest.raises(rf.errors.MissingDataError, match=r"environment variable RISKFIELD_DATA.*Download it from"):
         load()
     monkeypatch.setenv("RISKFIELD_DATA", str(tmp_path))
-    with pytest.raises(rf.MissingDataError, match=f"is missing: {tmp_path}"):
+    with pytest.raises(rf.errors.MissingDataError, match=f"is missing: {tmp_path}"):
         load()
 
 
@@ -64,12 +64,12 @@ def test_berkeley(tmp_path):
     assert [picture.image.shape for picture in pictures] == [(16, 24, 3), (16, 24, 3), (24, 16, 3)]
     assert pictures[0].labels is None
     assert bsds500(tmp_path, ["val"]).names == ("3096",)
-    with pytest.raises(rf.MissingDataError, match=r"images.test"):
+    with pytest.raises(rf.errors.MissingDataError, match=r"images.test"):
         bsds500(tmp_path, ["test"])
     with pytest.raises(ValueError, match=r"`subsets` must be some of \('train', 'val', 'test'\). Got \['validation'\]"):
         bsds500(tmp_path, ["validation"])
     (images / "test").mkdir()
-    with pytest.raises(rf.MissingDataError, match="BSDS500 has no pictures"):
+    with pytest.raises(rf.errors.MissingDataError, match="BSDS500 has no pictures"):
         bsds500(tmp_path, ["test"])
 
 
@@ -93,11 +93,12 @@ def test_horses(tmp_path):
     assert "horse318" in weizmann_horses(tmp_path).names
     save(folder / "rgb" / "horse001.jpg", random_bytes(60, 40, 3))
     with pytest.raises(
-        rf.FileFormatError, match=r"horse001: mask and photograph must have the same aspect ratio. Got \(\d+, \d+\) and"
+        rf.errors.FileFormatError,
+        match=r"horse001: mask and photograph must have the same aspect ratio. Got \(\d+, \d+\) and",
     ):
         weizmann_horses(tmp_path)[0]
     (folder / "figure_ground" / "horse002.jpg").unlink()
-    with pytest.raises(rf.MissingDataError, match="has no mask for horse002"):
+    with pytest.raises(rf.errors.MissingDataError, match="has no mask for horse002"):
         weizmann_horses(tmp_path)
 
 
@@ -136,10 +137,10 @@ def test_backgrounds(background):
 def test_damaged_labels(background, text, message):
     root, path, _ = background
     path.write_text(text)
-    with pytest.raises(rf.FileFormatError, match=f"0000047.regions.txt {message}"):
+    with pytest.raises(rf.errors.FileFormatError, match=f"0000047.regions.txt {message}"):
         stanford_background(root)[0]
     path.unlink()
-    with pytest.raises(rf.MissingDataError, match="has no labels for 0000047"):
+    with pytest.raises(rf.errors.MissingDataError, match="has no labels for 0000047"):
         stanford_background(root)
 
 
@@ -153,13 +154,13 @@ def test_mnist(tmp_path):
     folder.mkdir(parents=True)
     images, digits = random_bytes(5, 28, 28), np.arange(5, dtype=np.uint8)
     (folder / "t10k-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx(images)))
-    with pytest.raises(rf.MissingDataError, match=r"t10k-labels-idx1-ubyte.gz"):
+    with pytest.raises(rf.errors.MissingDataError, match=r"t10k-labels-idx1-ubyte.gz"):
         mnist(tmp_path)
     (folder / "t10k-labels-idx1-ubyte").write_bytes(idx(digits))  # unpacked will do
     loaded = mnist(tmp_path)
     np.testing.assert_array_equal(loaded.images, images)
     assert loaded.digits.tolist() == [0, 1, 2, 3, 4]
-    with pytest.raises(rf.MissingDataError, match=r"train-images-idx3-ubyte.gz"):
+    with pytest.raises(rf.errors.MissingDataError, match=r"train-images-idx3-ubyte.gz"):
         mnist(tmp_path, train=True)
     for content, message in [
         (gzip.compress(idx(images))[:-20], "is a damaged gzip file"),
@@ -169,7 +170,7 @@ def test_mnist(tmp_path):
         (gzip.compress(idx(images[:4])), "has 4 images but 5 labels"),
     ]:
         (folder / "t10k-images-idx3-ubyte.gz").write_bytes(content)
-        with pytest.raises(rf.FileFormatError, match=message):
+        with pytest.raises(rf.errors.FileFormatError, match=message):
             mnist(tmp_path)
 
 
@@ -307,7 +308,7 @@ def test_splits(tmp_path):
     write_splits(tmp_path / "splits.json", five, "as it comes")
     assert read_splits(tmp_path / "splits.json") == five
     (tmp_path / "splits.json").write_text('{"splits": [{"train": ["a"]}]}')
-    with pytest.raises(rf.FileFormatError, match="must have the format of `write_splits`"):
+    with pytest.raises(rf.errors.FileFormatError, match="must have the format of `write_splits`"):
         read_splits(tmp_path / "splits.json")
     with pytest.raises(ValueError, match=r"must not repeat a name. Got \['a'\] more than once"):
         Split(("a", "b"), ("a",))

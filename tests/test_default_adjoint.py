@@ -53,8 +53,8 @@ def test_the_default_is_unroll_on_native_kernels(algorithm, recorded):
 def test_losses_and_layers_leave_the_default_alone(algorithm, recorded):
     theta, labels = THETA.clone().requires_grad_(), torch.zeros(GRAPH.num_variables, dtype=torch.int64)
     how = rf.Inference(algorithm, rf.Stop(5, tol=None))
-    rf.empirical_risk(rf.UnivariateLogistic(), GRAPH, theta, labels, how).backward()
-    rf.empirical_risk(rf.SurrogateLikelihood(), GRAPH, theta, labels, how).backward()
+    rf.losses.empirical_risk(rf.losses.UnivariateLogistic(), GRAPH, theta, labels, how).backward()
+    rf.losses.empirical_risk(rf.losses.SurrogateLikelihood(), GRAPH, theta, labels, how).backward()
     rf.nn.MarginalInference(GRAPH, algorithm)(theta).sum().backward()
     assert recorded == [algorithm] * 3
 

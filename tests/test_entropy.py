@@ -111,7 +111,7 @@ def spanning_forests(n, edges):
 @settings(max_examples=80)
 @given(pairwise(max_variables=5, max_factors=7))
 def test_spanning_tree_rho_counts_spanning_trees(graph):
-    rho = rf.spanning_tree_rho(graph)
+    rho = rf.entropy.spanning_tree_rho(graph)
     numbers = [f for f in range(graph.num_factors) if len(graph.scope(f)) == 2]
     edges = [graph.scope(f) for f in numbers]
     trees = spanning_forests(graph.num_variables, edges)
@@ -123,7 +123,7 @@ def test_spanning_tree_rho_counts_spanning_trees(graph):
 
 def test_spanning_tree_rho_sums_to_the_size_of_the_forest():
     union = rf.Union([rf.grid(5, 6, 2), rf.grid(4, 4, 3, connectivity=8), rf.chain(7, 2)]).graph
-    rho = rf.spanning_tree_rho(union)
+    rho = rf.entropy.spanning_tree_rho(union)
     assert float(rho.sum()) == pytest.approx(union.num_variables - 3, abs=1e-8)
     assert ((rho > 0) & (rho <= 1 + 1e-12)).all()
     assert rf.TRW(rho).is_concave(union)
@@ -131,7 +131,7 @@ def test_spanning_tree_rho_sums_to_the_size_of_the_forest():
 
 def test_spanning_trees_need_pairs():
     with pytest.raises(ValueError, match=r"need pairwise factors. Got a factor of arity 3"):
-        rf.spanning_tree_rho(rf.FactorGraph([2] * 3, [(0, 1, 2)]))
+        rf.entropy.spanning_tree_rho(rf.FactorGraph([2] * 3, [(0, 1, 2)]))
 
 
 # -- invalid arguments -----------------------------------------------------------------------------------------------

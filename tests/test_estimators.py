@@ -58,8 +58,8 @@ def test_all_estimators_have_the_same_parameters_and_defaults():
 
 def test_all_estimators_have_the_same_fitted_attributes():
     X, y = pictures(2)
-    few = rf.LBFGS(iterations=2)
-    features = rf.ImageFeatures((rf.Constant(), rf.Intensity()), (rf.Constant(),))
+    few = rf.optim.LBFGS(iterations=2)
+    features = rf.features.ImageFeatures((rf.features.Constant(), rf.features.Intensity()), (rf.features.Constant(),))
     fitted = [
         CRF(optimiser=few).fit(*sentences(3, lengths=(4, 4))),
         GridCRF(optimiser=few).fit(X, y),
@@ -123,7 +123,7 @@ def test_a_prediction_does_not_depend_on_the_others(estimator, data):
 
 def test_grid_search():
     X, y = sentences(24)
-    grid = [{"ridge": [10.0, 1e-3], "inference": [None, EXACT]}, {"loss": ["independent", rf.CliqueLogistic()]}]
+    grid = [{"ridge": [10.0, 1e-3], "inference": [None, EXACT]}, {"loss": ["independent", rf.losses.CliqueLogistic()]}]
     search = GridSearchCV(CRF("chain", loss="surrogate-likelihood"), grid, cv=2).fit(X, y)
     assert len(search.cv_results_["params"]) == 6
     assert isinstance(search.best_estimator_, CRF)
@@ -198,7 +198,10 @@ def chain_by_hand(X, y, loss, ridge, num_states=3):
 
 @pytest.mark.parametrize(
     ("name", "loss"),
-    [("surrogate-likelihood", rf.SurrogateLikelihood()), ("univariate-logistic", rf.UnivariateLogistic())],
+    [
+        ("surrogate-likelihood", rf.losses.SurrogateLikelihood()),
+        ("univariate-logistic", rf.losses.UnivariateLogistic()),
+    ],
 )
 def test_sequences(name, loss):
     X, y = sentences()
@@ -210,7 +213,7 @@ def test_sequences(name, loss):
     assert all(np.array_equal(p, m.argmax(-1)) for p, m in zip(predicted, crf.predict_marginals(X), strict=True))
     right = sum(np.count_nonzero(p == labels) for p, labels in zip(predicted, y, strict=True))
     assert crf.score(X, y) == right / sum(map(len, y))
-    assert crf.results_[-1].reason is rf.Reason.CONVERGED
+    assert crf.results_[-1].reason is rf.learning.Reason.CONVERGED
     assert crf.n_features_in_ == 2
 
 
@@ -298,7 +301,7 @@ def test_the_graph_decides_how_marginals_are_computed():
     plain, listed = CRF(ridge=1e-3).fit(X, y), CRF(ridge=1e-3).fit(as_graphs, y)
     for a, b in zip(plain.predict_marginals(X), listed.predict_marginals(as_graphs), strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-9)
-    joint = clone(plain).set_params(decoder=rf.MAP()).fit(X, y)
+    joint = clone(plain).set_params(decoder=rf.decoders.MAP()).fit(X, y)
     for fitted, edges in [(plain, shuffled), (plain, star), (plain, square), (listed, star), (joint, shuffled)]:
         graph = rf.FactorGraph([3] * 4, edges, tables=np.zeros(len(edges), int))
         nodes = torch.from_numpy(np.concatenate([X[0], np.ones((4, 1))], 1))
@@ -313,7 +316,7 @@ def test_the_graph_decides_how_marginals_are_computed():
             assert fitted.predict(own)[0].tolist() == rf.infer(graph, theta, rf.MaxProduct()).mode().tolist()
     row, truth = pictures(4, rows=2)
     one_row = GridCRF().fit(row, truth).predict_marginals(row[:1, :1])
-    exact = GridCRF(inference=EXACT, optimiser=rf.LBFGS(iterations=1)).fit(row, truth)
+    exact = GridCRF(inference=EXACT, optimiser=rf.optim.LBFGS(iterations=1)).fit(row, truth)
     exact.model_ = GridCRF().fit(row, truth).model_
     np.testing.assert_allclose(one_row, exact.predict_marginals(row[:1, :1]), rtol=0, atol=1e-12)
 
@@ -402,7 +405,7 @@ def test_pictures_have_the_marginals_of_their_grid(connectivity):
     X, y = pictures(2, rows=3, columns=4)
     X = np.concatenate([X, np.random.default_rng(1).normal(size=X.shape)], -1)
     inference = rf.Inference(rf.MessagePassing(rf.TRW(0.3)), rf.Stop(4, None))
-    crf = GridCRF(connectivity, "difference", inference=inference, optimiser=rf.LBFGS(iterations=3)).fit(X, y)
+    crf = GridCRF(connectivity, "difference", inference=inference, optimiser=rf.optim.LBFGS(iterations=3)).fit(X, y)
     F = crf.model_.nodes["nodes"].weight.detach().numpy()
     G = {name: network.weight.detach().numpy() for name, network in crf.model_.factors.items()}
     graph = rf.grid(3, 4, 2, connectivity=connectivity)
@@ -426,7 +429,7 @@ def test_tied_and_untied_edges_are_the_same_model():
     X, y = pictures(2)
     ones = np.concatenate([X, np.ones_like(X)], -1)
     constant = GridCRF(ridge=1e-3).fit(ones, y)
-    untied = GridCRF(edge_features="difference", ridge=1e-3, optimiser=rf.LBFGS(iterations=1)).fit(ones, y)
+    untied = GridCRF(edge_features="difference", ridge=1e-3, optimiser=rf.optim.LBFGS(iterations=1)).fit(ones, y)
     with torch.no_grad():
         untied.model_.nodes["nodes"].weight.copy_(constant.model_.nodes["nodes"].weight)
         for name, network in constant.model_.factors.items():
@@ -452,13 +455,13 @@ def test_pixels_without_a_label():
         *("univariate-logistic", "univariate-quadratic", "clique-logistic", "clique-quadratic"),
         *("smoothed-classification", "surrogate-likelihood", "surrogate-em", "pseudolikelihood", "piecewise"),
         "independent",
-        rf.Hybrid(rf.MSE(), rf.UnivariateLogistic(), 0.5),
+        rf.losses.Hybrid(rf.losses.MSE(), rf.losses.UnivariateLogistic(), 0.5),
         lambda solution, labels, mask: -solution.log_partition * 0 + solution.node_marginals[0][..., 0].sum(-1),
     ],
 )
 def test_losses(loss):
     X, y = sentences(15)
-    crf = CRF(loss=loss, optimiser=rf.LBFGS(iterations=15)).fit(X, y)
+    crf = CRF(loss=loss, optimiser=rf.optim.LBFGS(iterations=15)).fit(X, y)
     assert crf.results_[-1].history[-1].objective < crf.results_[-1].history[0].objective
     if isinstance(loss, str):
         assert crf.score(X, y) > 0.5
@@ -466,11 +469,11 @@ def test_losses(loss):
 
 def test_optimisers_decoders_and_seeds():
     X, y = sentences(15)
-    adam = rf.Torch(torch.optim.Adam, {"lr": 0.1}, batch_size=4, epochs=3)
+    adam = rf.optim.Torch(torch.optim.Adam, {"lr": 0.1}, batch_size=4, epochs=3)
     first, again, other = (CRF(optimiser=adam, random_state=seed).fit(X, y) for seed in (1, 1, 2))
     assert np.array_equal(first.predict_marginals(X)[0], again.predict_marginals(X)[0])
     assert not np.array_equal(first.predict_marginals(X)[0], other.predict_marginals(X)[0])
-    joint = CRF(decoder=rf.MAP()).fit(X, y)
+    joint = CRF(decoder=rf.decoders.MAP()).fit(X, y)
     graph = rf.chain(len(X[0]), 3, tied=True)
     nodes = torch.from_numpy(np.concatenate([X[0], np.ones((len(X[0]), 1))], 1))
     inputs = {"nodes": nodes, "factors": torch.ones(min(len(X[0]) - 1, 1), 1, dtype=torch.float64)}
@@ -520,13 +523,17 @@ def test_bad_data_is_refused(X, y, message):
     ("estimator", "error", "message"),
     [
         (CRF(loss="hinge"), ValueError, "`loss` must be a loss object, or one of univariate-logistic, "),
-        (CRF(loss=rf.UnivariateLogistic), TypeError, "`loss` must be a loss such as `UnivariateLogistic()`"),
+        (CRF(loss=rf.losses.UnivariateLogistic), TypeError, "`loss` must be a loss such as `UnivariateLogistic()`"),
         (CRF("grid"), ValueError, "`graph` must be \"chain\" or an integer array of edges. Got 'grid'."),
         (CRF(ridge=-1), ValueError, "`ridge` must be a non-negative number. Got -1."),
         (CRF(optimiser="adam"), TypeError, "`optimiser` must be an object such as `LBFGS()`"),
         (CRF(decoder="map"), TypeError, "`decoder` must be a hard decoder such as `MaxMarginal()`. Got 'map'."),
-        (CRF(decoder=rf.MAP), TypeError, "`decoder` must be a hard decoder such as `MaxMarginal()`. Got <class"),
-        (CRF(decoder=rf.SoftArgmax()), TypeError, "`decoder` must be a hard decoder such as `MaxMarginal()`."),
+        (
+            CRF(decoder=rf.decoders.MAP),
+            TypeError,
+            "`decoder` must be a hard decoder such as `MaxMarginal()`. Got <class",
+        ),
+        (CRF(decoder=rf.decoders.SoftArgmax()), TypeError, "`decoder` must be a hard decoder such as `MaxMarginal()`."),
         (CRF(inference="trw"), TypeError, "`inference` must be an object such as `Inference(MessagePassing())`"),
     ],
 )

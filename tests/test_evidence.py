@@ -118,10 +118,10 @@ def test_contradictory_evidence_is_refused(kernels, algorithm):
     graph = rf.chain(3, 2)
     theta = graph.zeros()
     graph.factor_views(theta)[0][:, 1, 0] = -math.inf
-    with pytest.raises(rf.ImpossibleEvidenceError, match="Every joint state has probability zero"):
+    with pytest.raises(rf.errors.ImpossibleEvidenceError, match="Every joint state has probability zero"):
         rf.infer(graph, theta, algorithm, evidence={0: 1, 2: 0}, kernels=kernels)
     batch = torch.tensor([[0, -1, 1], [1, -1, 0]])
-    with pytest.raises(rf.ImpossibleEvidenceError, match=r"batch item 1"):
+    with pytest.raises(rf.errors.ImpossibleEvidenceError, match=r"batch item 1"):
         rf.infer(graph, theta, algorithm, evidence=batch, kernels=kernels)
 
 
@@ -130,7 +130,7 @@ def test_a_variable_without_possible_states_is_refused(kernels):
     theta = graph.zeros()
     graph.node(theta, 1)[:] = -math.inf
     for algorithm in (rf.MessagePassing(), rf.MeanField(), rf.Exact()):
-        with pytest.raises(rf.ImpossibleEvidenceError):
+        with pytest.raises(rf.errors.ImpossibleEvidenceError):
             rf.infer(graph, theta, algorithm, stop=rf.Stop(0, tol=None), kernels=kernels)
 
 
@@ -139,7 +139,7 @@ def test_impossible_models_are_found_out_soon(kernels):
     graph = rf.chain(3, 2)
     theta = graph.zeros()
     graph.factor_views(theta)[0][:] = -math.inf
-    with pytest.raises(rf.ImpossibleEvidenceError):
+    with pytest.raises(rf.errors.ImpossibleEvidenceError):
         rf.infer(graph, theta, stop=rf.Stop(10**9, tol=None), kernels=kernels)
 
 
@@ -148,5 +148,7 @@ def test_mean_field_says_that_hard_constraints_are_not_for_it(kernels):
     theta = graph.zeros()
     graph.factor_views(theta)[0][:, [0, 1], [1, 0]] = -math.inf  # both alike
     assert rf.infer(graph, theta, kernels=kernels).converged
-    with pytest.raises(rf.ImpossibleEvidenceError, match="mean field is not for hard constraints between variables"):
+    with pytest.raises(
+        rf.errors.ImpossibleEvidenceError, match="mean field is not for hard constraints between variables"
+    ):
         rf.infer(graph, theta, rf.MeanField(), kernels=kernels)

@@ -17,7 +17,7 @@ def test_equals_enumeration(graph, seed, kind):
     theta = potentials(graph, seed, kind)
     truth = brute_force(graph, theta)
     if truth.best == -math.inf:
-        with pytest.raises(rf.ImpossibleEvidenceError):
+        with pytest.raises(rf.errors.ImpossibleEvidenceError):
             rf.infer(graph, theta, rf.Exact())
         return
     solution = rf.infer(graph, theta, rf.Exact())
@@ -84,13 +84,13 @@ def test_log_partition_can_be_had_from_theta_alone():
 
 def test_refuses_with_treewidth_memory_and_limit():
     graph = rf.grid(20, 20, 2)
-    with pytest.raises(rf.TreewidthError, match=r"treewidth 2\d .* needs .* GiB; `max_bytes` allows 1 MiB"):
+    with pytest.raises(rf.errors.TreewidthError, match=r"treewidth 2\d .* needs .* GiB; `max_bytes` allows 1 MiB"):
         rf.infer(graph, graph.zeros(), rf.Exact(max_bytes=2**20))
 
 
 def test_refuses_hopeless_graphs_soon():
     graph = rf.grid(80, 80, 5)
-    with pytest.raises(rf.TreewidthError, match=r"treewidth more than 64 .* needs more than 2\^67 bytes"):
+    with pytest.raises(rf.errors.TreewidthError, match=r"treewidth more than 64 .* needs more than 2\^67 bytes"):
         rf.infer(graph, graph.zeros(), rf.Exact())
 
 
@@ -98,7 +98,7 @@ def test_gradients_count_towards_the_memory():
     graph = rf.grid(6, 6, 2)
     limited = rf.Exact(max_bytes=20_000)
     rf.infer(graph, graph.zeros(), limited)
-    with pytest.raises(rf.TreewidthError):
+    with pytest.raises(rf.errors.TreewidthError):
         rf.infer(graph, graph.zeros().requires_grad_(), limited)
 
 

@@ -24,7 +24,9 @@ def picture():
 
 
 def test_colour_position_and_intensity(picture):
-    recipe = rf.ImageFeatures(pixels=(rf.Colour(), rf.Position(), rf.Intensity(), rf.Constant()))
+    recipe = rf.features.ImageFeatures(
+        pixels=(rf.features.Colour(), rf.features.Position(), rf.features.Intensity(), rf.features.Constant())
+    )
     pixels = recipe(picture).pixels
     assert recipe.num_pixel_features == pixels.shape[-1] == 7
     torch.testing.assert_close(pixels[5, 3, :3], torch.from_numpy(picture[5, 3] / 255).float())
@@ -34,7 +36,7 @@ def test_colour_position_and_intensity(picture):
 
 
 def test_grey_pictures_have_the_same_number_of_features(picture):
-    recipe = rf.ImageFeatures()
+    recipe = rf.features.ImageFeatures()
     grey, coloured = recipe(picture[..., 0]), recipe(np.repeat(picture[..., :1], 3, axis=-1))
     for name in ("pixels", "horizontal", "vertical"):
         torch.testing.assert_close(getattr(grey, name), getattr(coloured, name))
@@ -42,9 +44,9 @@ def test_grey_pictures_have_the_same_number_of_features(picture):
 
 
 def test_fourier_has_all_binary_vectors(picture):
-    s = np.concatenate([rf.Colour().map(picture / 255), rf.Position().map(picture / 255)], axis=-1)
-    expanded = rf.Fourier().map(picture / 255)
-    assert expanded.shape[-1] == rf.Fourier().num_features == 64
+    s = np.concatenate([rf.features.Colour().map(picture / 255), rf.features.Position().map(picture / 255)], axis=-1)
+    expanded = rf.features.Fourier().map(picture / 255)
+    assert expanded.shape[-1] == rf.features.Fourier().num_features == 64
     for k, c in enumerate(itertools.product((0, 1), repeat=5)):
         np.testing.assert_allclose(expanded[..., k], np.sin(s @ c), atol=1e-14)
         np.testing.assert_allclose(expanded[..., 32 + k], np.cos(s @ c), atol=1e-14)
@@ -71,14 +73,14 @@ def test_hog_at_any_pixel_depends_only_on_its_neighbourhood():
 def test_hog_of_a_flat_picture_is_zero_and_tiny_pictures_work():
     assert (dense_hog(np.full((20, 20, 3), 0.7), 8) == 0).all()
     for shape in [(1, 1), (1, 5), (3, 2)]:
-        features = rf.ImageFeatures()(np.random.default_rng(0).random(shape))
+        features = rf.features.ImageFeatures()(np.random.default_rng(0).random(shape))
         assert features.pixels.shape == (*shape, 100)
         assert torch.isfinite(features.pixels).all()
         assert features.horizontal.shape == (shape[0], shape[1] - 1, 21)
 
 
 def test_edge_features(picture):
-    recipe = rf.ImageFeatures()
+    recipe = rf.features.ImageFeatures()
     features = recipe(picture)
     values, response = picture / 255, sobel(rgb2gray(picture))
     for way, (down, right) in {"horizontal": (0, 1), "vertical": (1, 0)}.items():
@@ -93,7 +95,7 @@ def test_edge_features(picture):
 
 
 def test_doubled_edges_and_typed_inputs_are_the_same_model(picture):
-    recipe = rf.ImageFeatures()
+    recipe = rf.features.ImageFeatures()
     features = recipe(picture)
     graph = rf.grid(*features.shape, num_states=3)
     assert features.edges.shape == (graph.num_factors, 42)
@@ -113,10 +115,10 @@ def test_doubled_edges_and_typed_inputs_are_the_same_model(picture):
 
 def test_coarse_features_are_means_and_edges_compare_means():
     picture = np.random.default_rng(3).random((20, 30, 3))
-    recipe = rf.ImageFeatures(edges=(rf.Constant(), rf.ColourDifference()), scale=0.2)
+    recipe = rf.features.ImageFeatures(edges=(rf.features.Constant(), rf.features.ColourDifference()), scale=0.2)
     assert recipe.shape(20, 30) == (4, 6)
     features = recipe(picture)
-    fine = rf.ImageFeatures()(picture).pixels
+    fine = rf.features.ImageFeatures()(picture).pixels
     means = fine.double().reshape(4, 5, 6, 5, 100).mean((1, 3))
     torch.testing.assert_close(features.pixels.double(), means, rtol=0, atol=1e-6)
     colours = picture.reshape(4, 5, 6, 5, 3).mean((1, 3))
@@ -125,7 +127,7 @@ def test_coarse_features_are_means_and_edges_compare_means():
 
 
 def test_invalid_pictures():
-    recipe = rf.ImageFeatures()
+    recipe = rf.features.ImageFeatures()
     for wrong in [np.zeros((3, 4, 2)), np.zeros(5), np.zeros((0, 4)), np.zeros((2, 3, 4, 3))]:
         with pytest.raises(ValueError, match="`picture` must have shape"):
             recipe(wrong)
@@ -139,24 +141,29 @@ def test_invalid_pictures():
 
 def test_invalid_recipes():
     with pytest.raises(ValueError, match="`scale` must be above 0 and at most 1"):
-        rf.ImageFeatures(scale=0)
+        rf.features.ImageFeatures(scale=0)
     with pytest.raises(TypeError, match="`pixels` must be a tuple of objects of type AbstractPixelFeature"):
-        rf.ImageFeatures(pixels=(rf.ColourDifference(),))
+        rf.features.ImageFeatures(pixels=(rf.features.ColourDifference(),))
     with pytest.raises(TypeError, match="`edges` must be a tuple"):
-        rf.ImageFeatures(edges=())
+        rf.features.ImageFeatures(edges=())
     with pytest.raises(ValueError, match="`cell` must be an integer from 1 to 1024"):
-        rf.HOG(0)
+        rf.features.HOG(0)
     with pytest.raises(ValueError, match="`thresholds` must be a tuple of finite numbers"):
-        rf.SobelResponse(())
+        rf.features.SobelResponse(())
     with pytest.raises(ValueError, match="`of` must have between 1 and 12 features"):
-        rf.Fourier((rf.HOG(),))
-    assert rf.ImageFeatures() == rf.ImageFeatures() != rf.ImageFeatures(scale=0.5)
+        rf.features.Fourier((rf.features.HOG(),))
+    assert rf.features.ImageFeatures() == rf.features.ImageFeatures() != rf.features.ImageFeatures(scale=0.5)
 
 
 def test_recipes_can_be_kept_with_a_model(tmp_path):
-    recipe = rf.ImageFeatures(
-        pixels=(rf.Constant(), rf.Intensity(), rf.Fourier((rf.Colour(), rf.Position())), rf.HOG(4)),
-        edges=(rf.Constant(), rf.ColourDifference((0.1, 0.2)), rf.SobelResponse()),
+    recipe = rf.features.ImageFeatures(
+        pixels=(
+            rf.features.Constant(),
+            rf.features.Intensity(),
+            rf.features.Fourier((rf.features.Colour(), rf.features.Position())),
+            rf.features.HOG(4),
+        ),
+        edges=(rf.features.Constant(), rf.features.ColourDifference((0.1, 0.2)), rf.features.SobelResponse()),
         scale=0.2,
     )
     write_tree(tmp_path / "model", "recipe", {"features": recipe}, SAVED)
@@ -165,7 +172,7 @@ def test_recipes_can_be_kept_with_a_model(tmp_path):
 
 def test_features_of_a_photograph_take_well_under_a_second():
     picture = np.random.default_rng(0).integers(0, 256, (240, 320, 3), np.uint8)
-    recipe = rf.ImageFeatures()
+    recipe = rf.features.ImageFeatures()
     recipe(picture[:20, :20])  # imports
     seconds = []
     for _ in range(3):

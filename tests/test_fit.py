@@ -10,9 +10,9 @@ import riskfield as rf
 from learning_cases import CHAIN, EXACT, TRUNCATED, chain_examples, chain_model, denoising, values
 from riskfield.learning.objective import Objective
 
-LOSS = rf.UnivariateLogistic()
-ADAM = rf.Torch(torch.optim.Adam, {"lr": 0.05}, batch_size=8, epochs=4)
-SMD = rf.SMD(gain=0.3, batch_size=10, epochs=2)
+LOSS = rf.losses.UnivariateLogistic()
+ADAM = rf.optim.Torch(torch.optim.Adam, {"lr": 0.05}, batch_size=8, epochs=4)
+SMD = rf.optim.SMD(gain=0.3, batch_size=10, epochs=2)
 
 
 def fit(model, data, *rest, **settings):
@@ -26,11 +26,15 @@ def test_exact_likelihood_matches_moments():
     """At the maximum likelihood of a generative model without ridge, marginals are the frequencies of the data."""
     graph = rf.chain(4, 2)
     labels = torch.randint(0, 2, (50, 4), generator=torch.Generator().manual_seed(1))
-    model = rf.Generative(graph)
+    model = rf.models.Generative(graph)
     result = fit(
-        model, rf.Examples(graph, labels), rf.SurrogateLikelihood(), EXACT, optimiser=rf.LBFGS(change_tol=1e-15)
+        model,
+        rf.Examples(graph, labels),
+        rf.losses.SurrogateLikelihood(),
+        EXACT,
+        optimiser=rf.optim.LBFGS(change_tol=1e-15),
     )
-    assert result.reason is rf.Reason.CONVERGED
+    assert result.reason is rf.learning.Reason.CONVERGED
     mu = EXACT(graph, model(graph).detach()).mu
     pairs = torch.stack([labels[:, :-1], labels[:, 1:]], -1)
     for variable in range(4):
@@ -44,7 +48,7 @@ def test_ridge_is_relative_to_the_risk_per_variable():
     """The same ridge for twice the data, or twice the variables, gives the same parameters; a sum does not."""
     data, ridge = chain_examples(12), 1e-2
     twice = [data, data]
-    tight = rf.LBFGS(gradient_tol=1e-9, change_tol=1e-15)
+    tight = rf.optim.LBFGS(gradient_tol=1e-9, change_tol=1e-15)
     found = []
     for examples, per_variable, weight in ((data, True, 1), (twice, True, 1), (data, False, 60), (twice, False, 120)):
         model = chain_model()
@@ -58,13 +62,23 @@ def test_every_loss_trains_a_conditional_model():
     """Through truncated TRW or without inference, each criterion ends well below the error of guessing."""
     train, test = chain_examples(60), chain_examples(200, seed=1)
     losses = [
-        *(rf.UnivariateQuadratic(), rf.SmoothedClassification(5.0), rf.CliqueLogistic(), rf.SurrogateEM()),
-        *(rf.Pseudolikelihood(), rf.Piecewise(), rf.Independent(), rf.Hybrid(LOSS, rf.MSE(), 0.5)),
+        *(
+            rf.losses.UnivariateQuadratic(),
+            rf.losses.SmoothedClassification(5.0),
+            rf.losses.CliqueLogistic(),
+            rf.losses.SurrogateEM(),
+        ),
+        *(
+            rf.losses.Pseudolikelihood(),
+            rf.losses.Piecewise(),
+            rf.losses.Independent(),
+            rf.losses.Hybrid(LOSS, rf.losses.MSE(), 0.5),
+        ),
         lambda solution, labels, mask: LOSS.of_solution(solution, labels, mask),
     ]
     for loss in losses:
         model = chain_model()
-        fit(model, train, loss, TRUNCATED, ridge=1e-3, optimiser=rf.LBFGS(iterations=30))
+        fit(model, train, loss, TRUNCATED, ridge=1e-3, optimiser=rf.optim.LBFGS(iterations=30))
         solution = TRUNCATED(CHAIN, model(CHAIN, test.inputs).detach())
         assert float((solution.mode() != test.labels).double().mean()) < 0.45, loss
 
@@ -87,7 +101,7 @@ def test_torch_optimisers_see_the_gradient_of_each_batch():
     from riskfield.learning.optimiser import seed_of
 
     data, model, other = chain_examples(20), chain_model(seed=1), chain_model(seed=1)
-    optimiser = rf.Torch(torch.optim.SGD, {"lr": 0.1, "momentum": 0.5}, batch_size=6, epochs=2)
+    optimiser = rf.optim.Torch(torch.optim.SGD, {"lr": 0.1, "momentum": 0.5}, batch_size=6, epochs=2)
     result = fit(model, data, ridge=0.01, optimiser=optimiser, seed=7)
     objective = Objective(other, data, LOSS, EXACT)
     by_hand = torch.optim.SGD(other.parameters(), lr=0.1, momentum=0.5)
@@ -95,10 +109,12 @@ def test_torch_optimisers_see_the_gradient_of_each_batch():
         for batch in objective.batches(6, seed_of(7, epoch)):
             part = data.select(batch)
             by_hand.zero_grad()
-            risk = rf.empirical_risk(LOSS, CHAIN, other(CHAIN, part.inputs), part.labels, EXACT, per_variable=True)
+            risk = rf.losses.empirical_risk(
+                LOSS, CHAIN, other(CHAIN, part.inputs), part.labels, EXACT, per_variable=True
+            )
             (risk + 0.01 * sum(p.square().sum() for p in other.parameters())).backward()
             by_hand.step()
-    assert result.reason is rf.Reason.ITERATIONS
+    assert result.reason is rf.learning.Reason.ITERATIONS
     assert result.history[-1].evaluations == 8
     assert torch.allclose(values(model), values(other), rtol=1e-12)
 
@@ -107,7 +123,7 @@ def test_smd_is_its_recursion():
     """Gains, parameters and the past by hand, with Hessians from autograd."""
     data, model = chain_examples(4), chain_model(seed=1)
     inference = rf.Inference(rf.MessagePassing(), rf.Stop(3, tol=None), rf.Unroll())
-    optimiser = rf.SMD(gain=0.2, meta_gain=0.5, decay=0.9, batch_size=4, epochs=4)
+    optimiser = rf.optim.SMD(gain=0.2, meta_gain=0.5, decay=0.9, batch_size=4, epochs=4)
     start = values(model)
     fit(model, data, LOSS, inference, ridge=0.01, optimiser=optimiser)
 
@@ -117,7 +133,7 @@ def test_smd_is_its_recursion():
     def objective(gamma):
         parts = [part.view(shape) for part, shape in zip(gamma.split([s.numel() for s in shapes]), shapes, strict=True)]
         theta = torch.func.functional_call(shadow, dict(zip(names, parts, strict=True)), (CHAIN, data.inputs))
-        risk = rf.empirical_risk(LOSS, CHAIN, theta, data.labels, inference, per_variable=True)
+        risk = rf.losses.empirical_risk(LOSS, CHAIN, theta, data.labels, inference, per_variable=True)
         return risk + 0.01 * gamma.square().sum()
 
     gamma, gain, past = start, torch.full_like(start, 0.2), torch.zeros_like(start)
@@ -136,7 +152,7 @@ def test_smd_beats_descent_with_the_gains_it_began_with():
     inference = rf.Inference(rf.MessagePassing(), rf.Stop(2, tol=None), rf.Unroll())
     found = {}
     for meta_gain in (0.0, 20.0):
-        smd = rf.SMD(gain=0.3, meta_gain=meta_gain, batch_size=20, epochs=4)
+        smd = rf.optim.SMD(gain=0.3, meta_gain=meta_gain, batch_size=20, epochs=4)
         found[meta_gain] = fit(chain_model(), data, LOSS, inference, optimiser=smd).history[-1].objective
     assert found[20.0] < found[0.0] - 0.1
 
@@ -144,9 +160,9 @@ def test_smd_beats_descent_with_the_gains_it_began_with():
 def test_smd_ends_when_a_pass_gains_too_little():
     data = chain_examples(60)
     inference = rf.Inference(rf.MessagePassing(), rf.Stop(2, tol=None), rf.Unroll())
-    smd = rf.SMD(gain=1.0, batch_size=20, epochs=50, tol=0.05)
+    smd = rf.optim.SMD(gain=1.0, batch_size=20, epochs=50, tol=0.05)
     result = fit(chain_model(), data, LOSS, inference, optimiser=smd)
-    assert result.reason is rf.Reason.CONVERGED
+    assert result.reason is rf.learning.Reason.CONVERGED
     assert "a pass lowered the objective by less than a fraction of 0.05" in result.explanation
     values = [record.objective for record in result.history]
     assert all(b <= 0.95 * min(values[: k + 1]) for k, b in enumerate(values[1:-1]))
@@ -155,7 +171,7 @@ def test_smd_ends_when_a_pass_gains_too_little():
 
 def test_smd_needs_second_derivatives():
     inference = rf.Inference(rf.MessagePassing(), rf.Stop(tol=1e-8), rf.FixedPoint())
-    with pytest.raises(rf.AdjointError, match=r"first derivatives only. Use `Unroll`"):
+    with pytest.raises(rf.errors.AdjointError, match=r"first derivatives only. Use `Unroll`"):
         fit(chain_model(), chain_examples(4), LOSS, inference, optimiser=SMD)
 
 
@@ -164,9 +180,9 @@ def test_contrastive_divergence_keeps_the_newest_parameters():
     truth = graph.zeros()
     truth[:] = torch.randn(graph.theta_size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     labels = rf.sample(graph, truth, 2000, seed=1).reshape(-1, 3)
-    model = rf.Generative(graph)
-    optimiser = rf.Torch(torch.optim.Adam, {"lr": 0.05}, batch_size=200, epochs=15)
-    result = fit(model, rf.Examples(graph, labels), rf.ContrastiveDivergence(steps=3), None, optimiser=optimiser)
+    model = rf.models.Generative(graph)
+    optimiser = rf.optim.Torch(torch.optim.Adam, {"lr": 0.05}, batch_size=200, epochs=15)
+    result = fit(model, rf.Examples(graph, labels), rf.losses.ContrastiveDivergence(steps=3), None, optimiser=optimiser)
     assert result.best == result.history[-1]
     assert torch.allclose(EXACT(graph, model(graph).detach()).mu, EXACT(graph, truth).mu, atol=0.05)
 
@@ -174,7 +190,7 @@ def test_contrastive_divergence_keeps_the_newest_parameters():
 # -- determinism ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("optimiser", [rf.LBFGS(iterations=5), ADAM, SMD], ids=["lbfgs", "adam", "smd"])
+@pytest.mark.parametrize("optimiser", [rf.optim.LBFGS(iterations=5), ADAM, SMD], ids=["lbfgs", "adam", "smd"])
 def test_the_seed_decides_everything(optimiser):
     """With a model that draws random numbers; torch's own generator goes on as if nothing had happened."""
 
@@ -196,8 +212,8 @@ def test_the_seed_decides_everything(optimiser):
 
 
 def test_iterations_end_it():
-    result = fit(chain_model(), chain_examples(), optimiser=rf.LBFGS(iterations=3))
-    assert result.reason is rf.Reason.ITERATIONS
+    result = fit(chain_model(), chain_examples(), optimiser=rf.optim.LBFGS(iterations=3))
+    assert result.reason is rf.learning.Reason.ITERATIONS
     assert [record.iteration for record in result.history] == [1, 2, 3]
     assert repr(result).startswith("Fit(iterations after 3 iterations, objective 0.")
 
@@ -211,7 +227,7 @@ def test_callbacks_see_every_iteration_and_can_end_it():
 
     model = chain_model()
     result = fit(model, chain_examples(), callbacks=[callback, lambda record, model: None])
-    assert result.reason is rf.Reason.CALLBACK
+    assert result.reason is rf.learning.Reason.CALLBACK
     assert tuple(record for record, _ in seen) == result.history
     assert len(seen) == 4
     assert torch.equal(seen[-1][1], values(model))
@@ -223,7 +239,7 @@ def test_validation_stops_early_and_keeps_the_best():
     model = chain_model(30)
     result = fit(model, train, validation=rf.Validation(held_out, patience=4))
     looks = [record.validation for record in result.history]
-    assert result.reason is rf.Reason.VALIDATION
+    assert result.reason is rf.learning.Reason.VALIDATION
     assert result.best.validation == min(looks)
     assert result.best.iteration == len(looks) - 4
     assert result.history[-1].objective < result.best.objective
@@ -232,12 +248,12 @@ def test_validation_stops_early_and_keeps_the_best():
 
 def test_validation_can_look_at_another_loss_now_and_then():
     held_out = chain_examples(20, seed=1)
-    validation = rf.Validation(held_out, loss=rf.UnivariateQuadratic(), inference=TRUNCATED, every=3)
+    validation = rf.Validation(held_out, loss=rf.losses.UnivariateQuadratic(), inference=TRUNCATED, every=3)
     model = chain_model()
-    result = fit(model, chain_examples(), validation=validation, optimiser=rf.LBFGS(iterations=7))
+    result = fit(model, chain_examples(), validation=validation, optimiser=rf.optim.LBFGS(iterations=7))
     looks = [record.validation for record in result.history]
     assert [look is not None for look in looks] == [False, False, True, False, False, True, False]
-    found = Objective(model, held_out, rf.UnivariateQuadratic(), TRUNCATED).risk()
+    found = Objective(model, held_out, rf.losses.UnivariateQuadratic(), TRUNCATED).risk()
     assert found == pytest.approx(min(look for look in looks if look is not None), rel=1e-12)
 
 
@@ -255,7 +271,7 @@ def test_validation_puts_the_model_in_evaluation_mode_and_back():
             return self.crf(graph, inputs)
 
     model = Watched()
-    fit(model, chain_examples(4), validation=chain_examples(3), optimiser=rf.LBFGS(iterations=2))
+    fit(model, chain_examples(4), validation=chain_examples(3), optimiser=rf.optim.LBFGS(iterations=2))
     assert {mode for mode in modes if mode[2] == 4} == {(True, False, 4)}
     assert {mode for mode in modes if mode[2] == 3} == {(False, False, 3)}
     assert model.training
@@ -271,31 +287,31 @@ def few_sweeps(sweeps):
 
 def test_a_likelihood_of_too_few_sweeps_diverges_where_a_marginal_loss_does_not():
     """The remark below Table 2 of Domke (2013), on a smaller problem."""
-    train, test, settings = denoising(), denoising(seed=1), {"ridge": 1e-3, "optimiser": rf.LBFGS(iterations=60)}
+    train, test, settings = denoising(), denoising(seed=1), {"ridge": 1e-3, "optimiser": rf.optim.LBFGS(iterations=60)}
 
     def error(model, inference):
         solution = inference(test.graph, model(test.graph, test.inputs).detach())
         return float((solution.mode() != test.labels).double().mean())
 
     model = rf.LinearModel(2, 2, 2)
-    with pytest.warns(rf.DivergenceWarning, match="Training diverged: the risk is -.*Try more sweeps"):
-        result = fit(model, train, rf.SurrogateLikelihood(), few_sweeps(2), **settings)
-    assert result.reason is rf.Reason.DIVERGED
+    with pytest.warns(rf.errors.DivergenceWarning, match="Training diverged: the risk is -.*Try more sweeps"):
+        result = fit(model, train, rf.losses.SurrogateLikelihood(), few_sweeps(2), **settings)
+    assert result.reason is rf.learning.Reason.DIVERGED
     assert result.best.objective == min(record.objective for record in result.history)
-    kept = Objective(model, train, rf.SurrogateLikelihood(), few_sweeps(2), ridge=1e-3)()
+    kept = Objective(model, train, rf.losses.SurrogateLikelihood(), few_sweeps(2), ridge=1e-3)()
     assert kept.value == pytest.approx(result.best.objective, rel=1e-12)
     diverged = error(model, few_sweeps(2))
 
     model = rf.LinearModel(2, 2, 2)
-    with pytest.warns(rf.DivergenceWarning, match=r"with 3 sweeps of inference, but .* with 6"):
-        result = fit(model, train, rf.SurrogateLikelihood(), few_sweeps(3), **settings)
-    assert result.reason is not rf.Reason.DIVERGED  # the ridge has held it at a risk above 0
+    with pytest.warns(rf.errors.DivergenceWarning, match=r"with 3 sweeps of inference, but .* with 6"):
+        result = fit(model, train, rf.losses.SurrogateLikelihood(), few_sweeps(3), **settings)
+    assert result.reason is not rf.learning.Reason.DIVERGED  # the ridge has held it at a risk above 0
     assert error(model, few_sweeps(3)) > 0.42
 
     errors = {}
-    for loss, sweeps in ((rf.SurrogateLikelihood(), 10), (LOSS, 2), (LOSS, 10)):
+    for loss, sweeps in ((rf.losses.SurrogateLikelihood(), 10), (LOSS, 2), (LOSS, 10)):
         model = rf.LinearModel(2, 2, 2)
-        assert fit(model, train, loss, few_sweeps(sweeps), **settings).reason is not rf.Reason.DIVERGED
+        assert fit(model, train, loss, few_sweeps(sweeps), **settings).reason is not rf.learning.Reason.DIVERGED
         errors[type(loss).__name__, sweeps] = error(model, few_sweeps(sweeps))
     assert max(errors.values()) < 0.37 < 0.42 < diverged
 
@@ -303,19 +319,21 @@ def test_a_likelihood_of_too_few_sweeps_diverges_where_a_marginal_loss_does_not(
 def test_validation_by_a_marginal_loss_keeps_what_was_good_before_a_likelihood_diverged():
     validation = rf.Validation(denoising(seed=2), LOSS, patience=1000)
     model = rf.LinearModel(2, 2, 2)
-    with pytest.warns(rf.DivergenceWarning, match="the best parameters, those of iteration"):
-        result = fit(model, denoising(), rf.SurrogateLikelihood(), few_sweeps(2), ridge=1e-3, validation=validation)
+    with pytest.warns(rf.errors.DivergenceWarning, match="the best parameters, those of iteration"):
+        result = fit(
+            model, denoising(), rf.losses.SurrogateLikelihood(), few_sweeps(2), ridge=1e-3, validation=validation
+        )
     looks = [record.validation for record in result.history]
     assert result.best.validation == min(looks) < 0.66 < 1 < looks[-1]
     assert Objective(model, denoising(seed=2), LOSS, few_sweeps(2)).risk() == pytest.approx(min(looks), rel=1e-12)
 
 
 def test_a_growing_objective_is_divergence():
-    optimiser = rf.Torch(torch.optim.SGD, {"lr": 1e3}, batch_size=5, epochs=50)
+    optimiser = rf.optim.Torch(torch.optim.SGD, {"lr": 1e3}, batch_size=5, epochs=50)
     model = chain_model()
-    with pytest.warns(rf.DivergenceWarning, match="the objective has grown from .* to "):
-        result = fit(model, chain_examples(), rf.SurrogateLikelihood(), EXACT, ridge=1e-2, optimiser=optimiser)
-    assert result.reason is rf.Reason.DIVERGED
+    with pytest.warns(rf.errors.DivergenceWarning, match="the objective has grown from .* to "):
+        result = fit(model, chain_examples(), rf.losses.SurrogateLikelihood(), EXACT, ridge=1e-2, optimiser=optimiser)
+    assert result.reason is rf.learning.Reason.DIVERGED
     assert len(result.history) < 50
     assert result.best.objective == min(record.objective for record in result.history)
 
@@ -329,10 +347,10 @@ def test_nan_keeps_the_best_and_says_why():
             next(model.parameters()).data[0, 0] = math.nan
 
     chosen = []
-    optimiser = rf.Torch(torch.optim.SGD, {"lr": 0.1}, epochs=10)
-    with pytest.warns(rf.DivergenceWarning, match="the objective is nan: the model returned a theta with NaN"):
+    optimiser = rf.optim.Torch(torch.optim.SGD, {"lr": 0.1}, epochs=10)
+    with pytest.warns(rf.errors.DivergenceWarning, match="the objective is nan: the model returned a theta with NaN"):
         result = fit(poisoned, chain_examples(), optimiser=optimiser, callbacks=[poison])
-    assert result.reason is rf.Reason.DIVERGED
+    assert result.reason is rf.learning.Reason.DIVERGED
     assert torch.equal(values(poisoned), chosen[0])
 
 
@@ -345,18 +363,22 @@ def test_a_start_that_is_not_finite_is_refused():
 
 def test_a_loss_on_marginals_refuses_an_adjoint_that_does_not_differentiate_them():
     envelope = rf.Inference(rf.MessagePassing(), rf.Stop(), rf.Envelope())
-    for loss in (rf.CliqueLogistic(), rf.Hybrid(rf.MSE(), LOSS, 0.5), lambda s, labels, mask: s.mu.sum(-1)):
+    for loss in (
+        rf.losses.CliqueLogistic(),
+        rf.losses.Hybrid(rf.losses.MSE(), LOSS, 0.5),
+        lambda s, labels, mask: s.mu.sum(-1),
+    ):
         model = chain_model()
         with pytest.raises(ValueError, match=r"`adjoint` must .* `Unroll\(\)` or `FixedPoint\(\)`.*Got Envelope\("):
             fit(model, chain_examples(), loss, envelope)
         assert not values(model).any()
     # Without a gradient there is nothing to lose: a likelihood trains by it, and a loss on marginals looks on.
     validation = rf.Validation(chain_examples(10, seed=1), loss=LOSS)
-    result = fit(chain_model(), chain_examples(), rf.SurrogateLikelihood(), envelope, validation=validation)
+    result = fit(chain_model(), chain_examples(), rf.losses.SurrogateLikelihood(), envelope, validation=validation)
     assert math.isfinite(result.best.validation)
 
 
-@pytest.mark.parametrize("optimiser", [rf.LBFGS(), ADAM], ids=["lbfgs", "adam"])
+@pytest.mark.parametrize("optimiser", [rf.optim.LBFGS(), ADAM], ids=["lbfgs", "adam"])
 @pytest.mark.parametrize(
     "loss",
     [lambda s, labels, mask: (s.mode() != labels).sum(-1), lambda s, labels, mask: s.mu.detach().square().sum(-1)],
@@ -371,23 +393,25 @@ def test_examples_that_the_loss_does_not_look_at_are_no_reason_to_refuse():
     """A clique loss sees nothing of single variables."""
     alone = rf.chain(1, 3, tied=True)
     data = [chain_examples(), chain_examples(5, graph=alone)]
-    assert fit(chain_model(), data, rf.CliqueLogistic(), EXACT, ridge=1e-2).reason is rf.Reason.CONVERGED
+    assert (
+        fit(chain_model(), data, rf.losses.CliqueLogistic(), EXACT, ridge=1e-2).reason is rf.learning.Reason.CONVERGED
+    )
 
 
 def test_validation_that_is_never_finite_warns_and_keeps_what_was_trained():
     held_out = chain_examples(3, seed=1)
     held_out.inputs["nodes"][0, 0, 0] = math.nan
     model, alone = chain_model(), chain_model()
-    with pytest.warns(rf.DivergenceWarning, match=r"`validation` was never finite: it is nan.* of iteration 5"):
-        result = fit(model, chain_examples(), validation=held_out, optimiser=rf.LBFGS(iterations=5))
-    expected = fit(alone, chain_examples(), optimiser=rf.LBFGS(iterations=5))
+    with pytest.warns(rf.errors.DivergenceWarning, match=r"`validation` was never finite: it is nan.* of iteration 5"):
+        result = fit(model, chain_examples(), validation=held_out, optimiser=rf.optim.LBFGS(iterations=5))
+    expected = fit(alone, chain_examples(), optimiser=rf.optim.LBFGS(iterations=5))
     assert result.best.iteration == expected.best.iteration == 5
     assert torch.equal(values(model), values(alone))
 
 
 def test_validation_that_was_not_reached_keeps_what_was_trained():
     validation = rf.Validation(chain_examples(3, seed=1), every=10)
-    result = fit(chain_model(), chain_examples(), validation=validation, optimiser=rf.LBFGS(iterations=5))
+    result = fit(chain_model(), chain_examples(), validation=validation, optimiser=rf.optim.LBFGS(iterations=5))
     assert result.best.iteration == 5
 
 
@@ -398,7 +422,7 @@ def test_validation_that_is_finite_later_is_what_decides():
         return torch.full(labels.shape[:-1], next(looks) * labels.shape[-1], dtype=torch.float64)
 
     validation = rf.Validation(chain_examples(3, seed=1), loss=scripted)
-    result = fit(chain_model(), chain_examples(), validation=validation, optimiser=rf.LBFGS(iterations=5))
+    result = fit(chain_model(), chain_examples(), validation=validation, optimiser=rf.optim.LBFGS(iterations=5))
     assert result.best.iteration == 3
     assert result.best.validation == 2.0
 
@@ -415,7 +439,7 @@ def test_the_progress_bar_shows_loss_gradient_and_speed(capsys):
         chain_examples(),
         LOSS,
         EXACT,
-        optimiser=rf.LBFGS(iterations=6),
+        optimiser=rf.optim.LBFGS(iterations=6),
         callbacks=[wait],
         validation=chain_examples(3),
     )
@@ -444,13 +468,13 @@ def test_bad_arguments_are_refused(settings, error, message):
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: rf.Torch(torch.optim.Adam(chain_model().parameters())), TypeError, "must be a class such as"),
-        (lambda: rf.Torch(torch.optim.LBFGS), ValueError, r"use riskfield's own `LBFGS\(\)`"),
-        (lambda: rf.Torch(batch_size=0), ValueError, "`batch_size` must be a positive integer. Got 0."),
-        (lambda: rf.SMD(tol=1.0), ValueError, r"`tol` must lie in \[0, 1\). Got 1.0."),
-        (lambda: rf.SMD(decay=1.0), ValueError, r"`decay` must lie in \[0, 1\). Got 1.0."),
-        (lambda: rf.SMD(meta_gain=-1), ValueError, "`meta_gain` must be a non-negative number. Got -1."),
-        (lambda: rf.SMD(gain=0), ValueError, "`gain` must be a positive number. Got 0."),
+        (lambda: rf.optim.Torch(torch.optim.Adam(chain_model().parameters())), TypeError, "must be a class such as"),
+        (lambda: rf.optim.Torch(torch.optim.LBFGS), ValueError, r"use riskfield's own `LBFGS\(\)`"),
+        (lambda: rf.optim.Torch(batch_size=0), ValueError, "`batch_size` must be a positive integer. Got 0."),
+        (lambda: rf.optim.SMD(tol=1.0), ValueError, r"`tol` must lie in \[0, 1\). Got 1.0."),
+        (lambda: rf.optim.SMD(decay=1.0), ValueError, r"`decay` must lie in \[0, 1\). Got 1.0."),
+        (lambda: rf.optim.SMD(meta_gain=-1), ValueError, "`meta_gain` must be a non-negative number. Got -1."),
+        (lambda: rf.optim.SMD(gain=0), ValueError, "`gain` must be a positive number. Got 0."),
         (lambda: rf.Validation(chain_examples(2), patience=0), ValueError, "`patience` must be a positive integer"),
         (lambda: rf.Checkpoints("x", every=0), ValueError, "`every` must be a positive integer"),
     ],

@@ -27,31 +27,31 @@ def repulsive():
 def test_acceleration_solves_what_iteration_cannot():
     graph, theta, algorithm = repulsive()
     expected = gradient(graph, theta, algorithm, STOP, rf.Unroll())
-    for solver in (rf.Iterate(), rf.GMRES()):
+    for solver in (rf.adjoints.Iterate(), rf.adjoints.GMRES()):
         found = gradient(graph, theta, algorithm, STOP, rf.FixedPoint(solver=solver))
         torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-9)
     # The run needed damping, and so does going back: the native kernels do it, the torch kernels leave it to GMRES.
-    plain = rf.FixedPoint(solver=rf.Iterate(fallback=None))
+    plain = rf.FixedPoint(solver=rf.adjoints.Iterate(fallback=None))
     damped = gradient(graph, theta, algorithm, STOP, plain)
     torch.testing.assert_close(damped, expected, rtol=1e-7, atol=1e-9)
-    with pytest.raises(rf.AdjointError, match=r"still change the gradient by .* \(relative\) after \d+ steps"):
+    with pytest.raises(rf.errors.AdjointError, match=r"still change the gradient by .* \(relative\) after \d+ steps"):
         gradient(graph, theta, algorithm, STOP, plain, kernels="torch")
 
 
 def test_falling_short_is_a_warning_and_failing_an_error():
     graph = rf.grid(4, 4, 2)
     theta, algorithm = potentials(graph, 0), rf.MessagePassing(rf.TRW(0.5))
-    for kernels, solver in ((None, rf.Iterate(fallback=None)), ("torch", rf.Iterate())):
+    for kernels, solver in ((None, rf.adjoints.Iterate(fallback=None)), ("torch", rf.adjoints.Iterate())):
         adjoint = rf.FixedPoint(max_steps=2, solver=solver)
-        with pytest.raises(rf.AdjointError, match="after 2 steps; the tolerance is 1e-10"):
+        with pytest.raises(rf.errors.AdjointError, match="after 2 steps; the tolerance is 1e-10"):
             gradient(graph, theta, algorithm, STOP, adjoint, kernels=kernels)
-    with pytest.warns(rf.AdjointWarning, match=r"after 12 steps; the tolerance is 1e-10. Allow more steps"):
-        gradient(graph, theta, algorithm, STOP, rf.FixedPoint(max_steps=12, solver=rf.Iterate(fallback=None)))
+    with pytest.warns(rf.errors.AdjointWarning, match=r"after 12 steps; the tolerance is 1e-10. Allow more steps"):
+        gradient(graph, theta, algorithm, STOP, rf.FixedPoint(max_steps=12, solver=rf.adjoints.Iterate(fallback=None)))
 
 
 def test_messages_that_lag_behind_saturated_marginals_are_reported():
     before, after = torch.tensor([[0.0, -300.0, -torch.inf]]), torch.tensor([[0.0, -310.0, -torch.inf]])
-    with pytest.warns(rf.AdjointWarning, match="log-messages still change by 10"):
+    with pytest.warns(rf.errors.AdjointWarning, match="log-messages still change by 10"):
         _warn_if_unsettled(before, after)
 
 
@@ -94,20 +94,20 @@ def test_bad_settings(options, match):
 
 def test_bad_settings_of_solvers():
     with pytest.raises(ValueError, match=r"`restart` must be a positive integer. Got 0"):
-        rf.GMRES(restart=0)
+        rf.adjoints.GMRES(restart=0)
     with pytest.raises(TypeError, match=r"`fallback` must be an object such as `GMRES\(\)`, or None. Got 'gmres'"):
-        rf.Iterate(fallback="gmres")
+        rf.adjoints.Iterate(fallback="gmres")
 
 
 def test_an_infinite_loss_gradient_is_refused():
     graph = rf.chain(2, 2)
     theta = graph.zeros().requires_grad_()
     solution = rf.infer(graph, theta, evidence={0: 0}, adjoint=rf.FixedPoint())
-    with pytest.raises(rf.AdjointError, match="`FixedPoint`: the gradient of the loss in the marginals is -inf"):
+    with pytest.raises(rf.errors.AdjointError, match="`FixedPoint`: the gradient of the loss in the marginals is -inf"):
         (-graph.node(solution.mu, 0)[1].log()).backward()
 
 
-@pytest.mark.parametrize("solver", [rf.Iterate(), rf.GMRES()], ids=repr)
+@pytest.mark.parametrize("solver", [rf.adjoints.Iterate(), rf.adjoints.GMRES()], ids=repr)
 def test_work_is_bounded_where_inference_did_not_converge(solver, monkeypatch):
     """Belief propagation that oscillates on a dense graph with strong couplings."""
     rng = np.random.default_rng(1)
@@ -123,11 +123,11 @@ def test_work_is_bounded_where_inference_did_not_converge(solver, monkeypatch):
 
     monkeypatch.setattr(_Linearised, "vjp", watched)
     with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", rf.AdjointWarning)
+        warnings.simplefilter("always", rf.errors.AdjointWarning)
         try:
             gradient(graph, theta, rf.MessagePassing(), rf.Stop(50, 1e-8), rf.FixedPoint(solver=solver))
             said = " ".join(str(warning.message) for warning in caught)
-        except rf.AdjointError as error:
+        except rf.errors.AdjointError as error:
             said = str(error)
     assert re.search(r"Inference did not converge: its residual is [0-9.e-]+ after 50 sweeps.* or `Unroll`", said)
     assert sum(steps) <= 110

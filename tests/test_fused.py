@@ -82,7 +82,10 @@ def graphs():
 
 
 GRAPHS = {name: (graph, entropy) for name, graph, entropy in graphs()}
-SCHEDULES = {"numbering": lambda graph: rf.Sequential(), "colours": lambda graph: rf.Sequential(rf.colour_order(graph))}
+SCHEDULES = {
+    "numbering": lambda graph: rf.Sequential(),
+    "colours": lambda graph: rf.Sequential(rf.graph.colour_order(graph)),
+}
 
 
 def runs(name, schedule, impossible=False, scale=1.0):
@@ -227,7 +230,7 @@ def test_runs_to_a_tolerance(name, as_on_a_gpu):
 
 def test_a_tolerance_that_is_not_reached(as_on_a_gpu):
     graph, _ = GRAPHS["grid"]
-    with pytest.warns(rf.ConvergenceWarning, match="after 4 sweeps for 2 of 3"):
+    with pytest.warns(rf.errors.ConvergenceWarning, match="after 4 sweeps for 2 of 3"):
         found = rf.infer(graph, of_unequal_strength(graph), stop=rf.Stop(4, 1e-6), kernels="torch")
     assert found.converged.tolist() == [True, False, False]
     assert found.sweeps[1:].tolist() == [4, 4]
@@ -238,7 +241,7 @@ def test_messages_that_still_move(as_on_a_gpu):
     theta = (
         2000 * torch.randn(8, graph.theta_size, dtype=torch.float64, generator=torch.Generator().manual_seed(22))[7:]
     )
-    algorithm = rf.MessagePassing(rf.TRW(0.9), schedule=rf.Sequential(rf.colour_order(graph)))
+    algorithm = rf.MessagePassing(rf.TRW(0.9), schedule=rf.Sequential(rf.graph.colour_order(graph)))
     found, expected = (
         rf.infer(graph, theta, algorithm, stop=rf.Stop(tol=1e-6), kernels=kernels) for kernels in ("torch", "native")
     )
@@ -270,7 +273,7 @@ def test_impossible_evidence(as_on_a_gpu):
     residual, _ = run.advance(20, 1e-6)
     assert torch.isnan(residual).tolist() == [False, True, False]
     assert (residual[[0, 2]] <= 1e-6).all()
-    with pytest.raises(rf.ImpossibleEvidenceError, match="batch item 1"):
+    with pytest.raises(rf.errors.ImpossibleEvidenceError, match="batch item 1"):
         rf.infer(graph, theta, stop=rf.Stop(tol=1e-6), kernels="torch")
     assert as_on_a_gpu
 
@@ -298,7 +301,7 @@ def test_an_empty_batch(as_on_a_gpu):
 
 
 @pytest.mark.parametrize(
-    "adjoint", [rf.FixedPoint(), rf.Perturb(), rf.FixedPoint(solver=rf.Iterate(fallback=None))], ids=repr
+    "adjoint", [rf.FixedPoint(), rf.Perturb(), rf.FixedPoint(solver=rf.adjoints.Iterate(fallback=None))], ids=repr
 )
 @pytest.mark.parametrize("name", ["grid", "tied", "parts"])
 def test_gradients_at_convergence(name, adjoint, as_on_a_gpu):

@@ -16,7 +16,7 @@ def test_frequencies_are_marginals(graph, seed):
     theta = potentials(graph, seed)
     states = rf.sample(graph, theta, 100, chains=200, burn_in=60, seed=seed % 2**31)
     assert states.shape == (200, 100, graph.num_variables)
-    counted = rf.frequencies(graph, states).mean(0)
+    counted = rf.inference.frequencies(graph, states).mean(0)
     torch.testing.assert_close(counted, brute_force(graph, theta).mu, rtol=0, atol=0.03)
 
 
@@ -24,7 +24,7 @@ def test_frequencies_converge():
     graph = rf.FactorGraph([2, 3, 2, 1, 4], [(0, 1), (1, 2, 4), (4, 0), (3, 1), (0, 1)], tables=[0, 1, 2, 3, 0])
     theta = potentials(graph, 0)
     states = rf.sample(graph, theta, 500, chains=1000, seed=1)
-    counted = rf.frequencies(graph, states).mean(0)
+    counted = rf.inference.frequencies(graph, states).mean(0)
     torch.testing.assert_close(counted, brute_force(graph, theta).mu, rtol=0, atol=0.004)
 
 
@@ -33,7 +33,7 @@ def test_a_batch_has_its_own_potentials():
     theta = potentials(graph, 0, "mild", 2, 3)
     states = rf.sample(graph, theta, 200, chains=200, seed=0)
     assert states.shape == (2, 3, 200, 200, 4)
-    counted = rf.frequencies(graph, states).mean(2)
+    counted = rf.inference.frequencies(graph, states).mean(2)
     torch.testing.assert_close(counted, rf.infer(graph, theta, rf.Exact()).mu, rtol=0, atol=0.02)
 
 
@@ -65,7 +65,7 @@ def test_evidence_is_kept():
     assert (states[..., 0] == 2).all()
     assert (states[..., 4] == 0).all()
     exact = rf.infer(graph, theta, rf.Exact(), evidence={0: 2, 4: 0}).mu
-    torch.testing.assert_close(rf.frequencies(graph, states).mean(0), exact, rtol=0, atol=0.02)
+    torch.testing.assert_close(rf.inference.frequencies(graph, states).mean(0), exact, rtol=0, atol=0.02)
 
 
 def test_impossible_states_are_never_drawn_and_a_start_is_found():
@@ -95,11 +95,11 @@ def test_impossible_models_are_refused():
     graph = rf.chain(3, 2)
     theta = graph.zeros()
     graph.node(theta, 1)[:] = -math.inf
-    with pytest.raises(rf.ImpossibleEvidenceError, match="Every state of some variable is impossible"):
+    with pytest.raises(rf.errors.ImpossibleEvidenceError, match="Every state of some variable is impossible"):
         rf.sample(graph, theta, 1)
     theta = graph.zeros()
     graph.factor(theta, 0)[:] = -math.inf
-    with pytest.raises(rf.ImpossibleEvidenceError, match="No state of non-zero probability was found"):
+    with pytest.raises(rf.errors.ImpossibleEvidenceError, match="No state of non-zero probability was found"):
         rf.sample(graph, theta, 1)
 
 
@@ -129,7 +129,7 @@ def test_bad_theta_is_refused():
     with pytest.raises(ValueError, match=r"`theta` must not hold NaN or \+inf"):
         rf.sample(graph, graph.zeros() + math.nan, 1)
     with pytest.raises(ValueError, match=r"`states` must have shape \(\*batch, sample, variable\)"):
-        rf.frequencies(graph, torch.zeros(3, dtype=torch.int64))
+        rf.inference.frequencies(graph, torch.zeros(3, dtype=torch.int64))
 
 
 # -- how much samples are worth ---------------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ def autoregressive(correlation, chains, samples, start=0.0):
 @pytest.mark.parametrize("correlation", [0.0, 0.5, 0.9])
 def test_effective_sample_size_of_an_autoregression(correlation):
     expected = 100 * 1000 * (1 - correlation) / (1 + correlation)
-    found = rf.effective_sample_size(autoregressive(correlation, 100, 1000))
+    found = rf.inference.effective_sample_size(autoregressive(correlation, 100, 1000))
     assert found.shape == (1,)
     assert abs(float(found) / expected - 1) < 0.1
 
@@ -156,8 +156,8 @@ def test_effective_sample_size_of_an_autoregression(correlation):
 def test_effective_sample_size_sees_chains_that_disagree():
     """Each chain by itself looks independent; together they are as many samples as there are chains."""
     draws = autoregressive(0.0, 10, 50) + 20 * torch.arange(10)[:, None, None]
-    assert float(rf.effective_sample_size(draws)) < 15
+    assert float(rf.inference.effective_sample_size(draws)) < 15
     both = torch.cat([draws, torch.ones_like(draws)], -1)
-    assert rf.effective_sample_size(both.expand(3, -1, -1, -1))[2].tolist()[1] == 500  # of what never changes
+    assert rf.inference.effective_sample_size(both.expand(3, -1, -1, -1))[2].tolist()[1] == 500  # of what never changes
     with pytest.raises(ValueError, match=r"`draws` must be floats .* Got \(10, 50, 1\) of torch.int64"):
-        rf.effective_sample_size(draws.long())
+        rf.inference.effective_sample_size(draws.long())

@@ -152,5 +152,5 @@ def test_the_value_does_not_follow_marginals_changed_in_place():
     solution = rf.infer(graph, theta, stop=rf.Stop(tol=1e-10), adjoint=rf.Envelope())
     value = solution.log_partition
     solution.mu.mul_(2)
-    with pytest.raises(rf.AdjointError, match="were changed in place"):
+    with pytest.raises(rf.errors.AdjointError, match="were changed in place"):
         value.backward()

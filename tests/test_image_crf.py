@@ -9,8 +9,11 @@ from sklearn.model_selection import GridSearchCV
 import riskfield as rf
 from riskfield import ImageCRF
 
-RECIPE = rf.ImageFeatures(pixels=(rf.Constant(), rf.Colour()), edges=(rf.Constant(), rf.ColourDifference((0.3,))))
-FEW = rf.LBFGS(iterations=6)
+RECIPE = rf.features.ImageFeatures(
+    pixels=(rf.features.Constant(), rf.features.Colour()),
+    edges=(rf.features.Constant(), rf.features.ColourDifference((0.3,))),
+)
+FEW = rf.optim.LBFGS(iterations=6)
 
 
 def pictures(shapes=((12, 16, 3), (10, 18), (12, 16, 3), (15, 9, 1)), seed=0):
@@ -28,7 +31,7 @@ def pictures(shapes=((12, 16, 3), (10, 18), (12, 16, 3), (15, 9, 1)), seed=0):
 
 def test_pictures_of_unequal_sizes_grey_and_coloured():
     images, masks = pictures()
-    crf = ImageCRF(RECIPE, optimiser=rf.LBFGS(iterations=15)).fit(images, masks)
+    crf = ImageCRF(RECIPE, optimiser=rf.optim.LBFGS(iterations=15)).fit(images, masks)
     assert crf.classes_.tolist() == [0, 255]
     others, truth = pictures(seed=1)
     marginals = crf.predict_marginals(others)
@@ -44,14 +47,14 @@ def test_pictures_of_unequal_sizes_grey_and_coloured():
 
 def test_marginals_are_those_of_the_grid_brought_to_the_pixels():
     images, masks = pictures()
-    recipe = rf.ImageFeatures(RECIPE.pixels, RECIPE.edges, scale=0.5)
+    recipe = rf.features.ImageFeatures(RECIPE.pixels, RECIPE.edges, scale=0.5)
     inference = rf.Inference(rf.MeanField(), rf.Stop(3, None), rf.Unroll())
     crf = ImageCRF(recipe, inference=inference, optimiser=FEW).fit(images, masks)
     features = recipe(images[1])
     assert features.shape == (5, 9)
     graph = rf.grid(5, 9, 2)
     solution = rf.infer(graph, crf.model_(graph, features.inputs()).detach(), rf.MeanField(), stop=rf.Stop(3, None))
-    expected = rf.resize(solution.node_marginals[0].reshape(5, 9, 2), (10, 18)).numpy()
+    expected = rf.features.resize(solution.node_marginals[0].reshape(5, 9, 2), (10, 18)).numpy()
     np.testing.assert_allclose(crf.predict_marginals(images)[1], expected, rtol=0, atol=1e-12)
 
 
@@ -61,8 +64,8 @@ def test_weights_and_decoders():
     fewer = ImageCRF(RECIPE, optimiser=FEW).fit(images[1::2], masks[1::2])
     for a, b in zip(weighted.predict_marginals(images), fewer.predict_marginals(images), strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)
-    recipe = rf.ImageFeatures(RECIPE.pixels, RECIPE.edges, scale=0.5)
-    joint = ImageCRF(recipe, decoder=rf.MAP(), optimiser=FEW).fit(images, masks)
+    recipe = rf.features.ImageFeatures(RECIPE.pixels, RECIPE.edges, scale=0.5)
+    joint = ImageCRF(recipe, decoder=rf.decoders.MAP(), optimiser=FEW).fit(images, masks)
     found = joint.predict(images)[0]
     assert found.shape == masks[0].shape
     assert np.array_equal(found, np.kron(found[::2, ::2], np.ones((2, 2), np.uint8)))
@@ -73,12 +76,12 @@ def test_training_is_fit_stages_from_the_independent_model():
     crf = ImageCRF(RECIPE, loss="clique-logistic", optimiser=FEW, ridge=1e-2).fit(images, masks)
     assert len(crf.results_) == 2
     labels = [np.where(mask == 255, 1, 0) for mask in masks]
-    named = [rf.LabelledImage(str(k), *pair) for k, pair in enumerate(zip(images, labels, strict=True))]
-    data = rf.image_examples(named, RECIPE, 2)
+    named = [rf.datasets.LabelledImage(str(k), *pair) for k, pair in enumerate(zip(images, labels, strict=True))]
+    data = rf.datasets.image_examples(named, RECIPE, 2)
     model = rf.LinearModel(2, 4, {"horizontal": 2, "vertical": 2})
     trw = rf.Inference(rf.MessagePassing(rf.TRW(0.5)), rf.Stop(10, None), rf.Unroll())
-    rf.fit(model, data, rf.Independent(), optimiser=FEW, ridge=1e-2, progress=False)
-    result = rf.fit(model, data, rf.CliqueLogistic(), trw, optimiser=FEW, ridge=1e-2, progress=False)
+    rf.fit(model, data, rf.losses.Independent(), optimiser=FEW, ridge=1e-2, progress=False)
+    result = rf.fit(model, data, rf.losses.CliqueLogistic(), trw, optimiser=FEW, ridge=1e-2, progress=False)
     assert crf.results_[1].best.objective == pytest.approx(result.best.objective, rel=1e-9)
     for name, value in model.state_dict().items():
         torch.testing.assert_close(crf.model_.state_dict()[name], value, rtol=1e-6, atol=1e-8)
@@ -89,12 +92,12 @@ def test_training_is_fit_stages_from_the_independent_model():
     [
         ({"loss": "independent"}, 1),
         ({"loss": "smoothed-classification"}, 3),
-        ({"loss": rf.UnivariateLogistic(), "initial": ()}, 1),
-        ({"loss": "univariate-logistic", "initial": (rf.Independent(), rf.Pseudolikelihood())}, 3),
+        ({"loss": rf.losses.UnivariateLogistic(), "initial": ()}, 1),
+        ({"loss": "univariate-logistic", "initial": (rf.losses.Independent(), rf.losses.Pseudolikelihood())}, 3),
     ],
 )
 def test_what_is_fitted_first(settings, stages):
-    assert len(ImageCRF(RECIPE, optimiser=rf.LBFGS(iterations=2), **settings).fit(*pictures()).results_) == stages
+    assert len(ImageCRF(RECIPE, optimiser=rf.optim.LBFGS(iterations=2), **settings).fit(*pictures()).results_) == stages
 
 
 def test_pixels_without_a_label_do_not_count():
@@ -135,22 +138,24 @@ def test_arrays_of_pictures_and_searches():
 
 def test_files(tmp_path):
     images, masks = pictures()
-    recipe = rf.ImageFeatures((rf.Fourier((rf.Intensity(),)), rf.HOG(4)), RECIPE.edges, scale=0.6)
-    crf = ImageCRF(recipe, optimiser=FEW, initial=(rf.Independent(),), ridge=1e-2).fit(images, masks)
+    recipe = rf.features.ImageFeatures(
+        (rf.features.Fourier((rf.features.Intensity(),)), rf.features.HOG(4)), RECIPE.edges, scale=0.6
+    )
+    crf = ImageCRF(recipe, optimiser=FEW, initial=(rf.losses.Independent(),), ridge=1e-2).fit(images, masks)
     crf.save(tmp_path / "crf.safetensors")
     again = ImageCRF.load(tmp_path / "crf.safetensors")
     assert again.get_params() == crf.get_params()
     for a, b in zip(crf.predict_marginals(images), again.predict_marginals(images), strict=True):
         np.testing.assert_array_equal(a, b)
-    with pytest.raises(rf.FileFormatError, match=r"must hold a CRF. It holds ImageCRF"):
+    with pytest.raises(rf.errors.FileFormatError, match=r"must hold a CRF. It holds ImageCRF"):
         rf.CRF.load(tmp_path / "crf.safetensors")
 
 
 def test_a_run_that_was_cut_short_goes_on(tmp_path):
     images, masks = pictures()
-    whole = ImageCRF(RECIPE, optimiser=rf.LBFGS(iterations=6), initial=()).fit(images, masks)
-    part = ImageCRF(RECIPE, optimiser=rf.LBFGS(iterations=2), initial=()).fit(images, masks, checkpoint=tmp_path)
-    rest = clone(part).set_params(optimiser=rf.LBFGS(iterations=6))
+    whole = ImageCRF(RECIPE, optimiser=rf.optim.LBFGS(iterations=6), initial=()).fit(images, masks)
+    part = ImageCRF(RECIPE, optimiser=rf.optim.LBFGS(iterations=2), initial=()).fit(images, masks, checkpoint=tmp_path)
+    rest = clone(part).set_params(optimiser=rf.optim.LBFGS(iterations=6))
     with pytest.raises(FileExistsError, match="already holds a run"):
         rest.fit(images, masks, checkpoint=tmp_path)
     rest.fit(images, masks, checkpoint=tmp_path, resume=True)

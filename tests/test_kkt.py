@@ -24,7 +24,7 @@ from riskfield.adjoints._convex import unsettled_convex
 from strategies import graphs, potentials, seeds
 
 MESSAGE_PASSING = rows(lambda case: case.marginals and case.kernels and case.name not in ("mean-field", "exact"))
-SOLVERS = pytest.mark.parametrize("solver", [rf.Direct(), rf.Minres()], ids=["direct", "minres"])
+SOLVERS = pytest.mark.parametrize("solver", [rf.adjoints.Direct(), rf.adjoints.Minres()], ids=["direct", "minres"])
 
 
 @MESSAGE_PASSING
@@ -42,9 +42,9 @@ def test_equals_differences_of_the_objective(case, solver, graph, seed, kind, lo
         try:
             start = rf.infer(graph, theta, algorithm, stop=stop).messages
             actual = gradient(graph, theta, algorithm, loss, rf.KKT(solver), rf.Stop(300, 1e-14), messages=start)
-        except (rf.ImpossibleEvidenceError, rf.ConvergenceWarning, rf.AdjointWarning):
+        except (rf.errors.ImpossibleEvidenceError, rf.errors.ConvergenceWarning, rf.errors.AdjointWarning):
             return
-        except rf.AdjointError:
+        except rf.errors.AdjointError:
             assert kind == "impossible"  # a state whose probability falls to 0 for ever
             return
     expected, converged = differences(graph, theta, algorithm, loss, stop)
@@ -133,7 +133,7 @@ def test_very_improbable_states(strength):
     expected, _ = differences(graph, theta, algorithm, loss)
     assert error(gradient(graph, theta, algorithm, loss, rf.KKT()), expected) < 1e-8
     if strength < 100:
-        assert error(gradient(graph, theta, algorithm, loss, rf.KKT(rf.Minres())), expected) < 1e-8
+        assert error(gradient(graph, theta, algorithm, loss, rf.KKT(rf.adjoints.Minres())), expected) < 1e-8
 
 
 @SOLVERS
@@ -193,19 +193,23 @@ def test_what_it_refuses():
     with pytest.raises(TypeError, match=r"`solver` must be `Direct\(\)` or `Minres\(\)`. Got 'direct'"):
         rf.KKT("direct")
     with pytest.raises(ValueError, match="`tol` must lie between 0 and 1"):
-        rf.Direct(tol=0)
+        rf.adjoints.Direct(tol=0)
     with pytest.raises(ValueError, match="`max_steps` must be at least 1"):
-        rf.Minres(max_steps=0)
+        rf.adjoints.Minres(max_steps=0)
     mu = rf.infer(graph, theta, adjoint=rf.KKT(), evidence={0: 1}).mu
-    with pytest.raises(rf.AdjointError, match=r"`KKT`: the gradient of the loss in the marginals is -inf at \(0,\)"):
+    with pytest.raises(
+        rf.errors.AdjointError, match=r"`KKT`: the gradient of the loss in the marginals is -inf at \(0,\)"
+    ):
         (-mu[0].log()).backward()
 
 
 def test_a_solve_that_stops_early_is_an_error():
     graph = rf.grid(4, 4, 2)
     theta = potentials(graph, 0)
-    with pytest.raises(rf.AdjointError, match=r"`KKT\(Minres\(max_steps=3\)\)`: .* relative residual of [0-9.e-]+;"):
-        gradient(graph, theta, rf.MessagePassing(), random_quadratic, rf.KKT(rf.Minres(max_steps=3)))
+    with pytest.raises(
+        rf.errors.AdjointError, match=r"`KKT\(Minres\(max_steps=3\)\)`: .* relative residual of [0-9.e-]+;"
+    ):
+        gradient(graph, theta, rf.MessagePassing(), random_quadratic, rf.KKT(rf.adjoints.Minres(max_steps=3)))
 
 
 @SOLVERS
@@ -221,7 +225,7 @@ def test_a_point_where_the_marginals_are_not_differentiable_is_an_error(solver):
     def loss(graph, mu):
         return mu[: graph.node_size : 2].sum()
 
-    with pytest.raises(rf.AdjointError, match="relative residual of"):
+    with pytest.raises(rf.errors.AdjointError, match="relative residual of"):
         gradient(graph, theta, rf.MessagePassing(), loss, rf.KKT(solver))
 
 
@@ -229,8 +233,10 @@ def test_marginals_that_have_not_settled_warn():
     graph = rf.grid(4, 4, 2)
     theta = potentials(graph, 0)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", rf.ConvergenceWarning)
-        with pytest.warns(rf.AdjointWarning, match=r"`KKT`: marginals .* are consistent only to 0\.\d+ of their size"):
+        warnings.simplefilter("ignore", rf.errors.ConvergenceWarning)
+        with pytest.warns(
+            rf.errors.AdjointWarning, match=r"`KKT`: marginals .* are consistent only to 0\.\d+ of their size"
+        ):
             gradient(graph, theta, rf.MessagePassing(), univariate_logistic, rf.KKT(), rf.Stop(1, 1e-13))
 
 
@@ -249,7 +255,7 @@ def test_second_derivatives_are_refused():
     theta = graph.zeros().requires_grad_()
     mu = rf.infer(graph, theta, adjoint=rf.KKT()).mu
     (first,) = torch.autograd.grad((mu**2).sum(), theta, create_graph=True)
-    with pytest.raises(rf.AdjointError, match=r"has first derivatives only\. Use `Unroll`"):
+    with pytest.raises(rf.errors.AdjointError, match=r"has first derivatives only\. Use `Unroll`"):
         first.sum().backward()
 
 

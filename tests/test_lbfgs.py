@@ -13,7 +13,7 @@ from riskfield.learning.objective import Diverged, Evaluation, Objective, assign
 class Function:
     """Stands in for an objective: value and gradient of a function of a vector, and all points it was asked for."""
 
-    loss = rf.UnivariateLogistic()
+    loss = rf.losses.UnivariateLogistic()
 
     def __init__(self, function, start, gradient=None):
         self.parameters = [torch.nn.Parameter(torch.tensor(start, dtype=torch.float64))]
@@ -36,7 +36,7 @@ def rosenbrock(x):
 
 def test_one_step_is_one_iteration_of_torch_and_asks_for_no_point_twice():
     ours = Function(rosenbrock, [-1.2, 1.0])
-    run = rf.LBFGS(memory=7).start(ours, seed=0)
+    run = rf.optim.LBFGS(memory=7).start(ours, seed=0)
     theirs = torch.tensor([-1.2, 1.0], dtype=torch.float64, requires_grad=True)
     counted = []
 
@@ -63,14 +63,14 @@ def test_reaches_the_minimum_scipy_finds():
     result = rf.fit(
         model,
         data,
-        rf.UnivariateLogistic(),
+        rf.losses.UnivariateLogistic(),
         EXACT,
         ridge=1e-2,
-        optimiser=rf.LBFGS(gradient_tol=1e-8, change_tol=1e-15),
+        optimiser=rf.optim.LBFGS(gradient_tol=1e-8, change_tol=1e-15),
         progress=False,
     )
     other = chain_model()
-    objective = Objective(other, data, rf.UnivariateLogistic(), EXACT, ridge=1e-2)
+    objective = Objective(other, data, rf.losses.UnivariateLogistic(), EXACT, ridge=1e-2)
 
     def function(gamma):
         assign(objective.parameters, torch.tensor(gamma))
@@ -80,7 +80,7 @@ def test_reaches_the_minimum_scipy_finds():
     best = minimize(
         function, np.zeros(len(values(model))), jac=True, method="L-BFGS-B", options={"gtol": 1e-8, "ftol": 0}
     )
-    assert result.reason is rf.Reason.CONVERGED
+    assert result.reason is rf.learning.Reason.CONVERGED
     assert result.best.objective == pytest.approx(best.fun, rel=1e-10)
     assert torch.allclose(values(model), torch.tensor(best.x), atol=1e-5)
 
@@ -92,7 +92,7 @@ def test_a_bad_search_direction_throws_the_memory_away():
     function = Function(
         lambda x: (scales * x.square()).sum() / 2, [1.0, 100.0], gradient=lambda point, gradient: gradient + error
     )
-    run = rf.LBFGS().start(function, seed=0)
+    run = rf.optim.LBFGS().start(function, seed=0)
     for k in range(40):
         before = run.step(k + 1)
         if function.parameters[0][1] < 10:
@@ -109,7 +109,7 @@ def test_a_bad_search_direction_throws_the_memory_away():
 
 def test_where_the_gradient_points_uphill_there_is_nothing_to_be_done():
     function = Function(lambda x: x.square().sum(), [1.0, 2.0], gradient=lambda point, gradient: -gradient)
-    step = rf.LBFGS().start(function, seed=0).step(1)
+    step = rf.optim.LBFGS().start(function, seed=0).step(1)
     assert step.stalled
     assert function.parameters[0].tolist() == [1.0, 2.0]
 
@@ -125,11 +125,11 @@ def test_fit_says_when_it_is_stalled():
             return -gradient
 
     def loss(solution, labels, mask):
-        return Backwards.apply(rf.UnivariateLogistic().of_solution(solution, labels, mask))
+        return Backwards.apply(rf.losses.UnivariateLogistic().of_solution(solution, labels, mask))
 
     model = chain_model()
     result = rf.fit(model, chain_examples(), loss, EXACT, progress=False)
-    assert result.reason is rf.Reason.STALLED
+    assert result.reason is rf.learning.Reason.STALLED
     assert "does not decrease along its gradient" in result.explanation
     assert values(model).abs().max() == 0
 
@@ -141,7 +141,7 @@ def test_a_cliff_in_the_line_search_ends_at_the_lowest_point_before_it():
         return -x[0]
 
     function = Function(down_to_the_cliff, [0.0])
-    run = rf.LBFGS().start(function, seed=0)
+    run = rf.optim.LBFGS().start(function, seed=0)
     step = run.step(1)
     assert step.restarted
     assert step.at.value == -1.0
@@ -153,10 +153,17 @@ def test_a_cliff_in_the_line_search_ends_at_the_lowest_point_before_it():
 def test_convergence_is_seen_at_once():
     model = chain_model()
     settings = {"ridge": 1e-2, "progress": False}
-    rf.fit(model, chain_examples(), rf.UnivariateLogistic(), EXACT, optimiser=rf.LBFGS(change_tol=1e-15), **settings)
+    rf.fit(
+        model,
+        chain_examples(),
+        rf.losses.UnivariateLogistic(),
+        EXACT,
+        optimiser=rf.optim.LBFGS(change_tol=1e-15),
+        **settings,
+    )
     found = values(model)
-    again = rf.fit(model, chain_examples(), rf.UnivariateLogistic(), EXACT, **settings)
-    assert again.reason is rf.Reason.CONVERGED
+    again = rf.fit(model, chain_examples(), rf.losses.UnivariateLogistic(), EXACT, **settings)
+    assert again.reason is rf.learning.Reason.CONVERGED
     assert len(again.history) == again.history[0].evaluations == 1
     assert torch.equal(values(model), found)
 
@@ -164,9 +171,9 @@ def test_convergence_is_seen_at_once():
 def test_float32_converges():
     data = chain_examples(40)
     single = rf.Examples(data.graph, data.labels, {"nodes": data.inputs["nodes"].float()})
-    result = rf.fit(chain_model().float(), single, rf.UnivariateLogistic(), EXACT, ridge=1e-2, progress=False)
-    double = rf.fit(chain_model(), data, rf.UnivariateLogistic(), EXACT, ridge=1e-2, progress=False)
-    assert result.reason in (rf.Reason.CONVERGED, rf.Reason.STALLED)
+    result = rf.fit(chain_model().float(), single, rf.losses.UnivariateLogistic(), EXACT, ridge=1e-2, progress=False)
+    double = rf.fit(chain_model(), data, rf.losses.UnivariateLogistic(), EXACT, ridge=1e-2, progress=False)
+    assert result.reason in (rf.learning.Reason.CONVERGED, rf.learning.Reason.STALLED)
     assert result.best.objective == pytest.approx(double.best.objective, rel=1e-5)
 
 
@@ -180,9 +187,9 @@ def test_float32_converges():
 )
 def test_bad_settings_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
-        rf.LBFGS(**settings)
+        rf.optim.LBFGS(**settings)
 
 
 def test_a_loss_without_values_is_refused():
     with pytest.raises(ValueError, match="must not compare values of ContrastiveDivergence"):
-        rf.fit(chain_model(), chain_examples(), rf.ContrastiveDivergence())
+        rf.fit(chain_model(), chain_examples(), rf.losses.ContrastiveDivergence())

@@ -39,9 +39,9 @@ def holder(tmp_path):
 
 
 def train(folder, **settings):
-    optimiser = rf.LBFGS(iterations=2)
+    optimiser = rf.optim.LBFGS(iterations=2)
     return rf.fit(
-        *(chain_model(), chain_examples(), rf.UnivariateLogistic(), EXACT),
+        *(chain_model(), chain_examples(), rf.losses.UnivariateLogistic(), EXACT),
         **{"optimiser": optimiser, "checkpoint": folder, "progress": False, **settings},
     )
 

@@ -23,7 +23,7 @@ def total(row, graph, theta, inference):
     batch = theta.shape[:-1]
     labels, evidence = labels.expand(*batch, -1, -1), evidence.expand(*batch, -1, -1)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", rf.ConvergenceWarning)
+        warnings.simplefilter("ignore", rf.errors.ConvergenceWarning)
         repeated = theta.unsqueeze(-2).expand(*batch, 2, -1)
         return row.loss(graph, repeated, labels, inference, evidence=evidence).sum(-1)
 
@@ -83,11 +83,11 @@ def test_without_inference(row):
     ids=["truncated", "bp", "mean-field", "exact"],
 )
 def test_of_patches(inference):
-    loss = rf.PatchPseudolikelihood([0, 0, 1, 1])
+    loss = rf.losses.PatchPseudolikelihood([0, 0, 1, 1])
     theta = 0.5 * potentials(MIXED, 1, "mild", 2)
     labels, evidence = draw(MIXED, 3, 2, hidden=0.2, given=0.2)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", rf.ConvergenceWarning)
+        warnings.simplefilter("ignore", rf.errors.ConvergenceWarning)
         value = lambda t: loss(MIXED, t, labels, inference, evidence=evidence)  # noqa: E731
         assert torch.autograd.gradcheck(value, theta.requires_grad_())
 
@@ -96,9 +96,9 @@ def test_the_gradient_of_the_likelihood_is_marginals_less_statistics():
     graph = rf.grid(3, 3, 2)
     theta, (labels, _) = potentials(graph, 1).requires_grad_(), draw(graph, 2)
     inference = rf.Inference(rf.MessagePassing(rf.TRW(0.5)), rf.Stop(tol=1e-12))
-    (gradient,) = torch.autograd.grad(rf.SurrogateLikelihood()(graph, theta, labels, inference), theta)
+    (gradient,) = torch.autograd.grad(rf.losses.SurrogateLikelihood()(graph, theta, labels, inference), theta)
     mu = inference(graph, theta.detach()).mu
-    torch.testing.assert_close(gradient, mu - rf.frequencies(graph, labels.unsqueeze(0)))
+    torch.testing.assert_close(gradient, mu - rf.inference.frequencies(graph, labels.unsqueeze(0)))
 
 
 @losses(lambda row: row.marginal and not row.value)

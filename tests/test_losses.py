@@ -46,7 +46,7 @@ def test_surrogate_likelihood_is_the_likelihood_under_exact_inference(graph, see
     theta = potentials(graph, seed)
     labels, evidence = draw(graph, seed, given=0.4)
     naive = Naive(graph, theta, labels, evidence)
-    actual = rf.SurrogateLikelihood()(graph, theta, labels, EXACT, evidence=evidence)
+    actual = rf.losses.SurrogateLikelihood()(graph, theta, labels, EXACT, evidence=evidence)
     torch.testing.assert_close(float(actual), naive.log_total(naive.given) - naive.log_total(naive.known), **close)
 
 
@@ -57,7 +57,7 @@ def test_saddle_point_compares_with_the_best_joint_state(graph, seed):
     labels, evidence = draw(graph, seed, hidden=0.3, given=0.3)
     naive = Naive(graph, theta, labels, evidence)
     at = lambda known: naive.scores[tuple(slice(None) if x < 0 else x for x in known)].max()  # noqa: E731
-    actual = rf.SaddlePoint()(graph, theta, labels, evidence=evidence)
+    actual = rf.losses.SaddlePoint()(graph, theta, labels, evidence=evidence)
     torch.testing.assert_close(float(actual), float(at(naive.given) - at(naive.known)), **close)
 
 
@@ -74,7 +74,7 @@ def test_patch_pseudolikelihood(graph, patches):
     theta = potentials(graph, 1, "mild", 2)
     labels, evidence = draw(graph, 2, 2, given=0.2)
     for observed in (None, evidence):
-        actual = rf.PatchPseudolikelihood(patches)(graph, theta, labels, EXACT, evidence=observed)
+        actual = rf.losses.PatchPseudolikelihood(patches)(graph, theta, labels, EXACT, evidence=observed)
         for item in range(2):
             naive = Naive(graph, theta[item], labels[item], None if observed is None else observed[item])
             expected = 0.0
@@ -88,16 +88,16 @@ def test_patch_pseudolikelihood(graph, patches):
 def test_patch_pseudolikelihood_between_its_extremes():
     graph = rf.grid(3, 3, 2)
     theta, (labels, _) = potentials(graph, 1), draw(graph, 2)
-    patched = lambda patches: rf.PatchPseudolikelihood(patches)(graph, theta, labels, EXACT)  # noqa: E731
+    patched = lambda patches: rf.losses.PatchPseudolikelihood(patches)(graph, theta, labels, EXACT)  # noqa: E731
     singles, whole = patched(torch.arange(9)), patched(torch.zeros(9, dtype=torch.int64))
-    torch.testing.assert_close(singles, rf.Pseudolikelihood()(graph, theta, labels))
-    torch.testing.assert_close(whole, rf.SurrogateLikelihood()(graph, theta, labels, EXACT))
+    torch.testing.assert_close(singles, rf.losses.Pseudolikelihood()(graph, theta, labels))
+    torch.testing.assert_close(whole, rf.losses.SurrogateLikelihood()(graph, theta, labels, EXACT))
 
 
 def test_patch_pseudolikelihood_with_message_passing_is_exact_on_rows():
     graph = rf.grid(3, 4, 2)
     theta, (labels, _) = potentials(graph, 1, "mild", 3), draw(graph, 2, 3)
-    rows = rf.PatchPseudolikelihood(torch.arange(3).repeat_interleave(4))
+    rows = rf.losses.PatchPseudolikelihood(torch.arange(3).repeat_interleave(4))
     by_messages = rows(graph, theta, labels, rf.Inference(rf.MessagePassing(), rf.Stop(tol=1e-13)))
     torch.testing.assert_close(by_messages, rows(graph, theta, labels, EXACT))
 
@@ -109,7 +109,7 @@ def test_patch_pseudolikelihood_sums_over_hidden_variables():
     naive = Naive(graph, theta, labels)
     freed = [-1, 1, -1, 1, -1], [0, -1, -1, -1, 0]
     expected = sum(naive.log_total(free) - naive.log_total(naive.known) for free in freed)
-    actual = rf.PatchPseudolikelihood([0, 1, 1, 1, 2])(graph, theta, labels, EXACT)
+    actual = rf.losses.PatchPseudolikelihood([0, 1, 1, 1, 2])(graph, theta, labels, EXACT)
     torch.testing.assert_close(float(actual), expected, **close)
 
 
@@ -117,16 +117,16 @@ def test_patch_pseudolikelihood_sums_over_hidden_variables():
 @given(graph=small, seed=seeds)
 def test_piecewise_is_never_below_minus_the_log_likelihood(graph, seed):
     theta, (labels, _) = potentials(graph, seed), draw(graph, seed)
-    likelihood = rf.SurrogateLikelihood()(graph, theta, labels, EXACT)
-    assert rf.Piecewise()(graph, theta, labels) >= likelihood - 1e-9
+    likelihood = rf.losses.SurrogateLikelihood()(graph, theta, labels, EXACT)
+    assert rf.losses.Piecewise()(graph, theta, labels) >= likelihood - 1e-9
 
 
 def test_contrastive_divergence_tends_to_the_gradient_of_the_likelihood():
     graph = rf.chain(3, 2)
     theta = potentials(graph, 1).requires_grad_()
     labels = draw(graph, 2)[0].expand(20_000, -1)
-    (drawn,) = torch.autograd.grad(rf.ContrastiveDivergence(30, seed=1)(graph, theta, labels).mean(), theta)
-    (true,) = torch.autograd.grad(rf.SurrogateLikelihood()(graph, theta, labels, EXACT).mean(), theta)
+    (drawn,) = torch.autograd.grad(rf.losses.ContrastiveDivergence(30, seed=1)(graph, theta, labels).mean(), theta)
+    (true,) = torch.autograd.grad(rf.losses.SurrogateLikelihood()(graph, theta, labels, EXACT).mean(), theta)
     torch.testing.assert_close(drawn, true, rtol=0, atol=0.02)
 
 
@@ -135,20 +135,23 @@ def test_contrastive_divergence_moves_only_what_is_free():
     theta = potentials(graph, 1).requires_grad_()
     labels, evidence = torch.tensor([[0, 1, -1, 1]] * 50), torch.tensor([1, -1, -1, -1])
     for observed in (evidence, evidence.unsqueeze(0), evidence.expand(50, -1)):
-        value = rf.ContrastiveDivergence(1, seed=1)(graph, theta, labels, evidence=observed)
+        value = rf.losses.ContrastiveDivergence(1, seed=1)(graph, theta, labels, evidence=observed)
         (gradient,) = torch.autograd.grad(value.sum(), theta)
         assert (graph.node(gradient, 0) == 0).all()
         assert (graph.node(gradient, 1) != 0).all()
-        again = rf.ContrastiveDivergence(1, seed=1)(graph, theta, labels, evidence=observed)
+        again = rf.losses.ContrastiveDivergence(1, seed=1)(graph, theta, labels, evidence=observed)
         assert torch.equal(value, again)
 
 
 def test_a_weight_of_zero_leaves_a_loss_uncomputed():
     graph = rf.chain(3, 2)
     theta, (labels, _) = potentials(graph, 1), draw(graph, 2)
-    never = rf.SurrogateLikelihood()  # raises an error without inference
-    for hybrid in (rf.Hybrid(rf.Piecewise(), never, 1.0), rf.Hybrid(never, rf.Piecewise(), 0.0)):
-        torch.testing.assert_close(hybrid(graph, theta, labels), rf.Piecewise()(graph, theta, labels))
+    never = rf.losses.SurrogateLikelihood()  # raises an error without inference
+    for hybrid in (
+        rf.losses.Hybrid(rf.losses.Piecewise(), never, 1.0),
+        rf.losses.Hybrid(never, rf.losses.Piecewise(), 0.0),
+    ):
+        torch.testing.assert_close(hybrid(graph, theta, labels), rf.losses.Piecewise()(graph, theta, labels))
 
 
 def test_hybrids_of_marginals_infer_once():
@@ -161,7 +164,7 @@ def test_hybrids_of_marginals_infer_once():
 
     graph = rf.chain(3, 2)
     theta, (labels, _) = potentials(graph, 1), draw(graph, 2)
-    rf.Hybrid(rf.UnivariateLogistic(), rf.MSE(), 0.5)(graph, theta, labels, Counted(rf.Exact()))
+    rf.losses.Hybrid(rf.losses.UnivariateLogistic(), rf.losses.MSE(), 0.5)(graph, theta, labels, Counted(rf.Exact()))
     assert len(ran) == 1
 
 
@@ -169,18 +172,18 @@ def test_roles_of_the_runs():
     roles = []
 
     class Watched(rf.Inference):
-        def __call__(self, graph, theta, *, evidence=None, role=rf.Role.FREE):
+        def __call__(self, graph, theta, *, evidence=None, role=rf.losses.Role.FREE):
             roles.append((role, type(self.algorithm)))
             return super().__call__(graph, theta, evidence=evidence, role=role)
 
     graph = rf.chain(3, 2)
     theta, inference = potentials(graph, 1), Watched(rf.MessagePassing())
-    rf.SurrogateEM(clamped=rf.MeanField())(graph, theta, torch.tensor([0, -1, 1]), inference)
-    rf.SurrogateEM()(graph, theta, torch.tensor([0, 1, 1]), inference)  # nothing hidden: no clamped run
+    rf.losses.SurrogateEM(clamped=rf.MeanField())(graph, theta, torch.tensor([0, -1, 1]), inference)
+    rf.losses.SurrogateEM()(graph, theta, torch.tensor([0, 1, 1]), inference)  # nothing hidden: no clamped run
     assert roles == [
-        (rf.Role.FREE, rf.MessagePassing),
-        (rf.Role.CLAMPED, rf.MeanField),
-        (rf.Role.FREE, rf.MessagePassing),
+        (rf.losses.Role.FREE, rf.MessagePassing),
+        (rf.losses.Role.CLAMPED, rf.MeanField),
+        (rf.losses.Role.FREE, rf.MessagePassing),
     ]
 
 
@@ -265,9 +268,14 @@ def test_impossible_labels_have_infinite_loss():
     theta = graph.zeros()
     graph.node(theta, 0)[1] = -math.inf
     labels = torch.tensor([1, 0])
-    for loss in (rf.UnivariateLogistic(), rf.CliqueLogistic(), rf.SurrogateLikelihood(), rf.Independent()):
+    for loss in (
+        rf.losses.UnivariateLogistic(),
+        rf.losses.CliqueLogistic(),
+        rf.losses.SurrogateLikelihood(),
+        rf.losses.Independent(),
+    ):
         assert loss(graph, theta, labels, EXACT) == math.inf
-    for loss in (rf.Pseudolikelihood(), rf.Piecewise()):
+    for loss in (rf.losses.Pseudolikelihood(), rf.losses.Piecewise()):
         assert loss(graph, theta, labels) == math.inf
 
 
@@ -294,16 +302,19 @@ def test_empirical_risk_weighs_and_normalises():
     graph = rf.chain(3, 2)
     theta = potentials(graph, 1, "mild", 3)
     labels, weights = torch.tensor([[0, 1, 1], [1, -1, -1], [0, 0, -1]]), torch.tensor([1.0, 2.0, 0.5])
-    values = rf.UnivariateLogistic()(graph, theta, labels, EXACT)
-    risk = lambda **options: rf.empirical_risk(rf.UnivariateLogistic(), graph, theta, labels, EXACT, **options)  # noqa: E731
+    values = rf.losses.UnivariateLogistic()(graph, theta, labels, EXACT)
+
+    def risk(**options):
+        return rf.losses.empirical_risk(rf.losses.UnivariateLogistic(), graph, theta, labels, EXACT, **options)
+
     torch.testing.assert_close(risk(), values.sum())
     torch.testing.assert_close(risk(weights=weights), weights.double() @ values)
     torch.testing.assert_close(risk(per_variable=True), values.sum() / 6)
     torch.testing.assert_close(risk(weights=weights, per_variable=True), weights.double() @ values / 6)
-    assert rf.num_counted(graph, labels).tolist() == [3, 1, 2]
+    assert rf.losses.num_counted(graph, labels).tolist() == [3, 1, 2]
     evidence = torch.tensor([0, -1, -1])
-    assert rf.num_counted(graph, labels, evidence=evidence).tolist() == [2, 0, 1]
-    assert rf.num_counted(graph, labels, mask=labels > 0).tolist() == [2, 1, 0]
+    assert rf.losses.num_counted(graph, labels, evidence=evidence).tolist() == [2, 0, 1]
+    assert rf.losses.num_counted(graph, labels, mask=labels > 0).tolist() == [2, 1, 0]
 
 
 def test_a_function_is_a_loss():
@@ -314,15 +325,18 @@ def test_a_function_is_a_loss():
         return ((solution.mode() != labels) & mask).sum(-1).double()
 
     assert (
-        rf.empirical_risk(missed, graph, theta, labels, EXACT) == rf.Custom(missed)(graph, theta, labels, EXACT).sum()
+        rf.losses.empirical_risk(missed, graph, theta, labels, EXACT)
+        == rf.losses.Custom(missed)(graph, theta, labels, EXACT).sum()
     )
-    assert isinstance(rf.Hybrid(missed, rf.MSE(), 0.5).a, rf.Custom)
+    assert isinstance(rf.losses.Hybrid(missed, rf.losses.MSE(), 0.5).a, rf.losses.Custom)
 
 
 # -- speed -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("loss", [rf.Pseudolikelihood(), rf.Piecewise()], ids=["pseudolikelihood", "piecewise"])
+@pytest.mark.parametrize(
+    "loss", [rf.losses.Pseudolikelihood(), rf.losses.Piecewise()], ids=["pseudolikelihood", "piecewise"]
+)
 def test_losses_without_inference_are_vectorised(loss):
     """Value and gradient run as many lines of Python on a large image as on a small one."""
 
@@ -352,7 +366,7 @@ LABELS = torch.tensor([[0, 1, 1], [1, -1, 0]])
 
 def call(**changes):
     arguments = {"graph": GRAPH, "theta": GRAPH.zeros(2), "labels": LABELS, "inference": EXACT} | changes
-    return rf.UnivariateLogistic()(**arguments)
+    return rf.losses.UnivariateLogistic()(**arguments)
 
 
 @pytest.mark.parametrize(
@@ -384,17 +398,41 @@ def test_bad_arguments(changes, error, message):
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: rf.SmoothedClassification(0), ValueError, "`alpha` must be above 0 and finite. Got 0"),
-        (lambda: rf.CliqueSmoothedClassification("5"), ValueError, "`alpha` must be above 0 and finite. Got '5'"),
-        (lambda: rf.SurrogateEM("mf"), TypeError, "`clamped` must be an algorithm such as `MeanField()`, or None"),
-        (lambda: rf.SaddlePoint("max"), TypeError, "`algorithm` must be an algorithm such as `MaxProduct()`"),
-        (lambda: rf.ContrastiveDivergence(0), ValueError, "`steps` must be a positive integer. Got 0"),
-        (lambda: rf.PatchPseudolikelihood([[0]]), ValueError, "`patches` must hold one integer per variable"),
-        (lambda: rf.PatchPseudolikelihood([0.5]), ValueError, "`patches` must hold integers"),
-        (lambda: rf.Hybrid(rf.MSE(), rf.MSE(), 1.5), ValueError, "`weight` must lie in [0, 1]. Got 1.5"),
-        (lambda: rf.Hybrid("ul", rf.MSE(), 0.5), TypeError, "`loss` must be a loss such as `UnivariateLogistic()`"),
-        (lambda: rf.Hybrid(rf.MSE, rf.MSE(), 0.5), TypeError, "`loss` must be a loss such as `UnivariateLogistic()`"),
-        (lambda: rf.L1(rf.MaxMarginal()), TypeError, "`decoder` must be a soft decoder such as `SoftArgmax(0.1)`"),
+        (lambda: rf.losses.SmoothedClassification(0), ValueError, "`alpha` must be above 0 and finite. Got 0"),
+        (
+            lambda: rf.losses.CliqueSmoothedClassification("5"),
+            ValueError,
+            "`alpha` must be above 0 and finite. Got '5'",
+        ),
+        (
+            lambda: rf.losses.SurrogateEM("mf"),
+            TypeError,
+            "`clamped` must be an algorithm such as `MeanField()`, or None",
+        ),
+        (lambda: rf.losses.SaddlePoint("max"), TypeError, "`algorithm` must be an algorithm such as `MaxProduct()`"),
+        (lambda: rf.losses.ContrastiveDivergence(0), ValueError, "`steps` must be a positive integer. Got 0"),
+        (lambda: rf.losses.PatchPseudolikelihood([[0]]), ValueError, "`patches` must hold one integer per variable"),
+        (lambda: rf.losses.PatchPseudolikelihood([0.5]), ValueError, "`patches` must hold integers"),
+        (
+            lambda: rf.losses.Hybrid(rf.losses.MSE(), rf.losses.MSE(), 1.5),
+            ValueError,
+            "`weight` must lie in [0, 1]. Got 1.5",
+        ),
+        (
+            lambda: rf.losses.Hybrid("ul", rf.losses.MSE(), 0.5),
+            TypeError,
+            "`loss` must be a loss such as `UnivariateLogistic()`",
+        ),
+        (
+            lambda: rf.losses.Hybrid(rf.losses.MSE, rf.losses.MSE(), 0.5),
+            TypeError,
+            "`loss` must be a loss such as `UnivariateLogistic()`",
+        ),
+        (
+            lambda: rf.losses.L1(rf.decoders.MaxMarginal()),
+            TypeError,
+            "`decoder` must be a soft decoder such as `SoftArgmax(0.1)`",
+        ),
         (lambda: rf.Inference("bp"), TypeError, "`algorithm` must be an object such as `MessagePassing()`. Got 'bp'"),
         (lambda: rf.Inference(stop=3), TypeError, "`stop` must be an object such as `Stop(sweeps=100, tol=1e-6)`"),
         (lambda: rf.Inference(adjoint="unroll"), TypeError, "`adjoint` must be an object such as `Unroll()`, or None"),
@@ -408,22 +446,22 @@ def test_bad_settings(make, error, message):
 def test_other_refusals():
     theta = GRAPH.zeros(2)
     with pytest.raises(ValueError, match=r"needs a label for every variable.*use `SurrogateEM`"):
-        rf.SurrogateLikelihood()(GRAPH, theta, LABELS, EXACT)
+        rf.losses.SurrogateLikelihood()(GRAPH, theta, LABELS, EXACT)
     with pytest.raises(ValueError, match=re.escape("`patches` must hold one integer per variable (3). Got shape (2,)")):
-        rf.PatchPseudolikelihood([0, 1])(GRAPH, theta, LABELS, EXACT)
+        rf.losses.PatchPseudolikelihood([0, 1])(GRAPH, theta, LABELS, EXACT)
     with pytest.raises(ValueError, match=re.escape("must return one number per example, of shape (2,). Got shape ()")):
-        rf.Custom(lambda solution, labels, mask: solution.mu.sum())(GRAPH, theta, LABELS, EXACT)
+        rf.losses.Custom(lambda solution, labels, mask: solution.mu.sum())(GRAPH, theta, LABELS, EXACT)
     with pytest.raises(ValueError, match=r"`FMeasure` is defined for binary variables. Variable 1 has 3 states"):
-        rf.FMeasure()(MIXED, MIXED.zeros(), draw(MIXED, 1)[0], EXACT)
+        rf.losses.FMeasure()(MIXED, MIXED.zeros(), draw(MIXED, 1)[0], EXACT)
     with pytest.raises(ValueError, match="`Envelope` cannot differentiate MaxProduct"):
-        rf.SurrogateEM()(GRAPH, theta, LABELS, rf.Inference(rf.MaxProduct()))
-    risk = lambda **options: rf.empirical_risk(rf.Independent(), GRAPH, theta, LABELS, **options)  # noqa: E731
+        rf.losses.SurrogateEM()(GRAPH, theta, LABELS, rf.Inference(rf.MaxProduct()))
+    risk = lambda **options: rf.losses.empirical_risk(rf.losses.Independent(), GRAPH, theta, LABELS, **options)  # noqa: E731
     with pytest.raises(ValueError, match=re.escape("`weights` must have shape (2,). Got (3,)")):
         risk(weights=torch.ones(3))
     with pytest.raises(ValueError, match="`weights` must be finite and not negative"):
         risk(weights=torch.tensor([1.0, -1.0]))
     with pytest.raises(ValueError, match="`per_variable` needs at least one target"):
-        rf.empirical_risk(rf.Independent(), GRAPH, theta, torch.full((2, 3), -1), per_variable=True)
+        rf.losses.empirical_risk(rf.losses.Independent(), GRAPH, theta, torch.full((2, 3), -1), per_variable=True)
 
 
 def test_brute_force_agrees_with_naive():

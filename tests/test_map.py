@@ -34,7 +34,7 @@ def tied_model(seed, *, forest, hard, max_variables=6):
 
 def solve(graph, theta, algorithm, **options):
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", rf.ConvergenceWarning)
+        warnings.simplefilter("ignore", rf.errors.ConvergenceWarning)
         return rf.infer(graph, theta, algorithm, **options)
 
 
@@ -43,12 +43,12 @@ def check_forests(kernels, seeds):
     for seed in seeds:
         graph, theta, truth = tied_model(seed, forest=True, hard=bool(seed % 2))
         if truth.best == NEG_INF:
-            with pytest.raises(rf.ImpossibleEvidenceError):
+            with pytest.raises(rf.errors.ImpossibleEvidenceError):
                 solve(graph, theta, rf.MaxProduct(), kernels=kernels)
             continue
         solution = solve(graph, theta, rf.MaxProduct(), kernels=kernels)
         mode = solution.joint_mode()
-        own = rf.MaxMarginal()(graph, solution.mu)
+        own = rf.decoders.MaxMarginal()(graph, solution.mu)
         own_maxima_fail += truth.scores[tuple(own.tolist())] < truth.best
         assert truth.scores[tuple(mode.states.tolist())] == truth.best == float(mode.score), seed
         assert torch.equal(mode.states, solution.mode())
@@ -68,9 +68,9 @@ def check_loopy(kernels, seeds):
         graph, theta, truth = tied_model(seed, forest=False, hard=bool(seed % 2), max_variables=5)
         exact = rf.ExactMAP()
         if truth.best == NEG_INF:
-            with pytest.raises(rf.ImpossibleEvidenceError):
+            with pytest.raises(rf.errors.ImpossibleEvidenceError):
                 rf.infer(graph, theta, exact)
-            with pytest.raises(rf.ImpossibleEvidenceError):
+            with pytest.raises(rf.errors.ImpossibleEvidenceError):
                 solve(graph, theta, rf.MaxProduct(), stop=rf.Stop(50), kernels=kernels).mode()
             continue
         best = rf.infer(graph, theta, exact).joint_mode()
@@ -125,10 +125,10 @@ def test_an_impossible_state_is_never_passed_off(kernels):
     theta = two.zeros()
     two.factor_views(theta)[0][:, range(2), range(2)] = NEG_INF
     solution = rf.infer(two, theta, rf.MaxProduct(), kernels=kernels)
-    with pytest.raises(rf.ImpossibleEvidenceError):
+    with pytest.raises(rf.errors.ImpossibleEvidenceError):
         solution.mode()
     solution = rf.infer(two, theta, rf.MaxProduct(max_bytes=1), kernels=kernels)
-    with pytest.warns(rf.ConvergenceWarning, match="only impossible joint states for 1 batch items"):
+    with pytest.warns(rf.errors.ConvergenceWarning, match="only impossible joint states for 1 batch items"):
         mode = solution.joint_mode()
     assert not mode.possible
     assert not mode.certified
@@ -151,23 +151,28 @@ def test_map_decodes_ties_consistently():
     graph = rf.chain(4, 2)
     theta = graph.zeros()
     graph.factor_views(theta)[0][:, [0, 1], [0, 1]] = NEG_INF  # 0101 and 1010 tie
-    for decoder in (rf.MAP(), rf.MAP(rf.ExactMAP())):
-        states = rf.decode(graph, theta, rf.Inference(), decoder)
+    for decoder in (rf.decoders.MAP(), rf.decoders.MAP(rf.ExactMAP())):
+        states = rf.decoders.decode(graph, theta, rf.Inference(), decoder)
         assert states.tolist() in ([0, 1, 0, 1], [1, 0, 1, 0])
     evidence = torch.tensor([-1, -1, 1, -1])
-    assert rf.decode(graph, theta, rf.Inference(), rf.MAP(), evidence=evidence).tolist() == [1, 0, 1, 0]
+    assert rf.decoders.decode(graph, theta, rf.Inference(), rf.decoders.MAP(), evidence=evidence).tolist() == [
+        1,
+        0,
+        1,
+        0,
+    ]
 
 
 def test_the_saddle_point_of_tied_labels_is_zero():
     graph = rf.chain(4, 2)
     theta = graph.zeros()
     graph.factor_views(theta)[0][:, [0, 1], [0, 1]] = -1.0
-    assert float(rf.SaddlePoint()(graph, theta, torch.tensor([1, 0, 1, 0]))) == 0
+    assert float(rf.losses.SaddlePoint()(graph, theta, torch.tensor([1, 0, 1, 0]))) == 0
 
 
 def test_exact_map_refuses_what_it_cannot_do():
     graph = rf.grid(30, 30, 2)
-    with pytest.raises(rf.TreewidthError, match=r"treewidth 3\d .* needs .* `max_bytes` allows 2 GiB"):
+    with pytest.raises(rf.errors.TreewidthError, match=r"treewidth 3\d .* needs .* `max_bytes` allows 2 GiB"):
         rf.infer(graph, graph.zeros(), rf.ExactMAP())
     with pytest.raises(ValueError, match=r"`max_bytes` must be positive. Got 0."):
         rf.ExactMAP(max_bytes=0)

@@ -20,7 +20,7 @@ schedules = st.sampled_from([rf.Sequential(), rf.Parallel()])
 
 def run_quietly(graph, theta, algorithm, stop, kernels, **options):
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", rf.ConvergenceWarning)
+        warnings.simplefilter("ignore", rf.errors.ConvergenceWarning)
         return rf.infer(graph, theta, algorithm, stop=stop, kernels=kernels, **options)
 
 
@@ -33,7 +33,7 @@ def test_belief_propagation_is_exact_on_forests(kernels, graph, seed, kind, sche
     theta = potentials(graph, seed, kind)
     truth = brute_force(graph, theta)
     if truth.best == -math.inf:
-        with pytest.raises(rf.ImpossibleEvidenceError):
+        with pytest.raises(rf.errors.ImpossibleEvidenceError):
             rf.infer(graph, theta, rf.MessagePassing(schedule=schedule), kernels=kernels)
         return
     solution = rf.infer(graph, theta, rf.MessagePassing(schedule=schedule), stop=TIGHT, kernels=kernels)
@@ -47,7 +47,7 @@ def test_max_product_finds_the_best_state_of_forests(kernels, graph, seed, kind,
     theta = potentials(graph, seed, kind)
     truth = brute_force(graph, theta)
     if truth.best == -math.inf:
-        with pytest.raises(rf.ImpossibleEvidenceError):
+        with pytest.raises(rf.errors.ImpossibleEvidenceError):
             rf.infer(graph, theta, rf.MaxProduct(schedule=schedule), kernels=kernels)
         return
     solution = rf.infer(graph, theta, rf.MaxProduct(schedule=schedule), stop=TIGHT, kernels=kernels)
@@ -72,7 +72,7 @@ def test_tree_reweighting_bounds_from_above_and_mean_field_from_below(kernels, g
     log_partition = brute_force(graph, theta).log_partition
     lower = run_quietly(graph, theta, rf.MeanField(), rf.Stop(20), kernels)
     assert float(lower.log_partition) <= log_partition + 1e-9
-    entropy = rf.TRW(rf.spanning_tree_rho(graph))
+    entropy = rf.TRW(rf.entropy.spanning_tree_rho(graph))
     upper = run_quietly(graph, theta, rf.MessagePassing(entropy, damping=0.3), rf.Stop(2000, tol=1e-10), kernels)
     if upper.converged:
         assert float(upper.log_partition) >= log_partition - 1e-7
@@ -194,7 +194,7 @@ def test_sequential_tree_reweighting_converges_where_parallel_bp_does_not(kernel
     solution = rf.infer(graph, theta, rf.MessagePassing(rf.TRW(0.5)), stop=rf.Stop(600, tol=1e-4), kernels=kernels)
     assert solution.converged
     flooding = rf.MessagePassing(schedule=rf.Parallel())
-    with pytest.warns(rf.ConvergenceWarning):
+    with pytest.warns(rf.errors.ConvergenceWarning):
         assert not rf.infer(graph, theta, flooding, stop=rf.Stop(600, tol=1e-4), kernels=kernels).converged
 
 
@@ -206,7 +206,7 @@ def test_extreme_and_impossible_potentials_give_no_nan(kernels, graph, seed, kin
     for entropy in (rf.Bethe(), rf.TRW(0.5)):
         try:
             solution = run_quietly(graph, theta, rf.MessagePassing(entropy, schedule), rf.Stop(8), kernels)
-        except rf.ImpossibleEvidenceError:
+        except rf.errors.ImpossibleEvidenceError:
             assert not possible
             continue
         assert ((solution.mu >= 0) & (solution.mu <= 1 + 1e-12)).all()

@@ -12,16 +12,18 @@ GRID = rf.grid(2, 3, 2)
 GRAPHS = {"grid": GRID, "tied": TIED}
 FIRST_ORDER = [
     rf.FixedPoint(),
-    rf.FixedPoint(solver=rf.GMRES()),
+    rf.FixedPoint(solver=rf.adjoints.GMRES()),
     rf.Perturb(4),
     rf.KKT(),
-    rf.KKT(rf.Minres()),
+    rf.KKT(rf.adjoints.Minres()),
 ]
 ALGORITHMS = {
     "message-passing": rf.MessagePassing(rf.TRW(0.6)),
     "mean-field": rf.MeanField(),
     "exact": rf.Exact(),
-    "convex": rf.ConvexFreeEnergy([rf.Term(rf.NEGATIVE_ENTROPY, 1.0), rf.Term(rf.SQUARE, 0.2)]),
+    "convex": rf.ConvexFreeEnergy(
+        [rf.inference.Term(rf.inference.NEGATIVE_ENTROPY, 1.0), rf.inference.Term(rf.inference.SQUARE, 0.2)]
+    ),
 }
 OFFERED = {
     "message-passing": FIRST_ORDER,
@@ -79,14 +81,14 @@ def test_derivatives_in_theta_are_refused_whole(name, adjoint):
     mu = marginals(GRID, theta, ALGORITHMS[name], adjoint)
     (gradient,) = torch.autograd.grad(w * mu.square().sum(), theta, create_graph=True)
     for wanted in ((theta,), (w, theta)):
-        with pytest.raises(rf.AdjointError, match="first derivatives only"):
+        with pytest.raises(rf.errors.AdjointError, match="first derivatives only"):
             torch.autograd.grad(gradient.square().sum(), wanted, retain_graph=True, allow_unused=True)
-    with pytest.raises(rf.AdjointError, match="first derivatives only"):
+    with pytest.raises(rf.errors.AdjointError, match="first derivatives only"):
         gradient.square().sum().backward()
     # A third derivative goes through theta as well, even where the second does not.
     (gradient,) = torch.autograd.grad(w * mu.square().sum(), theta, create_graph=True)
     (second,) = torch.autograd.grad(gradient.square().sum(), w, create_graph=True)
-    with pytest.raises(rf.AdjointError, match="first derivatives only"):
+    with pytest.raises(rf.errors.AdjointError, match="first derivatives only"):
         torch.autograd.grad(second, theta)
 
 
@@ -95,7 +97,7 @@ def test_a_weight_that_theta_depends_on_is_refused():
     theta = w * potentials(GRID, 0)
     mu = marginals(GRID, theta, rf.MessagePassing(rf.TRW(0.6)), rf.FixedPoint())
     (gradient,) = torch.autograd.grad(w * mu.square().sum(), w, create_graph=True)
-    with pytest.raises(rf.AdjointError, match="first derivatives only"):
+    with pytest.raises(rf.errors.AdjointError, match="first derivatives only"):
         torch.autograd.grad(gradient, w)
 
 
@@ -127,7 +129,7 @@ def test_fixed_points_in_counting_numbers():
     (found,) = torch.autograd.grad(size, w, retain_graph=True)
     torch.testing.assert_close(found, 2 * size.detach() / w.detach(), rtol=1e-8, atol=0)
     for number in (theta, rho):
-        with pytest.raises(rf.AdjointError, match=r"first derivatives only\. Use `Unroll`"):
+        with pytest.raises(rf.errors.AdjointError, match=r"first derivatives only\. Use `Unroll`"):
             torch.autograd.grad(gradients[0].sum(), number, retain_graph=True, allow_unused=True)
 
 
@@ -142,14 +144,14 @@ def test_weights_of_a_convex_free_energy():
     theta = (0.5 * potentials(GRID, 0)).requires_grad_()
     weight = torch.linspace(0.8, 1.5, GRID.mu_size, dtype=torch.float64).requires_grad_()
     w = torch.tensor(1.3, dtype=torch.float64, requires_grad=True)
-    algorithm = rf.ConvexFreeEnergy([rf.Term(rf.NEGATIVE_ENTROPY, weight)])
+    algorithm = rf.ConvexFreeEnergy([rf.inference.Term(rf.inference.NEGATIVE_ENTROPY, weight)])
     mu = marginals(GRID, theta, algorithm, rf.KKT())
     gradients = torch.autograd.grad(w * mu.square().sum(), (theta, weight), create_graph=True)
     size = sum(gradient.square().sum() for gradient in gradients)
     (found,) = torch.autograd.grad(size, w, retain_graph=True)
     torch.testing.assert_close(found, 2 * size.detach() / w.detach(), rtol=1e-7, atol=0)
     for number in (theta, weight):
-        with pytest.raises(rf.AdjointError, match="first derivatives only"):
+        with pytest.raises(rf.errors.AdjointError, match="first derivatives only"):
             torch.autograd.grad(size, number, retain_graph=True, allow_unused=True)
 
 
@@ -162,5 +164,5 @@ def test_envelope(algorithm):
     (gradient,) = torch.autograd.grad(w * solution.log_partition, theta, create_graph=True)
     (found,) = torch.autograd.grad(gradient.square().sum() + w**2, w, retain_graph=True)
     torch.testing.assert_close(found, 2 * w.detach() * (solution.mu.square().sum() + 1))
-    with pytest.raises(rf.AdjointError, match="`Envelope` without `curvature` has first derivatives only"):
+    with pytest.raises(rf.errors.AdjointError, match="`Envelope` without `curvature` has first derivatives only"):
         torch.autograd.grad(gradient.square().sum(), (w, theta))

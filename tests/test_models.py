@@ -71,8 +71,8 @@ def test_groups_of_variables_and_factors():
     graph = rf.FactorGraph([2, 3, 2, 3], [(0, 1), (0, 2), (2, 3)])
     model = filled(
         rf.Conditional(
-            {"two": rf.Tables(2, 2), "three": nn.Linear(4, 3, dtype=torch.float64)},
-            {"mixed": rf.Tables(2, 2, 3), "equal": rf.Tables(1, 2, 2)},
+            {"two": rf.models.Tables(2, 2), "three": nn.Linear(4, 3, dtype=torch.float64)},
+            {"mixed": rf.models.Tables(2, 2, 3), "equal": rf.models.Tables(1, 2, 2)},
         )
     )
     theta = model(graph, {"three": randn(7, 2, 4)})
@@ -86,30 +86,30 @@ def test_groups_of_variables_and_factors():
 def test_a_table_per_factor_and_one_for_all():
     inputs = {"nodes": randn(5, 4, 2)}
     nodes = nn.Linear(2, 3, dtype=torch.float64)
-    full = filled(rf.Conditional(nodes, rf.Tables(3, 3, 3)))(rf.chain(4, 3), inputs)
-    tied = filled(rf.Conditional(nodes, rf.Tables(1, 3, 3)))(rf.chain(4, 3, tied=True), inputs)
+    full = filled(rf.Conditional(nodes, rf.models.Tables(3, 3, 3)))(rf.chain(4, 3), inputs)
+    tied = filled(rf.Conditional(nodes, rf.models.Tables(1, 3, 3)))(rf.chain(4, 3, tied=True), inputs)
     assert full.shape == (5, 4 * 3 + 3 * 9)
     assert tied.shape == (5, 4 * 3 + 9)
 
 
 def test_a_chain_of_one_variable():
-    model = rf.Conditional(nn.Linear(2, 3, dtype=torch.float64), rf.Tables(1, 3, 3))
+    model = rf.Conditional(nn.Linear(2, 3, dtype=torch.float64), rf.models.Tables(1, 3, 3))
     assert model(rf.chain(1, 3, tied=True), {"nodes": randn(5, 1, 2)}).shape == (5, 3)
 
 
 def test_generative_models():
     graph = rf.FactorGraph([2, 3, 2, 3], [(0, 2), (1, 3), (2, 0)], tables=[0, 1, 0])
-    full = filled(rf.Generative(graph))
+    full = filled(rf.models.Generative(graph))
     assert sum(parameter.numel() for parameter in full.parameters()) == graph.theta_size
     theta = full(graph)
     assert theta.shape == (graph.theta_size,)
     assert theta.unique().numel() == graph.theta_size
-    tied = filled(rf.Generative(graph, node_types=[5, 1, 5, 1]))
+    tied = filled(rf.models.Generative(graph, node_types=[5, 1, 5, 1]))
     theta = tied(graph)
     assert sum(parameter.numel() for parameter in tied.parameters()) == 5 + graph.theta_size - graph.node_size
     assert torch.equal(graph.node(theta, 0), graph.node(theta, 2))
     assert torch.equal(graph.node(theta, 1), graph.node(theta, 3))
-    untied = rf.Generative(graph, node_types=[0, 1, 2, 1])
+    untied = rf.models.Generative(graph, node_types=[0, 1, 2, 1])
     assert sum(parameter.numel() for parameter in untied.parameters()) == 7 + graph.theta_size - graph.node_size
 
 
@@ -123,7 +123,9 @@ def test_gradients_reach_the_parameters():
 
     def risk(*values):
         theta = torch.func.functional_call(model, dict(zip(names, values, strict=True)), (graph, inputs))
-        return rf.empirical_risk(rf.UnivariateLogistic(), graph, theta, labels, inference, per_variable=True)
+        return rf.losses.empirical_risk(
+            rf.losses.UnivariateLogistic(), graph, theta, labels, inference, per_variable=True
+        )
 
     assert torch.autograd.gradcheck(risk, tuple(model.parameters()))
 
@@ -151,14 +153,14 @@ def test_a_network_trained_end_to_end_through_tree_reweighting():
     network = nn.Sequential(
         nn.Conv2d(1, 8, 5, padding=2), nn.ReLU(), nn.Conv2d(8, 8, 5, padding=2), nn.ReLU(), nn.Conv2d(8, 2, 1), Rows()
     ).double()
-    model = rf.Conditional(network, rf.Tables(2, 2, 2))
+    model = rf.Conditional(network, rf.models.Tables(2, 2, 2))
     inference = rf.Inference(rf.MessagePassing(rf.TRW(0.5)), rf.Stop(5, None), rf.Unroll())
     seen, unseen = pictures(60), pictures(60)
 
     def risk(pictures):
         noisy, labels = pictures
-        return rf.empirical_risk(
-            rf.UnivariateLogistic(), graph, model(graph, noisy), labels, inference, per_variable=True
+        return rf.losses.empirical_risk(
+            rf.losses.UnivariateLogistic(), graph, model(graph, noisy), labels, inference, per_variable=True
         )
 
     before = float(risk(unseen).detach())
@@ -168,11 +170,11 @@ def test_a_network_trained_end_to_end_through_tree_reweighting():
         risk(seen).backward()
         optimiser.step()
     after = float(risk(unseen).detach())
-    predicted = rf.decode(graph, model(graph, unseen[0]), inference)
+    predicted = rf.decoders.decode(graph, model(graph, unseen[0]), inference)
     alone = (unseen[0].flatten(1) > 0.5).long()
     assert before > 0.6  # about log 2: it knows nothing
     assert after < 0.5 * before
-    assert rf.error_rate(predicted, unseen[1]) < 0.4 * rf.error_rate(alone, unseen[1])
+    assert rf.metrics.error_rate(predicted, unseen[1]) < 0.4 * rf.metrics.error_rate(alone, unseen[1])
     assert all(parameter.grad.abs().max() > 0 for parameter in model.parameters())
 
 
@@ -184,10 +186,10 @@ INPUTS = {"nodes": randn(5, 4, 2), "factors": randn(5, 3, 1)}
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: rf.Conditional("linear", rf.Tables(1, 2, 2)), TypeError, "`nodes` must be a torch module"),
-        (lambda: rf.Conditional(rf.Tables(4, 2), {"a": 3}), TypeError, "`factors` must be a torch module"),
+        (lambda: rf.Conditional("linear", rf.models.Tables(1, 2, 2)), TypeError, "`nodes` must be a torch module"),
+        (lambda: rf.Conditional(rf.models.Tables(4, 2), {"a": 3}), TypeError, "`factors` must be a torch module"),
         (
-            lambda: rf.Conditional({"a": rf.Tables(4, 2)}, {"a": rf.Tables(3, 2, 2)}),
+            lambda: rf.Conditional({"a": rf.models.Tables(4, 2)}, {"a": rf.models.Tables(3, 2, 2)}),
             ValueError,
             "`nodes` and `factors` must have different names. Got ['a'] in both",
         ),
@@ -217,19 +219,29 @@ INPUTS = {"nodes": randn(5, 4, 2), "factors": randn(5, 3, 1)}
             '`nodes`: the network "nodes" must return a tensor of shape (*batch, row, 3). Got (5, 4, 2)',
         ),
         (
-            lambda: rf.Conditional(rf.Tables(4, 2), {"a": rf.Tables(3, 2, 2), "b": rf.Tables(1, 2, 2)})(GRAPH, None),
+            lambda: rf.Conditional(
+                rf.models.Tables(4, 2), {"a": rf.models.Tables(3, 2, 2), "b": rf.models.Tables(1, 2, 2)}
+            )(GRAPH, None),
             ValueError,
             '`factors`: the network "b" returned rows, but all factors have potentials already',
         ),
-        (lambda: rf.Generative(GRAPH)(rf.chain(5, 2)), ValueError, "`graph` must have a theta of length 20. Got 26"),
-        (lambda: rf.Generative(GRAPH)(GRAPH, INPUTS), ValueError, "`inputs` must be None for a generative model"),
         (
-            lambda: rf.Generative(GRAPH, node_types=[0, 1]),
+            lambda: rf.models.Generative(GRAPH)(rf.chain(5, 2)),
+            ValueError,
+            "`graph` must have a theta of length 20. Got 26",
+        ),
+        (
+            lambda: rf.models.Generative(GRAPH)(GRAPH, INPUTS),
+            ValueError,
+            "`inputs` must be None for a generative model",
+        ),
+        (
+            lambda: rf.models.Generative(GRAPH, node_types=[0, 1]),
             ValueError,
             "`node_types` must hold one integer per variable (4). Got shape (2,)",
         ),
         (
-            lambda: rf.Generative(rf.FactorGraph([2, 3, 2]), node_types=[0, 0, 0]),
+            lambda: rf.models.Generative(rf.FactorGraph([2, 3, 2]), node_types=[0, 0, 0]),
             ValueError,
             "`node_types`: variables 0 and 1 are of one type but have 2 and 3 states",
         ),

@@ -110,7 +110,7 @@ def test_a_polytope_does_not_keep_its_graph_alive():
     import weakref
 
     graph = rf.grid(2, 2, 2)
-    energy = rf.ConvexFreeEnergy([rf.Term(rf.SQUARE)])
+    energy = rf.ConvexFreeEnergy([rf.inference.Term(rf.inference.SQUARE)])
     rf.infer(graph, graph.zeros(), energy)
     there = weakref.ref(graph)
     del graph

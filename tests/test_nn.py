@@ -149,7 +149,7 @@ def test_training_lowers_the_loss_and_teaches_the_pairwise_terms_what_neighbours
     def agreement():
         return (pairwise[:, 0, 0] + pairwise[:, 1, 1] - pairwise[:, 0, 1] - pairwise[:, 1, 0]).tolist()
 
-    before = rf.error_rate(marginals().argmax(-1), labels)
+    before = rf.metrics.error_rate(marginals().argmax(-1), labels)
     for _ in range(40):
         optimiser.zero_grad()
         loss = -marginals().gather(-1, labels.unsqueeze(-1)).log().mean()
@@ -157,7 +157,7 @@ def test_training_lowers_the_loss_and_teaches_the_pairwise_terms_what_neighbours
         optimiser.step()
     horizontal, vertical = agreement()
     assert horizontal > 2 > 0.5 > abs(vertical)
-    assert rf.error_rate(marginals().argmax(-1), labels) < before / 2
+    assert rf.metrics.error_rate(marginals().argmax(-1), labels) < before / 2
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def plain_risk(model, examples, per_variable):
 def test_value_is_the_definition(per_variable, chunk_size):
     model = chain_model(seed=0)
     settings = {"ridge": 0.3, "per_variable": per_variable, "chunk_size": chunk_size}
-    at = Objective(model, data(), rf.UnivariateLogistic(), EXACT, **settings)()
+    at = Objective(model, data(), rf.losses.UnivariateLogistic(), EXACT, **settings)()
     expected = plain_risk(model, data(), per_variable)
     assert at.risk == pytest.approx(expected, rel=1e-10)
     assert at.value == pytest.approx(expected + 0.3 * float(values(model).square().sum()), rel=1e-10)
@@ -58,7 +58,7 @@ def test_value_is_the_definition(per_variable, chunk_size):
 def test_gradient_and_hessian_product_are_those_of_the_value(per_variable):
     model = chain_model(seed=0)
     objective = Objective(
-        model, data(), rf.UnivariateLogistic(), TRUNCATED, ridge=0.3, per_variable=per_variable, chunk_size=3
+        model, data(), rf.losses.UnivariateLogistic(), TRUNCATED, ridge=0.3, per_variable=per_variable, chunk_size=3
     )
     gamma, step = values(model), 1e-5
     direction = torch.randn(len(gamma), generator=torch.Generator().manual_seed(4), dtype=torch.float64)
@@ -83,7 +83,7 @@ def test_gradient_and_hessian_product_are_those_of_the_value(per_variable):
 def test_batches_make_up_the_whole(per_variable):
     """The batches hold every example once, and their values, by how much they hold, average to that of all."""
     model = chain_model(seed=0)
-    objective = Objective(model, data(), rf.UnivariateLogistic(), EXACT, ridge=0.1, per_variable=per_variable)
+    objective = Objective(model, data(), rf.losses.UnivariateLogistic(), EXACT, ridge=0.1, per_variable=per_variable)
     parts = list(objective.batches(3, seed=5))
     assert sorted(torch.cat(parts).tolist()) == list(range(10))
     assert {len(part) for part in parts} == {2, 3}
@@ -106,32 +106,32 @@ def test_parameters_that_do_not_matter_have_no_gradient():
         def forward(self, graph, inputs):
             return self.used(graph, inputs)
 
-    at = Objective(Extra(), chain_examples(3), rf.UnivariateLogistic(), EXACT)()
+    at = Objective(Extra(), chain_examples(3), rf.losses.UnivariateLogistic(), EXACT)()
     assert at.gradient[:24].abs().min() > 0
     assert at.gradient[24:].abs().max() == 0
 
 
 def test_the_risk_alone_needs_no_gradient():
-    objective = Objective(chain_model(seed=0), data(), rf.UnivariateLogistic(), EXACT, ridge=0.5)
+    objective = Objective(chain_model(seed=0), data(), rf.losses.UnivariateLogistic(), EXACT, ridge=0.5)
     assert objective.risk() == pytest.approx(objective().risk, rel=1e-12)
 
 
 def test_what_is_not_finite_is_named():
     model = chain_model()
-    objective = Objective(model, chain_examples(3), rf.UnivariateLogistic(), EXACT)
+    objective = Objective(model, chain_examples(3), rf.losses.UnivariateLogistic(), EXACT)
     next(model.parameters()).data[0, 0] = float("nan")
     with pytest.raises(Diverged, match="the objective is nan: the model returned a theta with NaN"):
         objective()
-    infinite = rf.Custom(lambda solution, labels, mask: solution.mu[..., 0] / 0)
+    infinite = rf.losses.Custom(lambda solution, labels, mask: solution.mu[..., 0] / 0)
     with pytest.raises(Diverged, match=r"the objective is inf$"):
         Objective(chain_model(), chain_examples(3), infinite, EXACT)()
-    steep = rf.Custom(lambda solution, labels, mask: (solution.mu[..., 0] - solution.mu[..., 0].detach()).sqrt())
+    steep = rf.losses.Custom(lambda solution, labels, mask: (solution.mu[..., 0] - solution.mu[..., 0].detach()).sqrt())
     with pytest.raises(Diverged, match="a derivative of the objective is not finite"):
         Objective(chain_model(), chain_examples(3), steep, EXACT)()
 
 
 def test_a_risk_below_what_the_loss_can_be_is_divergence():
-    class Shifted(rf.UnivariateLogistic):
+    class Shifted(rf.losses.UnivariateLogistic):
         lower_bound = 0.0
 
         def of_solution(self, solution, labels, mask):
@@ -148,22 +148,24 @@ def test_a_risk_below_what_the_loss_can_be_is_divergence():
 
 
 def test_mixtures_know_their_bounds():
-    likelihoods = rf.Hybrid(rf.SurrogateLikelihood(), rf.SurrogateEM(), 0.5)
+    likelihoods = rf.losses.Hybrid(rf.losses.SurrogateLikelihood(), rf.losses.SurrogateEM(), 0.5)
     assert likelihoods.lower_bound == 0
-    assert rf.Hybrid(rf.SurrogateLikelihood(), rf.UnivariateQuadratic(), 0.5).lower_bound == -math.inf
-    assert rf.Hybrid(rf.SurrogateLikelihood(), rf.UnivariateQuadratic(), 1.0).lower_bound == 0
+    assert (
+        rf.losses.Hybrid(rf.losses.SurrogateLikelihood(), rf.losses.UnivariateQuadratic(), 0.5).lower_bound == -math.inf
+    )
+    assert rf.losses.Hybrid(rf.losses.SurrogateLikelihood(), rf.losses.UnivariateQuadratic(), 1.0).lower_bound == 0
     assert likelihoods.comparable
-    assert not rf.Hybrid(rf.SurrogateLikelihood(), rf.ContrastiveDivergence(), 0.5).comparable
+    assert not rf.losses.Hybrid(rf.losses.SurrogateLikelihood(), rf.losses.ContrastiveDivergence(), 0.5).comparable
 
 
 def test_bad_models_and_data_are_refused():
     with pytest.raises(ValueError, match=r"`model` must have a parameter that requires a gradient. Got none."):
-        Objective(torch.nn.Module(), chain_examples(2), rf.UnivariateLogistic(), EXACT)
+        Objective(torch.nn.Module(), chain_examples(2), rf.losses.UnivariateLogistic(), EXACT)
     mixed = chain_model()
     mixed.extra = torch.nn.Parameter(torch.zeros(1, dtype=torch.float32))
     with pytest.raises(ValueError, match=r"one dtype on one device. Got torch.float32 on cpu, torch.float64 on cpu."):
-        Objective(mixed, chain_examples(2), rf.UnivariateLogistic(), EXACT)
+        Objective(mixed, chain_examples(2), rf.losses.UnivariateLogistic(), EXACT)
     weightless = chain_examples(2)
     weightless = rf.Examples(weightless.graph, weightless.labels, weightless.inputs, weights=torch.zeros(2))
     with pytest.raises(ValueError, match="an example of positive weight with at least one target"):
-        Objective(chain_model(), weightless, rf.UnivariateLogistic(), EXACT)
+        Objective(chain_model(), weightless, rf.losses.UnivariateLogistic(), EXACT)

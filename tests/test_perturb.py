@@ -24,7 +24,7 @@ def solved(compute):
         warnings.simplefilter("error")
         try:
             return compute()
-        except (rf.ImpossibleEvidenceError, rf.ConvergenceWarning, rf.AdjointWarning):
+        except (rf.errors.ImpossibleEvidenceError, rf.errors.ConvergenceWarning, rf.errors.AdjointWarning):
             return None
 
 
@@ -200,7 +200,7 @@ def test_a_gradient_of_the_loss_that_is_not_finite_is_an_error():
     graph = rf.chain(3, 2)
     theta = graph.zeros().requires_grad_()
     mu = rf.infer(graph, theta, adjoint=rf.Perturb(), evidence={0: 1}).mu
-    with pytest.raises(rf.AdjointError, match=r"the gradient of the loss in the marginals is -inf at \(0,\)"):
+    with pytest.raises(rf.errors.AdjointError, match=r"the gradient of the loss in the marginals is -inf at \(0,\)"):
         (-mu[0].log()).backward()
 
 
@@ -208,7 +208,7 @@ def test_perturbed_runs_that_do_not_converge_warn():
     graph = rf.grid(4, 4, 2)
     theta = potentials(graph, 0).requires_grad_()
     solution = rf.infer(graph, theta, stop=rf.Stop(100, 1e-6), adjoint=rf.Perturb(tol=0.0))
-    with pytest.warns(rf.AdjointWarning, match=r"the perturbed marginals still change by .* after 100 sweeps"):
+    with pytest.warns(rf.errors.AdjointWarning, match=r"the perturbed marginals still change by .* after 100 sweeps"):
         (solution.mu**2).sum().backward()
 
 
@@ -219,7 +219,7 @@ def test_improbable_states_warn():
     theta.requires_grad_()
     mu = rf.infer(graph, theta, adjoint=rf.Perturb()).mu
     loss = -graph.node(mu, 0)[1].log() - graph.node(mu, 2)[1].log()
-    with pytest.warns(rf.AdjointWarning, match="rounding may take .* of the gradient.* Raise `multiplier`"):
+    with pytest.warns(rf.errors.AdjointWarning, match="rounding may take .* of the gradient.* Raise `multiplier`"):
         loss.backward()
 
 
@@ -228,7 +228,7 @@ def test_second_derivatives_are_refused():
     theta = graph.zeros().requires_grad_()
     mu = rf.infer(graph, theta, adjoint=rf.Perturb()).mu
     (first,) = torch.autograd.grad((mu**2).sum(), theta, create_graph=True)
-    with pytest.raises(rf.AdjointError, match=r"has first derivatives only\. Use `Unroll`"):
+    with pytest.raises(rf.errors.AdjointError, match=r"has first derivatives only\. Use `Unroll`"):
         first.sum().backward()
 
 

@@ -10,11 +10,14 @@ import torch
 from PIL import Image
 
 import riskfield as rf
-from riskfield.data.images import read_image, read_mask
+from riskfield.datasets.images import read_image, read_mask
 from riskfield.features.resample import reduce_labels
 
 RNG = np.random.default_rng(0)
-RECIPE = rf.ImageFeatures(pixels=(rf.Constant(), rf.Colour()), edges=(rf.Constant(), rf.ColourDifference()))
+RECIPE = rf.features.ImageFeatures(
+    pixels=(rf.features.Constant(), rf.features.Colour()),
+    edges=(rf.features.Constant(), rf.features.ColourDifference()),
+)
 
 
 def save(path, array, mode=None, **options):
@@ -44,7 +47,7 @@ def folders(tmp_path):
 
 
 def test_a_folder_of_images_and_a_folder_of_masks(folders):
-    pictures = rf.image_folder(*folders, ignore=7)
+    pictures = rf.datasets.image_folder(*folders, ignore=7)
     assert pictures.names == ("a", "b", "c")
     assert pictures.classes == ("0", "128", "255")
     assert [picture.image.shape for picture in pictures] == [(6, 8, 3), (5, 9), (6, 8, 3)]
@@ -58,52 +61,56 @@ def test_a_folder_of_images_and_a_folder_of_masks(folders):
 
 
 def test_classes_give_the_order_of_labels(folders):
-    pictures = rf.image_folder(*folders, classes={255: "sky", 128: "tree", 0: "road"}, ignore=7)
+    pictures = rf.datasets.image_folder(*folders, classes={255: "sky", 128: "tree", 0: "road"}, ignore=7)
     assert pictures.classes == ("sky", "tree", "road")
     mask = read_mask(folders[1] / "a.png")
     np.testing.assert_array_equal(pictures[0].labels == 0, mask == 255)
 
 
 def test_without_masks_there_are_no_labels(folders):
-    pictures = rf.image_folder(folders[0])
+    pictures = rf.datasets.image_folder(folders[0])
     assert pictures.classes == ()
     assert pictures[2].labels is None
     with pytest.raises(ValueError, match=r"`pictures` must have labels. a has none"):
-        rf.image_examples(pictures, RECIPE, 2)
+        rf.datasets.image_examples(pictures, RECIPE, 2)
 
 
 def test_folders_that_will_not_do(folders, tmp_path):
     images, masks = folders
     with pytest.raises(FileNotFoundError, match=r"`images` must be a folder; there is none: .*nowhere"):
-        rf.image_folder(tmp_path / "nowhere")
+        rf.datasets.image_folder(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"`masks`: .*empty has no images \(.png"):
-        rf.image_folder(images, tmp_path / "empty")
-    pictures = rf.image_folder(images, masks, classes={0: "0", 128: "1", 255: "2"})
-    with pytest.raises(rf.FileFormatError, match=r"a.png has the values 7, which are none of the classes 0, 128, 255"):
+        rf.datasets.image_folder(images, tmp_path / "empty")
+    pictures = rf.datasets.image_folder(images, masks, classes={0: "0", 128: "1", 255: "2"})
+    with pytest.raises(
+        rf.errors.FileFormatError, match=r"a.png has the values 7, which are none of the classes 0, 128, 255"
+    ):
         pictures[0]
-    pictures = rf.image_folder(images, masks, classes={1: "1"}, ignore=7)
-    with pytest.raises(rf.FileFormatError, match=r"has the values 0, 128, 255, which .* nor 7, to be ignored"):
+    pictures = rf.datasets.image_folder(images, masks, classes={1: "1"}, ignore=7)
+    with pytest.raises(rf.errors.FileFormatError, match=r"has the values 0, 128, 255, which .* nor 7, to be ignored"):
         pictures[0]
     with pytest.raises(ValueError, match=r"`ignore` must be none of the classes 0, 7. Got 7"):
-        rf.image_folder(images, masks, classes={0: "0", 7: "1"}, ignore=7)
+        rf.datasets.image_folder(images, masks, classes={0: "0", 7: "1"}, ignore=7)
     (masks / "b.png").rename(masks / "d.png")
     with pytest.raises(ValueError, match=r"has no mask for b.jpg. A mask has the name of its image"):
-        rf.image_folder(images, masks)
+        rf.datasets.image_folder(images, masks)
     save(images / "a.bmp", random_bytes(6, 8))
     with pytest.raises(ValueError, match=r"`images`: .* has both a.bmp and a.png"):
-        rf.image_folder(images)
+        rf.datasets.image_folder(images)
     save(tmp_path / "one" / "x.png", random_bytes(3, 3))
     save(tmp_path / "none" / "x.png", np.full((3, 3), 9, np.uint8))
     with pytest.raises(ValueError, match="has no labels but 9, to be ignored"):
-        rf.image_folder(tmp_path / "one", tmp_path / "none", ignore=9)
+        rf.datasets.image_folder(tmp_path / "one", tmp_path / "none", ignore=9)
 
 
 def test_a_mask_of_another_size(folders):
     images, masks = folders
     save(masks / "b.png", np.zeros((9, 5), np.uint8))
-    pictures = rf.image_folder(images, masks, ignore=7)
-    with pytest.raises(rf.FileFormatError, match=r"b.png must have the size of b.jpg, 5 x 9 pixels. It has 9 x 5"):
+    pictures = rf.datasets.image_folder(images, masks, ignore=7)
+    with pytest.raises(
+        rf.errors.FileFormatError, match=r"b.png must have the size of b.jpg, 5 x 9 pixels. It has 9 x 5"
+    ):
         pictures[1]
 
 
@@ -111,13 +118,13 @@ def test_a_mask_of_another_size(folders):
 def test_damaged_images(folders, kept):
     path = folders[0] / "a.png"
     path.write_bytes(path.read_bytes()[:kept])
-    pictures = rf.image_folder(*folders, ignore=7)
-    with pytest.raises(rf.FileFormatError, match=r"a.png cannot be read as an image"):
+    pictures = rf.datasets.image_folder(*folders, ignore=7)
+    with pytest.raises(rf.errors.FileFormatError, match=r"a.png cannot be read as an image"):
         pictures[0]
     mask = folders[1] / "a.png"
     mask.write_bytes(b"no image at all")
-    with pytest.raises(rf.FileFormatError, match=r"masks.a.png cannot be read as an image"):
-        rf.image_folder(*folders, ignore=7)
+    with pytest.raises(rf.errors.FileFormatError, match=r"masks.a.png cannot be read as an image"):
+        rf.datasets.image_folder(*folders, ignore=7)
 
 
 @pytest.mark.parametrize(("side", "read"), [(9000, read_image), (9000, read_mask), (15000, read_image)])
@@ -127,15 +134,17 @@ def test_a_small_file_of_many_pixels_is_refused_before_they_are_read(tmp_path, m
     Image.new("1", (side, side)).save(path)
     assert path.stat().st_size < 40_000
     monkeypatch.setattr("PIL.ImageFile.ImageFile.load", lambda self: pytest.fail("the pixels are read"))
-    with pytest.raises(rf.FileFormatError, match=r"bomb.png (has 9000 x 9000 pixels; at most 67108864 are|cannot be)"):
+    with pytest.raises(
+        rf.errors.FileFormatError, match=r"bomb.png (has 9000 x 9000 pixels; at most 67108864 are|cannot be)"
+    ):
         read(path)
 
 
 def test_features_that_would_not_fit_are_refused(monkeypatch):
     monkeypatch.setattr("riskfield.features.image.physical_memory", lambda: 10**6)
-    assert rf.ImageFeatures()(np.zeros((20, 20))).shape == (20, 20)
+    assert rf.features.ImageFeatures()(np.zeros((20, 20))).shape == (20, 20)
     with pytest.raises(MemoryError, match=r"of 30 x 20 pixels would take about 0.00144 GB; this machine has 0.001 GB"):
-        rf.ImageFeatures()(np.zeros((30, 20)))
+        rf.features.ImageFeatures()(np.zeros((30, 20)))
 
 
 def test_modes_of_images(tmp_path):
@@ -175,33 +184,35 @@ def test_modes_of_masks(tmp_path):
     np.testing.assert_array_equal(read_mask(tmp_path / "palette.png"), values)
     np.testing.assert_array_equal(read_mask(tmp_path / "grey.png"), values)
     np.testing.assert_array_equal(read_mask(tmp_path / "deep.png"), values * 1000.0)
-    with pytest.raises(rf.FileFormatError, match=r"must be an image of one channel to be a mask. It has the mode RGB"):
+    with pytest.raises(
+        rf.errors.FileFormatError, match=r"must be an image of one channel to be a mask. It has the mode RGB"
+    ):
         read_mask(tmp_path / "colour.png")
 
 
 def test_sets_are_sequences():
     def read(name):
-        return rf.LabelledImage(name, np.zeros((2, 2)))
+        return rf.datasets.LabelledImage(name, np.zeros((2, 2)))
 
-    pictures = rf.ImageSet("abcd", read, ["x"])
+    pictures = rf.datasets.ImageSet("abcd", read, ["x"])
     assert pictures[-1].name == "d"
     assert pictures[1:3].names == ("b", "c")
     assert pictures[1:3].classes == ("x",)
     assert [picture.name for picture in pictures.select("db")] == ["d", "b"]
-    assert pictures.map(lambda p: rf.LabelledImage(p.name, p.image + 1))[0].image.max() == 1
+    assert pictures.map(lambda p: rf.datasets.LabelledImage(p.name, p.image + 1))[0].image.max() == 1
     with pytest.raises(KeyError, match="The set has no e, f"):
         pictures.select("afe")
     with pytest.raises(IndexError):
         pictures[4]
     with pytest.raises(ValueError, match="`names` must differ"):
-        rf.ImageSet("aa", read)
+        rf.datasets.ImageSet("aa", read)
     with pytest.raises(ValueError, match="`labels` of a must have the shape of its image"):
-        rf.LabelledImage("a", np.zeros((2, 3)), np.zeros((3, 2), np.int64))
+        rf.datasets.LabelledImage("a", np.zeros((2, 3)), np.zeros((3, 2), np.int64))
 
 
 def test_examples_of_pictures(folders):
-    pictures = rf.image_folder(*folders, ignore=7)
-    blocks = rf.image_examples(pictures, RECIPE, 3)
+    pictures = rf.datasets.image_folder(*folders, ignore=7)
+    blocks = rf.datasets.image_examples(pictures, RECIPE, 3)
     assert [len(block) for block in blocks] == [2, 1]  # a and c; b
     np.testing.assert_array_equal(blocks[0].labels[1], pictures[2].labels.ravel())
     np.testing.assert_array_equal(blocks[1].labels[0], pictures[1].labels.ravel())
@@ -212,20 +223,20 @@ def test_examples_of_pictures(folders):
     fitted = rf.fit(
         model,
         blocks,
-        rf.UnivariateLogistic(),
+        rf.losses.UnivariateLogistic(),
         rf.Inference(rf.MessagePassing(rf.TRW(0.5)), rf.Stop(sweeps=3, tol=None), rf.Unroll()),
-        optimiser=rf.LBFGS(iterations=5),
+        optimiser=rf.optim.LBFGS(iterations=5),
         progress=False,
     )
     assert fitted.best.risk < np.log(3)
     with pytest.raises(ValueError, match=r"labels below `num_states`, 2. a has the label 2"):
-        rf.image_examples(pictures, RECIPE, 2)
+        rf.datasets.image_examples(pictures, RECIPE, 2)
 
 
 def test_examples_at_a_lower_resolution(folders):
-    recipe = rf.ImageFeatures(pixels=(rf.Colour(),), edges=(rf.Constant(),), scale=0.5)
-    pictures = rf.image_folder(*folders, ignore=7)
-    (first, _) = rf.image_examples(pictures, recipe, 3, dtype=torch.float32)
+    recipe = rf.features.ImageFeatures(pixels=(rf.features.Colour(),), edges=(rf.features.Constant(),), scale=0.5)
+    pictures = rf.datasets.image_folder(*folders, ignore=7)
+    (first, _) = rf.datasets.image_examples(pictures, recipe, 3, dtype=torch.float32)
     assert first.graph.num_variables == 12
     assert torch.equal(first.labels[0], reduce_labels(torch.from_numpy(pictures[0].labels), (3, 4)).flatten())
     assert first.inputs["nodes"].dtype == torch.float32
@@ -252,25 +263,25 @@ def same(first, second):
 
 
 def test_the_cache_computes_once(tmp_path):
-    recipe, picture = Counted(rf.ImageFeatures()), random_bytes(9, 7, 3)
-    first = rf.FeatureCache(tmp_path / "new" / "folder")(recipe, picture)
-    second = rf.FeatureCache(tmp_path / "new" / "folder")(recipe, picture.copy())
+    recipe, picture = Counted(rf.features.ImageFeatures()), random_bytes(9, 7, 3)
+    first = rf.datasets.FeatureCache(tmp_path / "new" / "folder")(recipe, picture)
+    second = rf.datasets.FeatureCache(tmp_path / "new" / "folder")(recipe, picture.copy())
     assert recipe.count == 1
     assert same(first, second)
-    assert same(first, rf.ImageFeatures()(picture))
+    assert same(first, rf.features.ImageFeatures()(picture))
     assert len(list((tmp_path / "new" / "folder").iterdir())) == 1
 
 
 def test_the_key_changes_with_recipe_and_picture(tmp_path):
-    cache, picture = rf.FeatureCache(tmp_path), random_bytes(6, 6)
+    cache, picture = rf.datasets.FeatureCache(tmp_path), random_bytes(6, 6)
     other = picture.copy()
     other[3, 3] ^= 1
     recipes = [
         RECIPE,
-        rf.ImageFeatures(pixels=RECIPE.pixels, edges=RECIPE.edges, scale=0.5),
-        rf.ImageFeatures(pixels=(rf.Constant(),), edges=RECIPE.edges),
-        rf.ImageFeatures(pixels=RECIPE.pixels, edges=(rf.ColourDifference((0.1,)),)),
-        rf.ImageFeatures(pixels=RECIPE.pixels, edges=(rf.ColourDifference((0.1000000001,)),)),
+        rf.features.ImageFeatures(pixels=RECIPE.pixels, edges=RECIPE.edges, scale=0.5),
+        rf.features.ImageFeatures(pixels=(rf.features.Constant(),), edges=RECIPE.edges),
+        rf.features.ImageFeatures(pixels=RECIPE.pixels, edges=(rf.features.ColourDifference((0.1,)),)),
+        rf.features.ImageFeatures(pixels=RECIPE.pixels, edges=(rf.features.ColourDifference((0.1000000001,)),)),
     ]
     for recipe in recipes:
         cache(recipe, picture)
@@ -282,7 +293,11 @@ def test_the_key_changes_with_recipe_and_picture(tmp_path):
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "flip", "foreign"])
 def test_damaged_files_are_computed_again(tmp_path, damage):
-    cache, recipe, picture = rf.FeatureCache(tmp_path), Counted(rf.ImageFeatures()), random_bytes(6, 6)
+    cache, recipe, picture = (
+        rf.datasets.FeatureCache(tmp_path),
+        Counted(rf.features.ImageFeatures()),
+        random_bytes(6, 6),
+    )
     right = cache(recipe, picture)
     (path,) = tmp_path.iterdir()
     content = bytearray(path.read_bytes())
@@ -298,15 +313,15 @@ KILLED = """
 import os, sys, numpy as np
 import riskfield as rf
 os.replace = lambda *names: os._exit(9)  # dies before the file is in place
-rf.FeatureCache(sys.argv[1])(rf.ImageFeatures(), np.zeros((5, 5)))
+rf.datasets.FeatureCache(sys.argv[1])(rf.features.ImageFeatures(), np.zeros((5, 5)))
 """
 
 
 def test_a_killed_writer_leaves_no_file_to_be_read(tmp_path):
     ran = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], timeout=120, check=False)
     assert ran.returncode == 9
-    recipe = Counted(rf.ImageFeatures())
-    rf.FeatureCache(tmp_path)(recipe, np.zeros((5, 5)))
+    recipe = Counted(rf.features.ImageFeatures())
+    rf.datasets.FeatureCache(tmp_path)(recipe, np.zeros((5, 5)))
     assert recipe.count == 1
 
 
@@ -315,16 +330,16 @@ def test_a_folder_that_cannot_be_written(tmp_path):
     tmp_path.chmod(0o500)
     try:
         with pytest.raises(PermissionError):
-            rf.FeatureCache(tmp_path)(RECIPE, np.zeros((5, 5)))
+            rf.datasets.FeatureCache(tmp_path)(RECIPE, np.zeros((5, 5)))
     finally:
         tmp_path.chmod(0o700)
 
 
 def test_examples_with_a_cache_are_the_same(folders, tmp_path):
-    pictures = rf.image_folder(*folders, ignore=7)
-    plain = rf.image_examples(pictures, RECIPE, 3)
+    pictures = rf.datasets.image_folder(*folders, ignore=7)
+    plain = rf.datasets.image_examples(pictures, RECIPE, 3)
     for _ in range(2):
-        cached = rf.image_examples(pictures, RECIPE, 3, cache=rf.FeatureCache(tmp_path / "cache"))
+        cached = rf.datasets.image_examples(pictures, RECIPE, 3, cache=rf.datasets.FeatureCache(tmp_path / "cache"))
         for one, other in zip(plain, cached, strict=True):
             assert torch.equal(one.inputs["horizontal"], other.inputs["horizontal"])
     assert len(list((tmp_path / "cache").iterdir())) == 3

@@ -49,7 +49,7 @@ def runs(folder):
 
 @pytest.fixture(scope="module")
 def pictures(folder):
-    return rf.image_folder(folder / "images", folder / "masks", classes=CLASSES, ignore=IGNORE)
+    return rf.datasets.image_folder(folder / "images", folder / "masks", classes=CLASSES, ignore=IGNORE)
 
 
 class Page(html.parser.HTMLParser):
@@ -147,7 +147,7 @@ def test_the_pictures_on_the_page_are_those_of_the_run(folder, runs, pictures):
 
 def test_a_page_on_one_run_that_python_fitted(pictures, tmp_path):
     """Without a folder, a command, or a history."""
-    crf = rf.ImageCRF(optimiser=rf.LBFGS(iterations=2), initial=())
+    crf = rf.ImageCRF(optimiser=rf.optim.LBFGS(iterations=2), initial=())
     values = np.array([0, 200, -1])
     crf.fit([picture.image for picture in pictures], [values[picture.labels] for picture in pictures])
     (found,) = write_report(tmp_path / "page.html", [ImageRun("by hand", crf, CLASSES)], pictures, num_shown=99)
@@ -178,7 +178,7 @@ def test_refusals(folder, runs, pictures, tmp_path, capsys, monkeypatch):
     refused("`pictures` must have the classes", [other], pictures)
     refused("`pictures` must hold at least one picture", runs, pictures[:0])
     refused("`num_shown` must be positive. Got 0", runs, pictures, num_shown=0)
-    ignored = pictures.map(lambda p: rf.LabelledImage(p.name, p.image, np.full_like(p.labels, -1)))
+    ignored = pictures.map(lambda p: rf.datasets.LabelledImage(p.name, p.image, np.full_like(p.labels, -1)))
     refused("must hold a pixel with a label to evaluate by", runs, ignored)
     assert not any(tmp_path.iterdir())
     monkeypatch.chdir(folder)

@@ -14,7 +14,7 @@ from strategies import graphs, seeds
 @given(graphs(max_variables=7, max_factors=9), seeds)
 def test_levels_are_longest_paths_of_earlier_neighbours(graph, seed):
     order = np.random.default_rng(seed).permutation(graph.num_variables)
-    levels = rf.compile_levels(graph, order)
+    levels = rf.graph.compile_levels(graph, order)
     assert levels.rank[order].tolist() == list(range(graph.num_variables))
     neighbours = {v: set() for v in range(graph.num_variables)}
     for a, b in graph.neighbour_pairs().tolist():
@@ -30,7 +30,7 @@ def test_levels_are_longest_paths_of_earlier_neighbours(graph, seed):
 @settings(max_examples=150)
 @given(graphs(max_variables=7, max_factors=9))
 def test_colours_are_greedy_and_proper(graph):
-    colour = rf.colours(graph)
+    colour = rf.graph.colours(graph)
     neighbours = {v: set() for v in range(graph.num_variables)}
     for a, b in graph.neighbour_pairs().tolist():
         neighbours[a].add(b)
@@ -40,18 +40,18 @@ def test_colours_are_greedy_and_proper(graph):
         earlier = {int(colour[u]) for u in neighbours[v] if u < v}
         assert int(colour[v]) not in used
         assert int(colour[v]) == next(c for c in range(len(earlier) + 1) if c not in earlier)
-    assert sorted(rf.colour_order(graph)) == list(range(graph.num_variables))
-    assert rf.compile_levels(graph, rf.colour_order(graph)).count <= colour.max() + 1
+    assert sorted(rf.graph.colour_order(graph)) == list(range(graph.num_variables))
+    assert rf.graph.compile_levels(graph, rf.graph.colour_order(graph)).count <= colour.max() + 1
 
 
 def test_levels_of_a_grid_are_its_antidiagonals():
-    levels = rf.compile_levels(rf.grid(4, 6, 2)).level.reshape(4, 6)
+    levels = rf.graph.compile_levels(rf.grid(4, 6, 2)).level.reshape(4, 6)
     assert np.array_equal(levels, np.add.outer(np.arange(4), np.arange(6)))
 
 
 @pytest.mark.parametrize(("connectivity", "colours"), [(4, 2), (8, 4)])
 def test_grids_need_few_colours(connectivity, colours):
-    assert rf.colours(rf.grid(7, 8, 2, connectivity=connectivity)).max() == colours - 1
+    assert rf.graph.colours(rf.grid(7, 8, 2, connectivity=connectivity)).max() == colours - 1
 
 
 # A cycle numbered so that a greedy colouring takes three colours.
@@ -64,8 +64,8 @@ SIX = [(0, 2), (2, 3), (3, 1), (1, 4), (4, 5), (5, 0)]
 )
 def test_bipartite_graphs_need_two_colours(edges, variables, greedy, levels):
     graph = rf.FactorGraph([2] * variables, edges)
-    assert rf.colours(graph).max() + 1 == greedy
-    assert rf.compile_levels(graph, coloured_order(graph)).count == levels
+    assert rf.graph.colours(graph).max() + 1 == greedy
+    assert rf.graph.compile_levels(graph, coloured_order(graph)).count == levels
 
 
 @settings(max_examples=100)
@@ -73,7 +73,7 @@ def test_bipartite_graphs_need_two_colours(edges, variables, greedy, levels):
 def test_levels_of_a_coloured_schedule_are_at_most_the_greedy_colours(graph):
     order = coloured_order(graph)
     assert sorted(order) == list(range(graph.num_variables))
-    assert rf.compile_levels(graph, order).count <= rf.colours(graph).max() + 1
+    assert rf.graph.compile_levels(graph, order).count <= rf.graph.colours(graph).max() + 1
 
 
 def test_coloured_is_the_sequential_schedule_of_its_order(kernels):
@@ -139,4 +139,4 @@ def test_one_sweep_is_exact_on_any_forest(seed):
 
 def test_the_default_order_keeps_a_numbering_from_the_leaves():
     for graph in (rf.chain(6, 2), rf.grid(3, 4, 2), rf.from_edges(2, [(0, 2), (1, 2), (2, 3)], num_variables=4)):
-        assert rf.compile_levels(graph).rank.tolist() == list(range(graph.num_variables))
+        assert rf.graph.compile_levels(graph).rank.tolist() == list(range(graph.num_variables))

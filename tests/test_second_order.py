@@ -46,7 +46,7 @@ def test_second_derivatives(case, kind):
 def test_hessian_vector_product_against_differences_of_gradients(case):
     loss, x = objective(case)
     v = torch.randn_like(x)
-    product = rf.hessian_vector_product(loss, x, v)
+    product = rf.adjoints.hessian_vector_product(loss, x, v)
 
     def gradient(t):
         t = t.clone().requires_grad_()
@@ -62,22 +62,22 @@ def test_hessian_vector_product_of_several_tensors():
     a, b = torch.randn(3, dtype=torch.float64), torch.randn(2, 2, dtype=torch.float64)
     v = (torch.randn_like(a), torch.randn_like(b))
     loss = lambda p: (p[0] ** 3).sum() * p[1].sum()  # noqa: E731
-    found = rf.hessian_vector_product(loss, [a, b], v)
+    found = rf.adjoints.hessian_vector_product(loss, [a, b], v)
     close = torch.testing.assert_close
     close(found[0], 6 * a * v[0] * b.sum() + 3 * a**2 * v[1].sum())
     close(found[1], (3 * a**2 * v[0]).sum().expand(2, 2))
-    linear = rf.hessian_vector_product(lambda p: p.sum(), a, v[0])
+    linear = rf.adjoints.hessian_vector_product(lambda p: p.sum(), a, v[0])
     assert torch.equal(linear, torch.zeros_like(a))
-    partly = rf.hessian_vector_product(lambda p: (p[0] ** 2).sum(), (a, b), v)
+    partly = rf.adjoints.hessian_vector_product(lambda p: (p[0] ** 2).sum(), (a, b), v)
     close(partly, (2 * v[0], torch.zeros_like(b)))
 
 
 def test_hessian_vector_product_refuses():
     a = torch.zeros(3)
     with pytest.raises(ValueError, match=r"`v` must have the shapes of `params`, \[\(3,\)\]. Got \[\(2,\)\]"):
-        rf.hessian_vector_product(torch.sum, a, a[:2])
+        rf.adjoints.hessian_vector_product(torch.sum, a, a[:2])
     with pytest.raises(ValueError, match=r"must return one number. Got a tensor of shape \(3,\)"):
-        rf.hessian_vector_product(torch.exp, a, a)
+        rf.adjoints.hessian_vector_product(torch.exp, a, a)
 
 
 def test_hessian_vector_product_refuses_a_loss_that_does_not_use_its_parameters():
@@ -86,7 +86,7 @@ def test_hessian_vector_product_refuses_a_loss_that_does_not_use_its_parameters(
     v = [torch.ones_like(p) for p in params]
     for loss in (lambda _: model(torch.ones(3)).square().sum(), lambda _: torch.ones(())):
         with pytest.raises(ValueError, match=r"`loss_fn` must compute its loss from .*functional_call"):
-            rf.hessian_vector_product(loss, params, v)
+            rf.adjoints.hessian_vector_product(loss, params, v)
 
 
 @pytest.mark.parametrize("adjoint", [rf.FixedPoint(), rf.Envelope(), rf.Perturb()], ids=lambda a: type(a).__name__)
@@ -95,8 +95,8 @@ def test_adjoints_without_second_derivatives_say_so(adjoint):
         solution = rf.infer(GRAPH, theta, stop=rf.Stop(tol=1e-8), adjoint=adjoint)
         return (solution.mu**2).sum() + solution.log_partition**2
 
-    with pytest.raises(rf.AdjointError, match=r"first derivatives only\. Use `Unroll`"):
-        rf.hessian_vector_product(loss, 0.1 * potentials(GRAPH, 0), potentials(GRAPH, 1))
+    with pytest.raises(rf.errors.AdjointError, match=r"first derivatives only\. Use `Unroll`"):
+        rf.adjoints.hessian_vector_product(loss, 0.1 * potentials(GRAPH, 0), potentials(GRAPH, 1))
 
 
 @pytest.mark.parametrize("curvature", [rf.Unroll(), rf.FixedPoint(tol=1e-12)], ids=lambda a: type(a).__name__)
@@ -116,7 +116,7 @@ def test_the_curvature_of_a_log_partition_value(curvature):
     leaf = theta.clone().requires_grad_()
     torch.testing.assert_close(torch.autograd.grad(value(leaf), leaf)[0], gradient(theta))
     difference = (gradient(theta + 1e-5 * v) - gradient(theta - 1e-5 * v)) / 2e-5
-    torch.testing.assert_close(rf.hessian_vector_product(value, theta, v), difference, rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(rf.adjoints.hessian_vector_product(value, theta, v), difference, rtol=1e-6, atol=1e-8)
     with pytest.raises(TypeError, match=r"`curvature` must be an object such as `Unroll\(\)`, or None. Got 'unroll'"):
         rf.Envelope("unroll")
 

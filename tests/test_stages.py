@@ -7,38 +7,41 @@ import riskfield as rf
 from learning_cases import EXACT, TRUNCATED, chain_examples, chain_model, values
 from riskfield.learning.objective import Objective
 
-LOSS = rf.UnivariateLogistic()
+LOSS = rf.losses.UnivariateLogistic()
 
 
 def test_a_stage_starts_where_the_one_before_it_ended():
     data = chain_examples(40)
     alone = chain_model()
-    rf.fit(alone, data, rf.Independent(), ridge=1e-3, progress=False)
+    rf.fit(alone, data, rf.losses.Independent(), ridge=1e-3, progress=False)
     staged = chain_model()
-    stages = [rf.Stage(rf.Independent(), ridge=1e-3), rf.Stage(LOSS, TRUNCATED, rf.LBFGS(iterations=4))]
-    first, second = rf.fit_stages(staged, data, stages, progress=False)
-    by_hand = rf.fit(alone, data, LOSS, TRUNCATED, optimiser=rf.LBFGS(iterations=4), progress=False)
+    stages = [
+        rf.learning.Stage(rf.losses.Independent(), ridge=1e-3),
+        rf.learning.Stage(LOSS, TRUNCATED, rf.optim.LBFGS(iterations=4)),
+    ]
+    first, second = rf.learning.fit_stages(staged, data, stages, progress=False)
+    by_hand = rf.fit(alone, data, LOSS, TRUNCATED, optimiser=rf.optim.LBFGS(iterations=4), progress=False)
     assert [record.objective for record in second.history] == [record.objective for record in by_hand.history]
     assert torch.equal(values(staged), values(alone))
-    cold = rf.fit(chain_model(), data, LOSS, TRUNCATED, optimiser=rf.LBFGS(iterations=1), progress=False)
+    cold = rf.fit(chain_model(), data, LOSS, TRUNCATED, optimiser=rf.optim.LBFGS(iterations=1), progress=False)
     assert second.history[0].objective < cold.history[0].objective
-    assert first.reason is rf.Reason.CONVERGED
+    assert first.reason is rf.learning.Reason.CONVERGED
 
 
 def test_incremental_training_doubles_examples_and_halves_iterations():
-    stages = rf.incremental(rf.Stage(LOSS, EXACT, rf.LBFGS(iterations=1000), ridge=1e-3), 200)
+    stages = rf.learning.incremental(rf.learning.Stage(LOSS, EXACT, rf.optim.LBFGS(iterations=1000), ridge=1e-3), 200)
     plan = [(stage.examples, stage.optimiser.iterations) for stage in stages]
     assert plan == [(32, 1000), (64, 500), (128, 250), (None, 125)]
     assert all(stage.ridge == 1e-3 and stage.inference is EXACT for stage in stages)
-    assert [stage.examples for stage in rf.incremental(rf.Stage(LOSS), 32)] == [None]
+    assert [stage.examples for stage in rf.learning.incremental(rf.learning.Stage(LOSS), 32)] == [None]
 
 
 def test_incremental_training_reaches_the_optimum_of_all_examples():
     data = chain_examples(100)
-    tight = rf.LBFGS(iterations=3200, gradient_tol=1e-8, change_tol=1e-15)
+    tight = rf.optim.LBFGS(iterations=3200, gradient_tol=1e-8, change_tol=1e-15)
     found, whole = chain_model(), chain_model()
-    stages = rf.incremental(rf.Stage(LOSS, EXACT, tight, ridge=1e-2), len(data), start=8)
-    results = rf.fit_stages(found, data, stages, progress=False)
+    stages = rf.learning.incremental(rf.learning.Stage(LOSS, EXACT, tight, ridge=1e-2), len(data), start=8)
+    results = rf.learning.fit_stages(found, data, stages, progress=False)
     rf.fit(whole, data, LOSS, EXACT, optimiser=tight, ridge=1e-2, progress=False)
     assert len(results) == 5
     assert torch.allclose(values(found), values(whole), atol=1e-5)
@@ -60,17 +63,19 @@ def test_a_diverged_stage_is_the_last_one():
     def poison(record, model):
         next(model.parameters()).data.fill_(float("nan"))
 
-    stages = [rf.Stage(LOSS, EXACT, rf.Torch(epochs=3)), rf.Stage(LOSS, EXACT)]
-    with pytest.warns(rf.DivergenceWarning):
-        results = rf.fit_stages(chain_model(), chain_examples(), stages, callbacks=[poison], progress=False)
-    assert [result.reason for result in results] == [rf.Reason.DIVERGED]
+    stages = [rf.learning.Stage(LOSS, EXACT, rf.optim.Torch(epochs=3)), rf.learning.Stage(LOSS, EXACT)]
+    with pytest.warns(rf.errors.DivergenceWarning):
+        results = rf.learning.fit_stages(chain_model(), chain_examples(), stages, callbacks=[poison], progress=False)
+    assert [result.reason for result in results] == [rf.learning.Reason.DIVERGED]
 
 
 def test_stages_resume_where_they_were(tmp_path):
     data = chain_examples(40)
-    stages = rf.incremental(rf.Stage(LOSS, EXACT, rf.LBFGS(iterations=8), ridge=1e-3), len(data), start=10)
+    stages = rf.learning.incremental(
+        rf.learning.Stage(LOSS, EXACT, rf.optim.LBFGS(iterations=8), ridge=1e-3), len(data), start=10
+    )
     whole = chain_model()
-    rf.fit_stages(whole, data, stages, progress=False)
+    rf.learning.fit_stages(whole, data, stages, progress=False)
     calls = []
 
     def interrupt(record, model):
@@ -80,26 +85,26 @@ def test_stages_resume_where_they_were(tmp_path):
 
     settings = {"checkpoint": rf.Checkpoints(tmp_path / "run", every=2), "progress": False}
     cut, resumed = chain_model(), chain_model()
-    results = rf.fit_stages(cut, data, stages, callbacks=[interrupt], **settings)
-    assert [result.reason for result in results] == [rf.Reason.ITERATIONS, rf.Reason.INTERRUPTED]
-    results = rf.fit_stages(resumed, data, stages, resume=True, **settings)
+    results = rf.learning.fit_stages(cut, data, stages, callbacks=[interrupt], **settings)
+    assert [result.reason for result in results] == [rf.learning.Reason.ITERATIONS, rf.learning.Reason.INTERRUPTED]
+    results = rf.learning.fit_stages(resumed, data, stages, resume=True, **settings)
     assert len(results) == 3
     assert torch.equal(values(resumed), values(whole))
 
 
 def test_bad_stages_are_refused():
     with pytest.raises(TypeError, match="`stage` must use `LBFGS`"):
-        rf.incremental(rf.Stage(LOSS, EXACT, rf.Torch()), 100)
+        rf.learning.incremental(rf.learning.Stage(LOSS, EXACT, rf.optim.Torch()), 100)
     with pytest.raises(ValueError, match=r"`start` must be a positive integer. Got 0."):
-        rf.incremental(rf.Stage(LOSS), 100, start=0)
+        rf.learning.incremental(rf.learning.Stage(LOSS), 100, start=0)
     with pytest.raises(ValueError, match=r"`examples` must be a positive integer. Got 0."):
-        rf.fit_stages(chain_model(), chain_examples(), [rf.Stage(LOSS, EXACT, examples=0)])
+        rf.learning.fit_stages(chain_model(), chain_examples(), [rf.learning.Stage(LOSS, EXACT, examples=0)])
 
 
 def test_objective_of_a_stage_is_that_of_its_examples():
     """The last record of a stage on 5 examples is the objective of 5 of them."""
     data, model = chain_examples(20), chain_model()
-    stage = rf.Stage(LOSS, EXACT, rf.LBFGS(iterations=2), examples=5)
-    (result,) = rf.fit_stages(model, data, [stage], progress=False, seed=4)
+    stage = rf.learning.Stage(LOSS, EXACT, rf.optim.LBFGS(iterations=2), examples=5)
+    (result,) = rf.learning.fit_stages(model, data, [stage], progress=False, seed=4)
     chosen = torch.randperm(20, generator=torch.Generator().manual_seed(4))[:5]
     assert result.best.risk == pytest.approx(Objective(model, data.select(chosen), LOSS, EXACT).risk(), rel=1e-12)

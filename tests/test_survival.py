@@ -17,7 +17,7 @@ from learning_cases import EXACT, chain_examples, chain_model, values
 from riskfield.io.codec import read_tree, write_tree
 
 TESTS = Path(__file__).parent
-LOSS = rf.UnivariateLogistic()
+LOSS = rf.losses.UnivariateLogistic()
 
 
 def worker(folder, *scenes):
@@ -127,7 +127,7 @@ def test_an_interruption_anywhere_leaves_the_best_parameters(moment, monkeypatch
         progress=False,
         callbacks=[lambda record, model: kept.append((record.objective, values(model)))],
     )
-    assert result.reason is rf.Reason.INTERRUPTED
+    assert result.reason is rf.learning.Reason.INTERRUPTED
     assert torch.equal(values(model), min(kept, key=lambda pair: pair[0])[1])
 
 
@@ -159,7 +159,7 @@ def test_no_space_left_keeps_model_and_checkpoint(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", full)
     model, seen = chain_model(), []
     with pytest.raises(
-        rf.CheckpointError, match=r"iteration 3 could not be written \(No space left on device\)"
+        rf.errors.CheckpointError, match=r"iteration 3 could not be written \(No space left on device\)"
     ) as info:
         rf.fit(
             model,
@@ -182,7 +182,7 @@ def test_no_space_left_keeps_model_and_checkpoint(tmp_path, monkeypatch):
 
 def train(folder, iterations, *, model=None, **settings):
     model = chain_model() if model is None else model
-    optimiser = settings.pop("optimiser", rf.LBFGS(iterations=iterations))
+    optimiser = settings.pop("optimiser", rf.optim.LBFGS(iterations=iterations))
     settings = {"ridge": 1e-3, "progress": False, "checkpoint": rf.Checkpoints(folder, every=3), **settings}
     result = rf.fit(
         model,
@@ -200,7 +200,7 @@ def test_a_run_can_be_made_longer(tmp_path):
     _, whole = train(tmp_path / "whole", 12)
     first, _ = train(tmp_path / "parts", 5)
     then, found = train(tmp_path / "parts", 12, resume=True)
-    assert first.reason is then.reason is rf.Reason.ITERATIONS
+    assert first.reason is then.reason is rf.learning.Reason.ITERATIONS
     assert torch.equal(found, whole)
     assert then.history[:5] == first.history
     assert then.history[-1].evaluations > first.history[-1].evaluations
@@ -209,7 +209,7 @@ def test_a_run_can_be_made_longer(tmp_path):
 
 def test_a_finished_run_is_not_run_again(tmp_path):
     first, found = train(tmp_path, 1000)
-    assert first.reason is rf.Reason.CONVERGED
+    assert first.reason is rf.learning.Reason.CONVERGED
     started = []
     again, same = train(tmp_path, 1000, resume=True, callbacks=[lambda record, model: started.append(record)])
     assert not started
@@ -234,8 +234,8 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path):
         ({"ridge": 0.5}, r"`ridge` was 0.001 in the run to be resumed. Got 0.5."),
         ({"seed": 3}, r"`seed` was 0 in the run to be resumed. Got 3."),
         ({"per_variable": False}, r"`per_variable` was True"),
-        ({"loss": rf.UnivariateQuadratic()}, r"`loss` was 'UnivariateLogistic' .* Got 'UnivariateQuadratic'."),
-        ({"optimiser": rf.Torch()}, r"`optimiser` was 'LBFGS' .* Got 'Torch'."),
+        ({"loss": rf.losses.UnivariateQuadratic()}, r"`loss` was 'UnivariateLogistic' .* Got 'UnivariateQuadratic'."),
+        ({"optimiser": rf.optim.Torch()}, r"`optimiser` was 'LBFGS' .* Got 'Torch'."),
         ({"data": chain_examples(7)}, r"`examples` was 30 .* Got 7."),
         ({"model": chain_model().float()}, r"`model` must be the one of the run.*'nodes.nodes.weight'"),
     ],
@@ -259,11 +259,11 @@ def test_a_damaged_checkpoint_is_named(tmp_path):
         (b"", "is empty"),
     ]:
         path.write_bytes(content)
-        with pytest.raises(rf.FileFormatError, match=message):
+        with pytest.raises(rf.errors.FileFormatError, match=message):
             train(tmp_path, 4, resume=True)
 
 
-LBFGS, ADAM, SMD = rf.LBFGS(iterations=4), rf.Torch(epochs=4), rf.SMD(epochs=4)
+LBFGS, ADAM, SMD = rf.optim.LBFGS(iterations=4), rf.optim.Torch(epochs=4), rf.optim.SMD(epochs=4)
 
 
 @pytest.mark.parametrize(
@@ -309,7 +309,7 @@ def test_an_ill_typed_checkpoint_is_named(tmp_path, optimiser, place, value, mes
     write_tree(path, "checkpoint", state)
     model = chain_model()
     before = values(model)
-    with pytest.raises(rf.FileFormatError, match=message) as caught:
+    with pytest.raises(rf.errors.FileFormatError, match=message) as caught:
         train(tmp_path, 6, model=model, optimiser=optimiser, resume=True)
     assert "iteration-00000004.safetensors" in str(caught.value)
     assert torch.equal(values(model), before)

@@ -21,8 +21,8 @@ def test_possible_items_do_not_suffer(case, kernels):
     algorithm = case.make(graph, None)
     stop = rf.Stop(sweeps=40)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", rf.ConvergenceWarning)
-        with pytest.raises(rf.ImpossibleEvidenceError, match="batch item 1"):
+        warnings.simplefilter("ignore", rf.errors.ConvergenceWarning)
+        with pytest.raises(rf.errors.ImpossibleEvidenceError, match="batch item 1"):
             rf.infer(graph, theta, algorithm, stop=stop, kernels=kernels)
         solution = rf.infer(graph, theta, algorithm, stop=stop, kernels=kernels, throw=False)
         assert solution.mu[0, 1].isnan().all()
@@ -43,7 +43,7 @@ def test_reasons():
     graph = rf.grid(3, 3, 2)
     theta = potentials(graph, 0, "strong", 2)
     graph.node(theta, 4)[1] = -math.inf
-    with pytest.warns(rf.ConvergenceWarning, match="for 1 of 2 batch items"):
+    with pytest.warns(rf.errors.ConvergenceWarning, match="for 1 of 2 batch items"):
         solution = rf.infer(graph, theta, stop=rf.Stop(sweeps=1, tol=1e-12), throw=False)
     assert solution.reasons[0].startswith("the residual is ")
     assert solution.reasons[0].endswith(" and the tolerance 1e-12")
@@ -69,7 +69,12 @@ def test_batched_weights_meet_batched_evidence():
     theta = potentials(graph, 0)
     weights = 0.5 + torch.rand(4, graph.mu_size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     evidence = torch.tensor([[0, -1, -1], [-1, 1, -1], [-1, -1, 0], [1, -1, 1]])
-    terms = lambda weight: rf.ConvexFreeEnergy([rf.Term(rf.NEGATIVE_ENTROPY, weight), rf.Term(rf.SQUARE, 0.5)])  # noqa: E731
+
+    def terms(weight):
+        return rf.ConvexFreeEnergy(
+            [rf.inference.Term(rf.inference.NEGATIVE_ENTROPY, weight), rf.inference.Term(rf.inference.SQUARE, 0.5)]
+        )
+
     whole = rf.infer(graph, theta, terms(weights), evidence=evidence)
     for k in range(4):
         alone = rf.infer(graph, theta, terms(weights[k]), evidence=evidence[k])

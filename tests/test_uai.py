@@ -67,7 +67,7 @@ def uai_text(graph, tables, kind="MARKOV"):
 
 class TestModel:
     def test_reads_everything_in_its_place(self, write):
-        model = rf.read_uai(write(SMALL))
+        model = rf.io.read_uai(write(SMALL))
         graph = model.graph
         assert model.kind == "MARKOV"
         assert graph.num_states.tolist() == [2, 3, 2]
@@ -90,26 +90,26 @@ class TestModel:
         ],
     )
     def test_white_space_and_case_do_not_matter(self, write, change):
-        plain, changed = rf.read_uai(write(SMALL)), rf.read_uai(write(change(SMALL), "changed.uai"))
+        plain, changed = rf.io.read_uai(write(SMALL)), rf.io.read_uai(write(change(SMALL), "changed.uai"))
         assert torch.equal(plain.theta, changed.theta)
 
     def test_bayes(self, write):
-        assert rf.read_uai(write("BAYES 1 2 1 1 0 2 .3 .7")).kind == "BAYES"
+        assert rf.io.read_uai(write("BAYES 1 2 1 1 0 2 .3 .7")).kind == "BAYES"
 
     def test_no_factors_and_no_variables(self, write):
-        assert rf.read_uai(write("MARKOV 2 2 2 0")).theta.tolist() == [0, 0, 0, 0]
-        assert rf.read_uai(write("MARKOV 0 0")).graph.num_variables == 0
+        assert rf.io.read_uai(write("MARKOV 2 2 2 0")).theta.tolist() == [0, 0, 0, 0]
+        assert rf.io.read_uai(write("MARKOV 0 0")).graph.num_variables == 0
 
     def test_zero_constant_is_minus_infinity(self, write):
-        assert rf.read_uai(write("MARKOV 1 2 1 0 1 0")).log_constant == -math.inf
+        assert rf.io.read_uai(write("MARKOV 1 2 1 0 1 0")).log_constant == -math.inf
 
     def test_impossible_model_is_for_inference_to_refuse(self, write):
-        model = rf.read_uai(write("MARKOV 1 2 1 1 0 2 0 0"))
-        with pytest.raises(rf.ImpossibleEvidenceError):
+        model = rf.io.read_uai(write("MARKOV 1 2 1 1 0 2 0 0"))
+        with pytest.raises(rf.errors.ImpossibleEvidenceError):
             rf.infer(model.graph, model.theta)
 
     def test_exact_of_the_small_model(self, write):
-        model = rf.read_uai(write(SMALL))
+        model = rf.io.read_uai(write(SMALL))
         t = [np.arange(1, 7).reshape(3, 2), 2.5, np.array([0, 1e-3]), np.arange(1, 13).reshape(2, 3, 2)]
         joint = np.einsum("ba,,c,abc->abc", *t)
         solution = rf.infer(model.graph, model.theta, rf.Exact())
@@ -130,7 +130,7 @@ class TestModel:
             np.array(data.draw(st.lists(value, min_size=math.prod(s), max_size=math.prod(s)))).reshape(s)
             for s in shapes
         ]
-        model = rf.read_uai(write(uai_text(graph, tables)))
+        model = rf.io.read_uai(write(uai_text(graph, tables)))
         assert model.graph.num_states.tolist() == states
         for k, table in enumerate(tables):
             assert model.graph.scope(k) == graph.scope(k)
@@ -142,8 +142,8 @@ class TestModel:
         scopes = "\n".join(f"2 {k} {k + 1}" for k in range(n - 1))
         tables = "4\n0.25 0.5 1.125 2.0625\n" * (n - 1)
         path = write(f"MARKOV\n{n}\n{'2 ' * n}\n{n - 1}\n{scopes}\n{tables}")
-        model = rf.read_uai(path)
-        assert lines_run(lambda: rf.read_uai(path)) < 10 * n  # a Python loop over the entries would run far more
+        model = rf.io.read_uai(path)
+        assert lines_run(lambda: rf.io.read_uai(path)) < 10 * n  # a Python loop over the entries would run far more
         assert model.graph.factor(model.theta, n - 2)[1, 1] == math.log(2.0625)
 
 
@@ -205,8 +205,8 @@ MALFORMED = [
 @pytest.mark.parametrize(("content", "message"), MALFORMED, ids=range(len(MALFORMED)))
 def test_malformed_model(write, content, message):
     path = write(content)
-    with pytest.raises(rf.FileFormatError) as caught:
-        rf.read_uai(path)
+    with pytest.raises(rf.errors.FileFormatError) as caught:
+        rf.io.read_uai(path)
     assert message in str(caught.value)
     assert str(caught.value).startswith(f"{path}: ")
     assert len(str(caught.value)) < 400 + len(str(path))
@@ -214,7 +214,7 @@ def test_malformed_model(write, content, message):
 
 def test_missing_file_is_an_ordinary_error(tmp_path):
     with pytest.raises(FileNotFoundError):
-        rf.read_uai(tmp_path / "absent.uai")
+        rf.io.read_uai(tmp_path / "absent.uai")
 
 
 class TestFuzz:
@@ -224,8 +224,8 @@ class TestFuzz:
         path.write_bytes(content)
         message = f"{path}: "
         try:
-            model = rf.read_uai(path)
-        except rf.FileFormatError as error:
+            model = rf.io.read_uai(path)
+        except rf.errors.FileFormatError as error:
             message = str(error)
         else:
             assert model.theta.shape == (model.graph.theta_size,)
@@ -282,8 +282,8 @@ class TestFuzz:
         path.write_text(" ".join(words))
         evidence, message = {}, f"{path}: "
         try:
-            evidence = rf.read_evidence(path, graph)
-        except rf.FileFormatError as error:
+            evidence = rf.io.read_evidence(path, graph)
+        except rf.errors.FileFormatError as error:
             message = str(error)
         assert message.startswith(f"{path}: ")
         assert all(0 <= x < graph.num_states[v] for v, x in evidence.items())
@@ -308,7 +308,7 @@ class TestEvidence:
         ],
     )
     def test_reads(self, write, content, expected):
-        assert rf.read_evidence(write(content), self.graph) == expected
+        assert rf.io.read_evidence(write(content), self.graph) == expected
 
     @pytest.mark.parametrize(
         ("content", "message"),
@@ -330,8 +330,8 @@ class TestEvidence:
     )
     def test_refuses(self, write, content, message):
         path = write(content, "e.evid")
-        with pytest.raises(rf.FileFormatError) as caught:
-            rf.read_evidence(path, self.graph)
+        with pytest.raises(rf.errors.FileFormatError) as caught:
+            rf.io.read_evidence(path, self.graph)
         assert message in str(caught.value)
         assert str(caught.value).startswith(f"{path}: ")
 
@@ -344,11 +344,11 @@ class TestAnswers:
 
     def test_marginals_round_trip(self, tmp_path):
         path = tmp_path / "m.MAR"
-        rf.write_mar(path, self.graph, self.mu())
+        rf.io.write_mar(path, self.graph, self.mu())
         assert path.read_text().startswith("MAR\n3 3 0.2")
         read = read_mar(path, self.graph)
         torch.testing.assert_close(read, self.mu()[:8], rtol=1e-11, atol=0)
-        rf.write_mar(path, self.graph, read)
+        rf.io.write_mar(path, self.graph, read)
         assert torch.equal(read_mar(path, self.graph), read)
 
     def test_older_files_count_samples(self, write):
@@ -372,18 +372,18 @@ class TestAnswers:
         ],
     )
     def test_malformed_marginals(self, write, content, message):
-        with pytest.raises(rf.FileFormatError) as caught:
+        with pytest.raises(rf.errors.FileFormatError) as caught:
             read_mar(write(content), self.graph)
         assert message in str(caught.value)
 
     @pytest.mark.parametrize("content", ["", "PR", "PR nan", "PR inf", "PR 1 2 3", "PR 2 3", "MAR 1", "PR x"])
     def test_malformed_partition_function(self, write, content):
-        with pytest.raises(rf.FileFormatError):
+        with pytest.raises(rf.errors.FileFormatError):
             read_pr(write(content))
 
     @pytest.mark.parametrize("value", [0.0, -1234.56789, 1e5, -math.inf])
     def test_partition_function_round_trip(self, tmp_path, value):
-        rf.write_pr(tmp_path / "m.PR", value)
+        rf.io.write_pr(tmp_path / "m.PR", value)
         assert read_pr(tmp_path / "m.PR") == pytest.approx(value, rel=1e-11)
 
     def test_states(self, tmp_path):
@@ -394,12 +394,12 @@ class TestAnswers:
 
     def test_refused_numbers_write_nothing(self, tmp_path):
         with pytest.raises(ValueError, match="without a batch"):
-            rf.write_mar(tmp_path / "m", self.graph, self.mu()[None])
+            rf.io.write_mar(tmp_path / "m", self.graph, self.mu()[None])
         with pytest.raises(ValueError, match="must be finite"):
-            rf.write_mar(tmp_path / "m", self.graph, self.mu() * math.nan)
+            rf.io.write_mar(tmp_path / "m", self.graph, self.mu() * math.nan)
         for value in (math.nan, math.inf):
             with pytest.raises(ValueError, match="must be finite or -inf"):
-                rf.write_pr(tmp_path / "m", value)
+                rf.io.write_pr(tmp_path / "m", value)
         assert list(tmp_path.iterdir()) == []
 
 
@@ -407,7 +407,7 @@ class TestAtomicWrites:
     @pytest.mark.parametrize("broken", ["fsync", "replace"])
     def test_failure_leaves_the_old_file_and_nothing_else(self, tmp_path, monkeypatch, broken):
         path = tmp_path / "m.PR"
-        rf.write_pr(path, 1.0)
+        rf.io.write_pr(path, 1.0)
         old = path.read_bytes()
 
         def fail(*_):
@@ -415,7 +415,7 @@ class TestAtomicWrites:
 
         monkeypatch.setattr(os, broken, fail)
         with pytest.raises(OSError, match="No space left"):
-            rf.write_pr(path, 2.0)
+            rf.io.write_pr(path, 2.0)
         assert path.read_bytes() == old
         assert list(tmp_path.iterdir()) == [path]
 
@@ -424,7 +424,7 @@ class TestAtomicWrites:
         (tmp_path / "link.PR").symlink_to(tmp_path / "real" / "m.PR")
         before = os.umask(0o022)
         try:
-            rf.write_pr(tmp_path / "link.PR", 1.0)
+            rf.io.write_pr(tmp_path / "link.PR", 1.0)
         finally:
             os.umask(before)
         assert (tmp_path / "link.PR").is_symlink()
@@ -432,7 +432,7 @@ class TestAtomicWrites:
 
     def test_missing_folder(self, tmp_path):
         with pytest.raises(FileNotFoundError):
-            rf.write_pr(tmp_path / "absent" / "m.PR", 1.0)
+            rf.io.write_pr(tmp_path / "absent" / "m.PR", 1.0)
 
 
 @needs_instances
@@ -440,8 +440,8 @@ class TestInstances:
     """Competition instances with exact answers printed to 6 digits."""
 
     def load(self, name):
-        model = rf.read_uai(UAI_FOLDER / f"{name}.uai")
-        evidence = rf.read_evidence(UAI_FOLDER / f"{name}.uai.evid", model.graph)
+        model = rf.io.read_uai(UAI_FOLDER / f"{name}.uai")
+        evidence = rf.io.read_evidence(UAI_FOLDER / f"{name}.uai.evid", model.graph)
         answer = read_mar(UAI_FOLDER / f"{name}.uai.MAR", model.graph)
         return model, evidence, answer, read_pr(UAI_FOLDER / f"{name}.uai.PR") / math.log(10)
 
@@ -476,5 +476,5 @@ class TestInstances:
 
     def test_toy_models(self):
         for name in ("ChestClinic", "simple5", "grid4x4"):
-            model = rf.read_uai(UAI_FOLDER / f"{name}.uai")
+            model = rf.io.read_uai(UAI_FOLDER / f"{name}.uai")
             assert rf.infer(model.graph, model.theta, rf.Exact()).converged

@@ -107,7 +107,7 @@ def test_second_derivatives_and_slopes_equal_those_of_autograd(case, monkeypatch
                 stop = rf.Stop(4, tol=None)
                 return rf.infer(graph, t, algorithm, stop=stop, adjoint=rf.Unroll(), kernels=kernels).mu
 
-            product = rf.hessian_vector_product(lambda t, mu=mu, w=weights: (w * mu(t) ** 2).sum(), theta, v)
+            product = rf.adjoints.hessian_vector_product(lambda t, mu=mu, w=weights: (w * mu(t) ** 2).sum(), theta, v)
             with torch.autograd.forward_ad.dual_level():
                 slope = torch.autograd.forward_ad.unpack_dual(mu(torch.autograd.forward_ad.make_dual(theta, v))).tangent
             found.append((product, slope))
@@ -217,7 +217,7 @@ def test_slopes_say_when_inference_did_not_converge():
     theta = potentials(graph, 0)
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(theta, torch.ones_like(theta))
-        with pytest.warns(rf.ConvergenceWarning):
+        with pytest.warns(rf.errors.ConvergenceWarning):
             rf.infer(graph, dual, stop=rf.Stop(1, tol=1e-9), adjoint=rf.Unroll())
 
 
@@ -272,7 +272,7 @@ def test_dual_numbers_repeat_the_sweeps_that_ran(monkeypatch):
     def loss(t):
         return rf.infer(graph, t, algorithm).mu.square().sum()
 
-    rf.hessian_vector_product(loss, theta, v)
+    rf.adjoints.hessian_vector_product(loss, theta, v)
     assert ran == expected
     ran.clear()
     with torch.autograd.forward_ad.dual_level():

@@ -9,7 +9,7 @@ import riskfield as rf
 from learning_cases import chain_examples, chain_model, denoising, values
 
 module = sys.modules["riskfield.infer"]  # `rf.infer` is the function
-LOSS = rf.UnivariateLogistic()
+LOSS = rf.losses.UnivariateLogistic()
 HOW = (rf.MessagePassing(rf.TRW(0.5)), rf.Stop(tol=1e-9), rf.FixedPoint(tol=1e-9))
 
 
@@ -30,7 +30,7 @@ def sweeps(monkeypatch):
 def test_the_same_optimum_in_fewer_sweeps(sweeps):
     data = denoising(6, side=6)
     cold, warm = rf.LinearModel(2, 2, 2), rf.LinearModel(2, 2, 2)
-    settings = {"ridge": 1e-2, "progress": False, "optimiser": rf.LBFGS(iterations=40)}
+    settings = {"ridge": 1e-2, "progress": False, "optimiser": rf.optim.LBFGS(iterations=40)}
     rf.fit(cold, data, LOSS, rf.Inference(*HOW), **settings)
     assert not any(given for given, _ in sweeps)
     sweeps.clear()
@@ -45,7 +45,7 @@ def test_the_same_optimum_in_fewer_sweeps(sweeps):
 def test_examples_find_their_own_messages_in_batches(sweeps):
     """At fixed parameters a second pass finds every example converged, in whatever batch it comes."""
     data = [chain_examples(7), chain_examples(4, seed=1, graph=rf.chain(8, 3, tied=True))]
-    optimiser = rf.Torch(torch.optim.SGD, {"lr": 0.0}, batch_size=3, epochs=2)
+    optimiser = rf.optim.Torch(torch.optim.SGD, {"lr": 0.0}, batch_size=3, epochs=2)
     rf.fit(chain_model(seed=0), data, LOSS, rf.Inference(*HOW), warm_start=True, optimiser=optimiser, progress=False)
     half = len(sweeps) // 2
     assert min(count for _, count in sweeps[:half]) >= 2
@@ -57,16 +57,16 @@ def test_one_theta_for_all_examples_has_one_set_of_messages(sweeps):
     graph = rf.grid(2, 3, 2)
     labels = torch.randint(-1, 2, (5, 6), generator=torch.Generator().manual_seed(0))
     inference = rf.Inference(rf.MessagePassing(rf.TRW(0.5)), rf.Stop(tol=1e-10), rf.Envelope())
-    cold, warm = rf.Generative(graph), rf.Generative(graph)
-    settings = {"ridge": 0.05, "progress": False, "optimiser": rf.LBFGS(gradient_tol=1e-7, change_tol=1e-12)}
-    rf.fit(warm, rf.Examples(graph, labels), rf.SurrogateEM(), inference, warm_start=True, **settings)
+    cold, warm = rf.models.Generative(graph), rf.models.Generative(graph)
+    settings = {"ridge": 0.05, "progress": False, "optimiser": rf.optim.LBFGS(gradient_tol=1e-7, change_tol=1e-12)}
+    rf.fit(warm, rf.Examples(graph, labels), rf.losses.SurrogateEM(), inference, warm_start=True, **settings)
     assert [given for given, _ in sweeps[:4]] == [False, False, True, True]
-    rf.fit(cold, rf.Examples(graph, labels), rf.SurrogateEM(), inference, **settings)
+    rf.fit(cold, rf.Examples(graph, labels), rf.losses.SurrogateEM(), inference, **settings)
     assert torch.allclose(values(cold), values(warm), atol=1e-5)
 
 
 def test_messages_are_let_go_at_checkpoints(sweeps, tmp_path):
-    data, optimiser = denoising(3, side=4), rf.LBFGS(iterations=4, line_search=1)
+    data, optimiser = denoising(3, side=4), rf.optim.LBFGS(iterations=4, line_search=1)
     settings = {"progress": False, "checkpoint": rf.Checkpoints(tmp_path, every=2), "optimiser": optimiser}
     rf.fit(rf.LinearModel(2, 2, 2), data, LOSS, rf.Inference(*HOW), warm_start=True, ridge=1e-2, **settings)
     assert [given for given, _ in sweeps].count(False) == 2
@@ -75,7 +75,7 @@ def test_messages_are_let_go_at_checkpoints(sweeps, tmp_path):
 def test_forests_among_loopy_graphs_are_solved_exactly(sweeps):
     data = [denoising(2, side=3), denoising(2, side=1)]
     choice = rf.ExactOnForests(rf.Inference(*HOW))
-    optimiser = rf.LBFGS(iterations=3)
+    optimiser = rf.optim.LBFGS(iterations=3)
     rf.fit(rf.LinearModel(2, 2, 2), data, LOSS, choice, warm_start=True, optimiser=optimiser, progress=False)
     assert [given for given, _ in sweeps[:4]] == [False, False, True, False]
 

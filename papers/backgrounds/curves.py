@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import riskfield as rf
-from papers._library import CLASSES, Objective, stanford_background
 from papers.backgrounds.table import INFERRED, recipe, scenes_of
 from papers.cells import Cells, Result, finite
 from papers.parameters import with_parameters
@@ -73,7 +72,7 @@ class LearningCurves(AbstractStudy):
         """All curves start from the independent model."""
         if self.rows:  # complain about what is missing before anything is computed
             check_device(self.device)
-            stanford_background(self.root)
+            rf.datasets.stanford_background(self.root)
         size: dict[str, Any] = {"train": self.num_pictures, "scale": self.scale, "iterations": self.iterations}
         start = cells.find("start", **size)
         if self.rows:
@@ -129,7 +128,7 @@ class LearningCurves(AbstractStudy):
         return self.sweeps if method == TRUNCATED else self.tolerances
 
     def _trainer(self) -> Trainer:
-        return Trainer(recipe(self.scale), len(CLASSES), self.iterations, self.device)
+        return Trainer(recipe(self.scale), len(rf.datasets.STANFORD_CLASSES), self.iterations, self.device)
 
     def _scenes(self) -> Scenes:
         names = Recorded.BACKGROUNDS.read()[0].train[: self.num_pictures]
@@ -148,8 +147,8 @@ class LearningCurves(AbstractStudy):
         model = with_parameters(trainer.model(), result["parameters"])
         size = trainer.chunk_size
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", rf.ConvergenceWarning)  # what `evaluate` reports as unsettled
-            judged = Objective(model, scenes.examples, _LOSS.loss, CONVERGED, chunk_size=size).risk()
+            warnings.simplefilter("ignore", rf.errors.ConvergenceWarning)  # what `evaluate` reports as unsettled
+            judged = rf.learning.Objective(model, scenes.examples, _LOSS.loss, CONVERGED, chunk_size=size).risk()
         return result | {"judged": finite(judged)} | evaluate(model, [scenes], CONVERGED, size)
 
 
@@ -157,6 +156,8 @@ def _inference(method: str, setting: float) -> rf.Inference:
     if method == TRUNCATED:
         return Mode.TRW.after(int(setting))
     adjoint = (
-        rf.Perturb() if method == PERTURBED else rf.FixedPoint(setting, _MOST_SWEEPS, solver=rf.Iterate(fallback=None))
+        rf.Perturb()
+        if method == PERTURBED
+        else rf.FixedPoint(setting, _MOST_SWEEPS, solver=rf.adjoints.Iterate(fallback=None))
     )
     return rf.Inference(rf.MessagePassing(rf.TRW(0.5)), rf.Stop(_MOST_SWEEPS, setting), adjoint)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import riskfield as rf
-from papers._library import CLASSES, stanford_background
 from papers.cells import Cells, Result
 from papers.parameters import with_parameters
 from papers.pictures.criteria import (
@@ -42,9 +41,9 @@ _EM = "surrogate EM"
 # Not in the paper: where the likelihood with few sweeps ends if it is not stopped.
 _ON = Criterion("surrogate EM unstopped", ApproximateLikelihood(), ridge=1e-3)
 INFERRED = (
-    Criterion(_EM, rf.SurrogateEM(), ridge=1e-3),
-    Criterion("univariate logistic", rf.UnivariateLogistic(), ridge=1e-3),
-    Criterion("clique logistic", rf.CliqueLogistic(), ridge=1e-3),
+    Criterion(_EM, rf.losses.SurrogateEM(), ridge=1e-3),
+    Criterion("univariate logistic", rf.losses.UnivariateLogistic(), ridge=1e-3),
+    Criterion("clique logistic", rf.losses.CliqueLogistic(), ridge=1e-3),
     _ON,
 )
 ROWS = tuple(criterion.name for criterion in (*INFERRED, *WITHOUT))
@@ -58,7 +57,7 @@ PAPER = {
 }
 PAPER[_ON.name] = PAPER[_EM]
 PAPER_WITHOUT = {"pseudolikelihood": (0.516, 0.519), "piecewise": (0.335, 0.341), INDEPENDENT: (0.293, 0.299)}
-_EDGES = (rf.Constant(), rf.ColourDifference())
+_EDGES = (rf.features.Constant(), rf.features.ColourDifference())
 _NUM_FOLDS = 5
 
 
@@ -106,7 +105,7 @@ class BackgroundsTable(AbstractStudy):
         """Fold by fold: first the criteria without inference, then few sweeps before many."""
         if self.rows:  # complain about what is missing before anything is computed
             check_device(self.device)
-            stanford_background(self.root)
+            rf.datasets.stanford_background(self.root)
         records: list[Record] = []
         for fold in range(_NUM_FOLDS):
             without, inferred = (chosen(self.rows, part) if fold in self.folds else [] for part in (WITHOUT, INFERRED))
@@ -150,7 +149,11 @@ class BackgroundsTable(AbstractStudy):
         fold = min((record["fold"] for record in records), default=0)
         tests = self._scenes(fold, "test", min(4, self.num_test))
         pictures = [scene.picture for block in tests.blocks for scene in block.scenes]
-        truths = [shade_labels(picture.labels, len(CLASSES)) for picture in pictures if picture.labels is not None]
+        truths = [
+            shade_labels(picture.labels, len(rf.datasets.STANFORD_CLASSES))
+            for picture in pictures
+            if picture.labels is not None
+        ]
         rows: list[tuple[str, list[Shown | None]]] = [
             ("input", [picture.image for picture in pictures]),
             ("true labels", [*truths]),
@@ -165,7 +168,9 @@ class BackgroundsTable(AbstractStudy):
         return gallery(["" for _ in pictures], rows)
 
     def _trainer(self) -> Trainer:
-        return Trainer(recipe(self.scale), len(CLASSES), self.iterations, self.device, self.first, PRECISION)
+        return Trainer(
+            recipe(self.scale), len(rf.datasets.STANFORD_CLASSES), self.iterations, self.device, self.first, PRECISION
+        )
 
     def _fit(self, fold: int, sweeps: int, criterion: Criterion, start: list[float] | None) -> Result:
         scenes = self._scenes(fold, "train", self.num_train), self._scenes(fold, "test", self.num_test)
@@ -176,9 +181,9 @@ class BackgroundsTable(AbstractStudy):
         return scenes_of(self.root, self.scale, self.device, PRECISION, names)
 
 
-def recipe(scale: float) -> rf.ImageFeatures:
+def recipe(scale: float) -> rf.features.ImageFeatures:
     """100 features of pixels, 11 of edges in each direction."""
-    return rf.ImageFeatures(edges=_EDGES, scale=scale)
+    return rf.features.ImageFeatures(edges=_EDGES, scale=scale)
 
 
 @lru_cache(maxsize=2)
@@ -186,9 +191,11 @@ def scenes_of(root: str | None, scale: float, device: str, dtype: torch.dtype, n
     """Pictures by their names, padded to four sizes."""
     known = _described(root, scale)
     new = [name for name in names if name not in known]
-    computed = describe(stanford_background(root).select(new), recipe(scale))
+    computed = describe(rf.datasets.stanford_background(root).select(new), recipe(scale))
     known |= {picture.name: (picture, own) for picture, own in computed}
-    return Scenes.of([known[name] for name in names], len(CLASSES), frame=16, device=device, dtype=dtype)
+    return Scenes.of(
+        [known[name] for name in names], len(rf.datasets.STANFORD_CLASSES), frame=16, device=device, dtype=dtype
+    )
 
 
 @lru_cache(maxsize=1)

@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
         return _complain(f"{error.format_message()} Try 'python -m papers --help'.")  # type: ignore[attr-defined]
     except OSError as error:
         return _complain(f"{error.filename}: {error.strerror}." if error.strerror else str(error))
-    except (rf.RiskfieldError, ValueError) as error:
+    except (rf.errors.RiskfieldError, ValueError) as error:
         return _complain(str(error))
     except KeyboardInterrupt:
         code = 130

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, nn
 
 import riskfield as rf
-from papers._library import Run
 
 
 class _Signed(nn.Module):
@@ -49,7 +48,9 @@ def ising() -> rf.Conditional:
 class MeanFieldFromPotentials(rf.MeanField):
     """Mean field that starts from the marginals which the potentials of single variables alone would give."""
 
-    def start(self, graph: rf.FactorGraph, theta: Tensor, messages: Tensor | None, kernels: str | None) -> Run:
+    def start(
+        self, graph: rf.FactorGraph, theta: Tensor, messages: Tensor | None, kernels: str | None
+    ) -> rf.inference.Run:
         """Begin from the potentials of variables, or from `messages`."""
         return super().start(graph, theta, theta[:, : graph.node_size] if messages is None else messages, kernels)
 

@@ -25,7 +25,6 @@ import torch
 from torch import Tensor, nn
 
 import riskfield as rf
-from papers._library import ReassignmentNoise, mnist
 from papers.cells import Result
 from papers.parameters import parameters_of
 
@@ -35,7 +34,7 @@ SIDE = 28
 _BRIGHT = 127
 _CHUNK = 10  # pictures at once, which fit into the processor's cache
 _SWEEPS = 10_000
-_CONVEX = rf.ConvexFreeEnergy(solver=rf.InteriorPoint())
+_CONVEX = rf.ConvexFreeEnergy(solver=rf.inference.InteriorPoint())
 _TOL, _CONVEX_TOL = 1e-6, 1e-5  # a Newton step that changes so little leaves an error of about its square
 _MEAN_FIELD = rf.Inference(rf.MeanField(), rf.Stop(_SWEEPS, _TOL))
 _BELIEF_PROPAGATION = rf.Inference(rf.MessagePassing(), rf.Stop(_SWEEPS, _TOL))
@@ -45,7 +44,7 @@ _BELIEF_PROPAGATION = rf.Inference(rf.MessagePassing(), rf.Stop(_SWEEPS, _TOL))
 class Method:
     """How a model is trained, and how it predicts."""
 
-    loss: rf.AbstractLoss
+    loss: rf.losses.AbstractLoss
     training: rf.Inference | None
     prediction: rf.Inference
 
@@ -56,10 +55,10 @@ class Method:
 
 
 def _likelihood(inference: rf.Inference) -> Method:
-    return Method(rf.SurrogateLikelihood(), replace(inference, adjoint=rf.Envelope()), inference)
+    return Method(rf.losses.SurrogateLikelihood(), replace(inference, adjoint=rf.Envelope()), inference)
 
 
-def _convex(loss: rf.AbstractLoss) -> Method:
+def _convex(loss: rf.losses.AbstractLoss) -> Method:
     stop = rf.Stop(200, _CONVEX_TOL)
     return Method(loss, rf.Inference(_CONVEX, stop, rf.KKT()), rf.Inference(_CONVEX, stop))
 
@@ -90,17 +89,17 @@ class Setup:
     def methods(self) -> dict[str, Method]:
         """In the order of the paper's tables."""
         return {
-            "pseudo + mean field": Method(rf.Pseudolikelihood(), None, self.mean_field),
-            "pseudo + BP": Method(rf.Pseudolikelihood(), None, self.belief_propagation),
+            "pseudo + mean field": Method(rf.losses.Pseudolikelihood(), None, self.mean_field),
+            "pseudo + BP": Method(rf.losses.Pseudolikelihood(), None, self.belief_propagation),
             "mean field": _likelihood(self.mean_field),
             "BP": _likelihood(self.belief_propagation),
-            "L_log": _convex(rf.UnivariateLogistic()),
-            "L_quad": _convex(rf.UnivariateQuadratic()),
+            "L_log": _convex(rf.losses.UnivariateLogistic()),
+            "L_quad": _convex(rf.losses.UnivariateQuadratic()),
         }
 
-    def model(self, convex: bool) -> rf.Conditional | rf.ConvexModel:
+    def model(self, convex: bool) -> rf.Conditional | rf.models.ConvexModel:
         """All potentials 0, all weights 1."""
-        return rf.ConvexModel(tables(), {rf.NEGATIVE_ENTROPY: tables()}) if convex else self.field()
+        return rf.models.ConvexModel(tables(), {rf.inference.NEGATIVE_ENTROPY: tables()}) if convex else self.field()
 
 
 PLAIN = Setup()
@@ -130,9 +129,9 @@ def draw_digits(
     root: str | None, noise: float, per_digit: int, sample: int = 0, bright: int = PLAIN.bright, groups: int = 2
 ) -> tuple[Digits, ...]:
     """Groups of pictures, the first to train on, the second to test with; which ones does not depend on the noise."""
-    images, rng = mnist(root), np.random.default_rng(sample)
+    images, rng = rf.datasets.mnist(root), np.random.default_rng(sample)
     places = [rng.permutation(np.flatnonzero(images.digits == digit)) for digit in DIGITS]
-    reassign, generator = ReassignmentNoise(noise), np.random.default_rng([1 + sample, round(1000 * noise)])
+    reassign, generator = rf.datasets.ReassignmentNoise(noise), np.random.default_rng([1 + sample, round(1000 * noise)])
     out = []
     for group in range(groups):
         chosen = np.concatenate([place[group * per_digit : (group + 1) * per_digit] for place in places])
@@ -142,14 +141,14 @@ def draw_digits(
     return tuple(out)
 
 
-def train(model: nn.Module, examples: rf.Examples, method: Method, iterations: int) -> list[rf.Fit]:
+def train(model: nn.Module, examples: rf.Examples, method: Method, iterations: int) -> list[rf.learning.Fit]:
     """Fit a model with 2 * `iterations`; the first half keeps the weights of a convex model fixed."""
-    stages = (False, True) if isinstance(model, rf.ConvexModel) else (None,)
+    stages = (False, True) if isinstance(model, rf.models.ConvexModel) else (None,)
     fits = []
     for free in stages:
-        if isinstance(model, rf.ConvexModel):
+        if isinstance(model, rf.models.ConvexModel):
             model.log_weights.requires_grad_(bool(free))
-        optimiser = rf.LBFGS(iterations=iterations if len(stages) > 1 else 2 * iterations, memory=100)
+        optimiser = rf.optim.LBFGS(iterations=iterations if len(stages) > 1 else 2 * iterations, memory=100)
         fits.append(
             rf.fit(
                 model,
@@ -171,7 +170,7 @@ def predict(model: nn.Module, examples: rf.Examples, method: Method) -> list[rf.
     out = []
     for rows in torch.arange(len(examples)).split(_CHUNK):
         part = examples.select(rows)
-        inference = rf.inference_of(model, method.prediction, part.graph, part.inputs)
+        inference = rf.models.inference_of(model, method.prediction, part.graph, part.inputs)
         assert inference is not None
         out.append(inference(part.graph, model(part.graph, part.inputs)))
     return out
@@ -187,8 +186,8 @@ def measure(
     model = setup.model(how.convex)
     with warnings.catch_warnings():
         # How much did not converge is reported.
-        warnings.simplefilter("ignore", rf.ConvergenceWarning)
-        warnings.simplefilter("ignore", rf.DivergenceWarning)
+        warnings.simplefilter("ignore", rf.errors.ConvergenceWarning)
+        warnings.simplefilter("ignore", rf.errors.DivergenceWarning)
         fits = train(model, training, how, iterations)
         trained = time.process_time() - began
         solutions = [predict(model, examples, how) for examples in (training, tests)]
@@ -205,7 +204,7 @@ def measure(
     }
 
 
-def _evaluations(result: rf.Fit) -> int:
+def _evaluations(result: rf.learning.Fit) -> int:
     """Of the objective; none if there was no iteration."""
     return result.history[-1].evaluations if result.history else 0
 
@@ -215,7 +214,7 @@ def errors(solutions: list[rf.Solution], labels: Tensor) -> dict[str, float]:
     marginals = torch.cat([solution.node_marginals[0] for solution in solutions])
     right = marginals.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
     values = (
-        rf.error_rate(marginals.argmax(-1), labels),
+        rf.metrics.error_rate(marginals.argmax(-1), labels),
         float((labels - marginals[..., 1]).square().mean()),
         -float(right.clamp(min=torch.finfo(right.dtype).tiny).log().mean()),
         float((marginals.square().sum(-1) - 2 * right).mean()),

@@ -199,7 +199,7 @@ def _ours(found: dict[str, dict[str, float]], name: str) -> list[float | None]:
 def _weights(record: Record) -> str:
     """Table 3."""
     model = with_parameters(PLAIN.model(convex=True), record["parameters"])
-    assert isinstance(model, rf.ConvexModel)
+    assert isinstance(model, rf.models.ConvexModel)
     # The indicators are the columns of the matrices.
     nodes, factors = (parameter.exp().tolist() for parameter in model.log_weights.parameters())
     out = [

@@ -20,7 +20,6 @@ import torch
 from torch import nn
 
 import riskfield as rf
-from papers._library import BimodalNoise, GaussianNoise, PowerNoise, bsds500, denoising, noisy_shapes
 from papers.cells import Cells, Result, finite
 from papers.denoising.table_2013 import FEATURES, FIRST, inference, optimiser, prediction
 from papers.parameters import with_parameters
@@ -35,15 +34,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CRITERIA = (
-    Criterion("surrogate likelihood", rf.SurrogateLikelihood(), start=None),
-    Criterion("clique likelihood", rf.CliqueLogistic(), start="surrogate likelihood"),
-    Criterion("univariate likelihood", rf.UnivariateLogistic(), start="surrogate likelihood"),
-    Criterion("smooth class. error", rf.SmoothedClassification(50), start="univariate likelihood"),
+    Criterion("surrogate likelihood", rf.losses.SurrogateLikelihood(), start=None),
+    Criterion("clique likelihood", rf.losses.CliqueLogistic(), start="surrogate likelihood"),
+    Criterion("univariate likelihood", rf.losses.UnivariateLogistic(), start="surrogate likelihood"),
+    Criterion("smooth class. error", rf.losses.SmoothedClassification(50), start="univariate likelihood"),
 )
 _LOSSES = {criterion.name: criterion.loss for criterion in CRITERIA[:3]}
 _ERROR = "class. error"
 _PARTS = ("train", "test")
-BERKELEY, STAND_INS = "Berkeley", {"bimodal": BimodalNoise(), "Gaussian": GaussianNoise()}
+BERKELEY, STAND_INS = "Berkeley", {"bimodal": rf.datasets.BimodalNoise(), "Gaussian": rf.datasets.GaussianNoise()}
 # (train, test) of every loss by every training loss.
 PAPER: Mapping[str, Mapping[str, tuple[float, float]]] = {
     training: dict(zip([*_LOSSES, _ERROR], numbers, strict=True))
@@ -97,7 +96,7 @@ class ImplicitTable(AbstractStudy):
         """The Berkeley pictures, then the stand-ins."""
         if self.rows:  # complain about what is missing before anything is computed
             check_device(self.device)
-            bsds500(self.root)
+            rf.datasets.bsds500(self.root)
         records = []
         for column in (BERKELEY, *STAND_INS):
             train, test = self._sizes(column)
@@ -184,11 +183,11 @@ def _risks(model: rf.Conditional, scenes: Scenes, inference: rf.Inference, chunk
         for start in range(0, len(block.scenes), chunk_size):
             part = block.examples.select(slice(start, start + chunk_size))
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", rf.ConvergenceWarning)  # what `evaluate` reports as unsettled
+                warnings.simplefilter("ignore", rf.errors.ConvergenceWarning)  # what `evaluate` reports as unsettled
                 solution = inference(part.graph, model(part.graph, part.inputs))
             pixels += part.labels.numel()
             for name, loss in _LOSSES.items():
-                if isinstance(loss, rf.AbstractMarginalLoss):
+                if isinstance(loss, rf.losses.AbstractMarginalLoss):
                     values = loss.of_solution(solution, part.labels, part.labels >= 0)
                 else:
                     values = solution.log_partition - part.graph.score(solution.theta, part.labels)
@@ -212,9 +211,11 @@ def _scores(record: Record) -> Result:
 def _scenes(root: str | None, column: str, shape: tuple[int, int], part: str, count: int, device: str) -> Scenes:
     if column == BERKELEY:
         (split,) = Recorded.BERKELEY_2010.read()
-        pictures = denoising(bsds500(root).select(getattr(split, part)[:count]), PowerNoise(1.25), shape=shape)
+        pictures = rf.datasets.denoising(
+            rf.datasets.bsds500(root).select(getattr(split, part)[:count]), rf.datasets.PowerNoise(1.25), shape=shape
+        )
     else:
-        pictures, split = noisy_shapes(STAND_INS[column])
+        pictures, split = rf.datasets.noisy_shapes(STAND_INS[column])
         names = getattr(split, part)
         pictures = pictures.select(names[:: len(names) // count][:count])
     return Scenes.of(describe(pictures, FEATURES), 2, device=device)

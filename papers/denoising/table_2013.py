@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import riskfield as rf
-from papers._library import PowerNoise, bsds500, denoising
 from papers.cells import Cells, Result
 from papers.parameters import with_parameters
 from papers.pictures.criteria import DIVERGED, INDEPENDENT, Criterion, closure, fit_all, mark, train, training_table
@@ -30,16 +29,16 @@ if TYPE_CHECKING:
 
 _SURROGATE = "surrogate likelihood"
 CRITERIA = (
-    Criterion(_SURROGATE, rf.SurrogateLikelihood()),
-    Criterion("univariate logistic", rf.UnivariateLogistic()),
-    Criterion("clique logistic", rf.CliqueLogistic()),
-    Criterion("pseudo-likelihood", rf.Pseudolikelihood()),
-    Criterion("piecewise", rf.Piecewise()),
-    Criterion(INDEPENDENT, rf.Independent(), start=None),
-    Criterion("univariate quad", rf.UnivariateQuadratic()),
-    Criterion("smooth class. 5", rf.SmoothedClassification(5), start=_SURROGATE),
-    Criterion("smooth class. 15", rf.SmoothedClassification(15), start=_SURROGATE),
-    Criterion("smooth class. 50", rf.SmoothedClassification(50), start=_SURROGATE),
+    Criterion(_SURROGATE, rf.losses.SurrogateLikelihood()),
+    Criterion("univariate logistic", rf.losses.UnivariateLogistic()),
+    Criterion("clique logistic", rf.losses.CliqueLogistic()),
+    Criterion("pseudo-likelihood", rf.losses.Pseudolikelihood()),
+    Criterion("piecewise", rf.losses.Piecewise()),
+    Criterion(INDEPENDENT, rf.losses.Independent(), start=None),
+    Criterion("univariate quad", rf.losses.UnivariateQuadratic()),
+    Criterion("smooth class. 5", rf.losses.SmoothedClassification(5), start=_SURROGATE),
+    Criterion("smooth class. 15", rf.losses.SmoothedClassification(15), start=_SURROGATE),
+    Criterion("smooth class. 50", rf.losses.SmoothedClassification(50), start=_SURROGATE),
 )
 # Error rates (train, test) at these levels, in the order of the paper's table.
 PAPER_LEVELS = (1.25, 1.5, 5.0)
@@ -55,7 +54,9 @@ PAPER = {
     "piecewise": ((0.466, 0.481), (0.466, 0.481), (0.063, 0.058)),
     INDEPENDENT: ((0.421, 0.424), (0.367, 0.368), (0.129, 0.129)),
 }
-FEATURES = rf.ImageFeatures(pixels=(rf.Constant(), rf.Intensity()), edges=(rf.Constant(),))
+FEATURES = rf.features.ImageFeatures(
+    pixels=(rf.features.Constant(), rf.features.Intensity()), edges=(rf.features.Constant(),)
+)
 # Other data, to train marked entries again.
 _SWAPPED, _CROPPED, _SAMPLED = "other pictures", "pictures cropped", "pixels sampled"
 _OTHER_DATA = (_SWAPPED, _CROPPED, _SAMPLED)
@@ -70,7 +71,7 @@ def inference(tol: float, backward: float, sweeps: int = 1000) -> rf.Inference:
     return rf.Inference(
         rf.MessagePassing(rf.TRW(0.5)),
         rf.Stop(sweeps, tol),
-        rf.FixedPoint(backward, sweeps, solver=rf.Iterate(fallback=None)),
+        rf.FixedPoint(backward, sweeps, solver=rf.adjoints.Iterate(fallback=None)),
     )
 
 
@@ -79,9 +80,9 @@ def prediction(tol: float) -> rf.Inference:
     return rf.Inference(rf.MessagePassing(rf.TRW(0.5)), rf.Stop(1000, tol))
 
 
-def optimiser() -> rf.LBFGS:
+def optimiser() -> rf.optim.LBFGS:
     """L-BFGS until an iteration gains less than the accuracy of inference."""
-    return rf.LBFGS(iterations=200, gradient_tol=1e-5, change_tol=1e-7)
+    return rf.optim.LBFGS(iterations=200, gradient_tol=1e-5, change_tol=1e-7)
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ class PowerNoiseTable(AbstractStudy):
         """Level after level."""
         if self.rows:  # complain about what is missing before anything is computed
             check_device(self.device)
-            bsds500(self.root)
+            rf.datasets.bsds500(self.root)
         size: dict[str, Any] = {"train": self.num_train, "test": self.num_test, "rows": self.shape[0], "tol": self.tol}
         records = []
         for level in sorted(self.levels, key=(1.25, 5.0, 1.5).index):  # extremes first
@@ -246,17 +247,21 @@ def two_direction_model() -> rf.LinearModel:
 def _scenes(
     root: str | None, level: float, shape: tuple[int, int], names: tuple[str, ...], data: str, device: str
 ) -> Scenes:
-    pictures = bsds500(root).select(names)
+    pictures = rf.datasets.bsds500(root).select(names)
     if data in (_CROPPED, _SAMPLED):
         pictures = pictures.map(partial(_cut, shape=shape, sampled=data == _SAMPLED))
-    return Scenes.of(describe(denoising(pictures, PowerNoise(level), shape=shape), FEATURES), 2, device=device)
+    return Scenes.of(
+        describe(rf.datasets.denoising(pictures, rf.datasets.PowerNoise(level), shape=shape), FEATURES),
+        2,
+        device=device,
+    )
 
 
-def _cut(picture: rf.LabelledImage, shape: tuple[int, int], sampled: bool) -> rf.LabelledImage:
+def _cut(picture: rf.datasets.LabelledImage, shape: tuple[int, int], sampled: bool) -> rf.datasets.LabelledImage:
     """A picture of `shape` without averaging: single pixels at equal steps, or the middle of it."""
     image = picture.image if picture.image.shape[0] < picture.image.shape[1] else np.rot90(picture.image)
     kept = []
     for length, wanted in zip(image.shape, shape, strict=False):
         steps = (np.arange(wanted) + 0.5) * length / wanted
         kept.append(steps.astype(np.int64) if sampled else np.arange(wanted) + (length - wanted) // 2)
-    return rf.LabelledImage(picture.name, np.ascontiguousarray(image[np.ix_(*kept)]))
+    return rf.datasets.LabelledImage(picture.name, np.ascontiguousarray(image[np.ix_(*kept)]))

@@ -107,7 +107,7 @@ class RandomModel:
             thinning=round(patience * _THINNING),
             seed=int(rng.integers(2**31)),
         )
-        share = float(rf.effective_sample_size(drawn.double()).min()) / drawn.shape[:2].numel()
+        share = float(rf.inference.effective_sample_size(drawn.double()).min()) / drawn.shape[:2].numel()
         return cls(
             num_variables,
             edges,

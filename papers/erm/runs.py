@@ -32,19 +32,19 @@ from papers.pictures.criteria import ApproximateLikelihood
 
 LIKELIHOOD = "APPR-LOGL"
 BACK = "APPR-LOGL-back"
-RISKS: dict[str, rf.AbstractLoss] = {
-    "frac-MSE": rf.MSE(),
-    "int-F": rf.FMeasure(rf.SoftEqualCount(0.1)),
-    "int-L1": rf.L1(rf.SoftArgmax(0.1)),
+RISKS: dict[str, rf.losses.AbstractLoss] = {
+    "frac-MSE": rf.losses.MSE(),
+    "int-F": rf.losses.FMeasure(rf.decoders.SoftEqualCount(0.1)),
+    "int-L1": rf.losses.L1(rf.decoders.SoftArgmax(0.1)),
 }
 SETTINGS = (*RISKS, LIKELIHOOD)
 # Gain and meta-gain are per output variable: a risk is a mean over outputs, of which a parameter moves but a few.
-GAINS: dict[str, rf.SMD] = {
-    "frac-MSE": rf.SMD(gain=0.15, meta_gain=20.0, decay=0.9, batch_size=20),
-    "int-F": rf.SMD(gain=0.05, meta_gain=5.0, decay=0.9, batch_size=50),
-    "int-L1": rf.SMD(gain=0.05, meta_gain=5.0, decay=0.9, batch_size=50),
-    LIKELIHOOD: rf.SMD(gain=0.15, meta_gain=0.5, decay=0.9, batch_size=5),
-    BACK: rf.SMD(gain=0.05, meta_gain=0.5, decay=0.9, batch_size=5),
+GAINS: dict[str, rf.optim.SMD] = {
+    "frac-MSE": rf.optim.SMD(gain=0.15, meta_gain=20.0, decay=0.9, batch_size=20),
+    "int-F": rf.optim.SMD(gain=0.05, meta_gain=5.0, decay=0.9, batch_size=50),
+    "int-L1": rf.optim.SMD(gain=0.05, meta_gain=5.0, decay=0.9, batch_size=50),
+    LIKELIHOOD: rf.optim.SMD(gain=0.15, meta_gain=0.5, decay=0.9, batch_size=5),
+    BACK: rf.optim.SMD(gain=0.05, meta_gain=0.5, decay=0.9, batch_size=5),
 }
 # A name for everything that was chosen for a setting (gains, temperatures, stages, first parameters). It is among the
 # settings of a cell, so that cells of other choices do not count. Change the name with the choice.
@@ -96,7 +96,9 @@ def trained(
     return outcome(drawn, stages(setting, sweeps, epochs, len(drawn.outputs)), sweeps, restart, mismatch)
 
 
-def outcome(drawn: RandomModel, plan: list[rf.Stage], sweeps: int, restart: int = 0, mismatch: float = 0.0) -> Result:
+def outcome(
+    drawn: RandomModel, plan: list[rf.learning.Stage], sweeps: int, restart: int = 0, mismatch: float = 0.0
+) -> Result:
     """Train by a plan on the first half of the examples; the losses on both halves, and how training went."""
     began = time.process_time()
     model, examples = started(drawn, restart, mismatch), len(drawn.states) // 2
@@ -145,29 +147,33 @@ def stages(
     epochs: int,
     num_outputs: int,
     *,
-    risks: Mapping[str, rf.AbstractLoss] = RISKS,
-    gains: Mapping[str, rf.SMD] = GAINS,
-) -> list[rf.Stage]:
+    risks: Mapping[str, rf.losses.AbstractLoss] = RISKS,
+    gains: Mapping[str, rf.optim.SMD] = GAINS,
+) -> list[rf.learning.Stage]:
     """The stages of a training setting such as int-F-hyb-in."""
 
-    def smd(name: str, passes: int = epochs) -> rf.SMD:
+    def smd(name: str, passes: int = epochs) -> rf.optim.SMD:
         chosen = gains[name]
         gain, meta_gain = num_outputs * chosen.gain, num_outputs * chosen.meta_gain
         return replace(chosen, gain=gain, meta_gain=meta_gain, epochs=min(passes, epochs))
 
     likelihood, through = (inference(sweeps, adjoint=how) for how in (rf.Envelope(curvature=rf.Unroll()), rf.Unroll()))
     if setting in (LIKELIHOOD, BACK):
-        return [rf.Stage(ApproximateLikelihood(), likelihood if setting == LIKELIHOOD else through, smd(setting))]
+        return [
+            rf.learning.Stage(ApproximateLikelihood(), likelihood if setting == LIKELIHOOD else through, smd(setting))
+        ]
     name = setting.removesuffix("-in").removesuffix("-hyb")
     loss = risks[name]
-    plan = [rf.Stage(loss, through, smd(name))]
+    plan = [rf.learning.Stage(loss, through, smd(name))]
     if "-hyb" in setting:
         plan = [
-            rf.Stage(rf.Hybrid(loss, rf.MSE(), share), through, smd(name if share else "frac-MSE", passes))
+            rf.learning.Stage(
+                rf.losses.Hybrid(loss, rf.losses.MSE(), share), through, smd(name if share else "frac-MSE", passes)
+            )
             for share, passes in _SHARES.items()
         ]
     if setting.endswith("-in"):
-        plan.insert(0, rf.Stage(ApproximateLikelihood(), likelihood, smd(LIKELIHOOD, _FIRST)))
+        plan.insert(0, rf.learning.Stage(ApproximateLikelihood(), likelihood, smd(LIKELIHOOD, _FIRST)))
     return plan
 
 
@@ -176,14 +182,14 @@ def inference(sweeps: int, **adjoint: Any) -> rf.Inference:
     return rf.Inference(rf.MessagePassing(schedule=rf.Parallel()), rf.Stop(sweeps, tol=1e-4), **adjoint)
 
 
-def train(model: GivenInputs, examples: rf.Examples, plan: list[rf.Stage], seed: int) -> list[rf.Fit]:
+def train(model: GivenInputs, examples: rf.Examples, plan: list[rf.learning.Stage], seed: int) -> list[rf.learning.Fit]:
     """Fit the model stage by stage. Warnings are ignored: the study is about inference that ends early."""
     # SMD's own objective is a mean over a pass; the parameters at its end may be far worse.
     passes = rf.Validation(examples, patience=max(stage.optimiser.max_iterations for stage in plan if stage.optimiser))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", rf.ConvergenceWarning)
-        warnings.simplefilter("ignore", rf.DivergenceWarning)
-        return rf.fit_stages(model, examples, plan, seed=seed, validation=passes, progress=False)
+        warnings.simplefilter("ignore", rf.errors.ConvergenceWarning)
+        warnings.simplefilter("ignore", rf.errors.DivergenceWarning)
+        return rf.learning.fit_stages(model, examples, plan, seed=seed, validation=passes, progress=False)
 
 
 @torch.no_grad()
@@ -192,12 +198,12 @@ def losses_of(model: GivenInputs, examples: rf.Examples, sweeps: int) -> dict[st
     graph, labels, mask = examples.graph, examples.labels, examples.labels >= 0
     theta = model(graph, examples.inputs)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", rf.ConvergenceWarning)
+        warnings.simplefilter("ignore", rf.errors.ConvergenceWarning)
         mu = inference(sweeps)(graph, theta).mu
-        likelihood = rf.SurrogateEM()(graph, theta, labels, inference(sweeps))
+        likelihood = rf.losses.SurrogateEM()(graph, theta, labels, inference(sweeps))
     return {
-        "frac-MSE": rf.regression_error(graph, rf.ExpectedValue()(graph, mu), labels),
-        "int-F": 1 - rf.f_measure(rf.EqualCount()(graph, mu, mask), labels),
-        "int-L1": rf.error_rate(rf.MaxMarginal()(graph, mu), labels),
+        "frac-MSE": rf.metrics.regression_error(graph, rf.decoders.ExpectedValue()(graph, mu), labels),
+        "int-F": 1 - rf.metrics.f_measure(rf.decoders.EqualCount()(graph, mu, mask), labels),
+        "int-L1": rf.metrics.error_rate(rf.decoders.MaxMarginal()(graph, mu), labels),
         LIKELIHOOD: float(likelihood.mean()),
     }

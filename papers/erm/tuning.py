@@ -188,9 +188,9 @@ def tuned(
     gains[setting] = replace(GAINS[setting], gain=gain, meta_gain=meta_gain, batch_size=batch_size)
     risks = dict(RISKS)
     if setting == "int-F":
-        risks[setting] = rf.FMeasure(rf.SoftEqualCount(temperature))
+        risks[setting] = rf.losses.FMeasure(rf.decoders.SoftEqualCount(temperature))
     elif setting == "int-L1":
-        risks[setting] = rf.L1(rf.SoftArgmax(temperature))
+        risks[setting] = rf.losses.L1(rf.decoders.SoftArgmax(temperature))
     by_itself = {name: name for name in _LIKELIHOODS} | {"frac-MSE": "frac-MSE-in"}
     way = by_itself.get(setting, f"{setting}-hyb-in")
     drawn = random_model(num_variables, num_edges, seed, 2 * examples)

@@ -21,7 +21,10 @@ from papers.study import AbstractStudy, Record, panels, select, table
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_ALGORITHMS: dict[str, rf.AbstractAlgorithm] = {"TRW": rf.MessagePassing(rf.TRW(0.5)), "mean field": rf.MeanField()}
+_ALGORITHMS: dict[str, rf.inference.AbstractAlgorithm] = {
+    "TRW": rf.MessagePassing(rf.TRW(0.5)),
+    "mean field": rf.MeanField(),
+}
 _EPS = torch.finfo(torch.float64).eps
 # What `Perturb` raises eps to, by its sides. The figure has 1/3 for all of them.
 _POWERS = {1: 1 / 2, 2: 1 / 3, 4: 1 / 5}

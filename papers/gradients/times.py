@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _ENTROPIES = {"Bethe": rf.Bethe(), "TRW": rf.TRW(0.49)}
-_METHODS: dict[str, rf.AbstractAdjoint] = {
+_METHODS: dict[str, rf.adjoints.AbstractAdjoint] = {
     "perturbation": rf.Perturb(2),
     "fixed point": rf.FixedPoint(tol=1e-4),
-    "direct": rf.KKT(rf.Direct()),
-    "iterative": rf.KKT(rf.Minres(tol=1e-6)),
+    "direct": rf.KKT(rf.adjoints.Direct()),
+    "iterative": rf.KKT(rf.adjoints.Minres(tol=1e-6)),
     "unroll": rf.Unroll(),
 }
 _STOP = rf.Stop(sweeps=2000, tol=1e-5)
@@ -134,8 +134,8 @@ def _times(entropy: str, side: int, strength: float, model: int, *, without: fro
     drawn = RandomGrid.draw(side, 5, strength, seed, lambda rng, size: rng.uniform(-1, 1, size=size))
     algorithm = rf.MessagePassing(_ENTROPIES[entropy])
     with _one_thread(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", rf.ConvergenceWarning)
-        warnings.simplefilter("ignore", rf.AdjointWarning)  # the error says how good the gradient is
+        warnings.simplefilter("ignore", rf.errors.ConvergenceWarning)
+        warnings.simplefilter("ignore", rf.errors.AdjointWarning)  # the error says how good the gradient is
         attempts = [_timed(lambda: rf.infer(drawn.graph, drawn.theta, algorithm, stop=_STOP)) for _ in range(3)]
         _, solution = attempts[0]
         out: Result = {
@@ -148,7 +148,7 @@ def _times(entropy: str, side: int, strength: float, model: int, *, without: fro
             return out
         try:
             truth = _gradient(drawn, algorithm, rf.FixedPoint(), _TIGHT)[1]
-        except rf.AdjointError as error:
+        except rf.errors.AdjointError as error:
             return out | {"no truth": str(error)}
         for name, adjoint in _METHODS.items():
             if name not in without:
@@ -156,18 +156,20 @@ def _times(entropy: str, side: int, strength: float, model: int, *, without: fro
     return out
 
 
-def _measured(model: RandomGrid, algorithm: rf.AbstractAlgorithm, adjoint: rf.AbstractAdjoint, truth: Tensor) -> Result:
+def _measured(
+    model: RandomGrid, algorithm: rf.inference.AbstractAlgorithm, adjoint: rf.adjoints.AbstractAdjoint, truth: Tensor
+) -> Result:
     try:
         seconds, found = _gradient(model, algorithm, adjoint, _STOP)
         for _ in range(2 if seconds < 1 else 0):  # the first run of a method loads what it needs
             seconds = min(seconds, _gradient(model, algorithm, adjoint, _STOP)[0])
-    except rf.AdjointError as error:
+    except rf.errors.AdjointError as error:
         return {"failed": str(error)}
     return {"seconds": seconds, "error": float((found - truth).abs().max() / truth.abs().max())}
 
 
 def _gradient(
-    model: RandomGrid, algorithm: rf.AbstractAlgorithm, adjoint: rf.AbstractAdjoint, stop: rf.Stop
+    model: RandomGrid, algorithm: rf.inference.AbstractAlgorithm, adjoint: rf.adjoints.AbstractAdjoint, stop: rf.Stop
 ) -> tuple[float, Tensor]:
     """The seconds that the backward pass took, and the gradient."""
     theta = model.theta.clone().requires_grad_()

@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn import Module
 
 import riskfield as rf
-from papers._library import Diverged, Target
 from papers.cells import Cells, Result, Setting
 from papers.parameters import parameters_of, with_parameters
 from papers.pictures.scenes import Scenes
@@ -23,15 +22,17 @@ DIVERGED = "Entries whose training diverged and was stopped are marked †.\n"
 
 
 @dataclass(frozen=True)
-class ApproximateLikelihood(rf.AbstractLoss):
+class ApproximateLikelihood(rf.losses.AbstractLoss):
     """`SurrogateEM` without its lower bound of 0, so that `fit` does not stop when training falls below it.
 
     A truncated likelihood can fall below 0, where no likelihood can be. The studies measure the harm this does.
     """
 
-    def evaluate(self, graph: rf.FactorGraph, theta: Tensor, target: Target, inference: rf.Inference | None) -> Tensor:
+    def evaluate(
+        self, graph: rf.FactorGraph, theta: Tensor, target: rf.losses.Target, inference: rf.Inference | None
+    ) -> Tensor:
         """The value of `SurrogateEM`."""
-        return rf.SurrogateEM().evaluate(graph, theta, target, inference)
+        return rf.losses.SurrogateEM().evaluate(graph, theta, target, inference)
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Criterion:
     """
 
     name: str
-    loss: rf.AbstractLoss
+    loss: rf.losses.AbstractLoss
     start: str | None = INDEPENDENT
     ridge: float = 0.0
     tested: rf.Inference | None = None
@@ -55,7 +56,7 @@ class Criterion:
     @property
     def inferred(self) -> bool:
         """Whether training runs inference."""
-        return not isinstance(self.loss, rf.Independent | rf.Pseudolikelihood | rf.Piecewise)
+        return not isinstance(self.loss, rf.losses.Independent | rf.losses.Pseudolikelihood | rf.losses.Piecewise)
 
 
 # Trains one criterion from given parameters, or from zeros.
@@ -132,7 +133,7 @@ def train(
     scenes: Scenes,
     criterion: Criterion,
     inference: rf.Inference,
-    optimiser: rf.LBFGS,
+    optimiser: rf.optim.LBFGS,
     start: Sequence[float] | None,
     *,
     chunk_size: int,
@@ -144,8 +145,8 @@ def train(
     # To a tolerance, inference continues from one evaluation to the next.
     warm_start = criterion.inferred and inference.stop.tol is not None
     chosen = inference if criterion.inferred else None
-    stage = rf.Stage(criterion.loss, chosen, optimiser, criterion.ridge, warm_start=warm_start)
-    stages = [stage] if first is None else rf.incremental(stage, len(scenes), start=first)
+    stage = rf.learning.Stage(criterion.loss, chosen, optimiser, criterion.ridge, warm_start=warm_start)
+    stages = [stage] if first is None else rf.learning.incremental(stage, len(scenes), start=first)
     began = time.perf_counter()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -161,29 +162,33 @@ def train(
         "evaluations": sum(fit.history[-1].evaluations for fit in fits if fit.history),
         "seconds": time.perf_counter() - began,
         "curve": _curve(fits),
-        "diverged": next((str(message) for message in said if isinstance(message, rf.DivergenceWarning)), None)
-        or (last.explanation if last.reason is rf.Reason.DIVERGED else None),
+        "diverged": next((str(message) for message in said if isinstance(message, rf.errors.DivergenceWarning)), None)
+        or (last.explanation if last.reason is rf.learning.Reason.DIVERGED else None),
         "warnings": dict(Counter(type(message).__name__ for message in said)),
     }
 
 
-def _fit(model: Module, scenes: Scenes, stages: Sequence[rf.Stage], chunk_size: int) -> list[rf.Fit]:
+def _fit(model: Module, scenes: Scenes, stages: Sequence[rf.learning.Stage], chunk_size: int) -> list[rf.learning.Fit]:
     """Fit stage by stage. A stage without a gradient at its first parameters is the last, and counts as diverged."""
-    fits: list[rf.Fit] = []
+    fits: list[rf.learning.Fit] = []
     for number, stage in enumerate(stages, start=1):
         try:
-            fits += rf.fit_stages(model, scenes.examples, [stage], chunk_size=chunk_size, progress=False)
-        except (rf.AdjointError, ValueError) as error:
-            if not isinstance(error, rf.AdjointError) and not isinstance(error.__cause__, Diverged):
+            fits += rf.learning.fit_stages(model, scenes.examples, [stage], chunk_size=chunk_size, progress=False)
+        except (rf.errors.AdjointError, ValueError) as error:
+            if not isinstance(error, rf.errors.AdjointError) and not isinstance(error.__cause__, rf.learning.Diverged):
                 raise
             where = f"at the first parameters of stage {number} of {len(stages)}"
-            fits.append(rf.Fit(rf.Reason.DIVERGED, f"{where}: {error}", (), None))
-        if fits[-1].reason in (rf.Reason.INTERRUPTED, rf.Reason.DIVERGED, rf.Reason.CALLBACK):
+            fits.append(rf.learning.Fit(rf.learning.Reason.DIVERGED, f"{where}: {error}", (), None))
+        if fits[-1].reason in (
+            rf.learning.Reason.INTERRUPTED,
+            rf.learning.Reason.DIVERGED,
+            rf.learning.Reason.CALLBACK,
+        ):
             break
     return fits
 
 
-def _curve(fits: Sequence[rf.Fit], most: int = 100) -> list[list[float]]:
+def _curve(fits: Sequence[rf.learning.Fit], most: int = 100) -> list[list[float]]:
     """Seconds and objectives of at most `most` iterations, at equal steps, all stages one after the other."""
     points, began = [], 0.0
     for fit in fits:

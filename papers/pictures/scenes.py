@@ -14,13 +14,12 @@ from torch.nn import Module
 from torch.nn.functional import pad
 
 import riskfield as rf
-from papers._library import reduce_labels
 from papers.cells import Result
 
-Described = tuple[rf.LabelledImage, rf.FeatureMaps]
+Described = tuple[rf.datasets.LabelledImage, rf.features.FeatureMaps]
 
 
-def describe(pictures: Sequence[rf.LabelledImage], features: rf.ImageFeatures) -> list[Described]:
+def describe(pictures: Sequence[rf.datasets.LabelledImage], features: rf.features.ImageFeatures) -> list[Described]:
     """Pictures and their features, computed on all processors."""
 
     def both(number: int) -> Described:
@@ -35,7 +34,7 @@ def describe(pictures: Sequence[rf.LabelledImage], features: rf.ImageFeatures) -
 class Scene:
     """A picture, and the grid that inference sees of it."""
 
-    picture: rf.LabelledImage
+    picture: rf.datasets.LabelledImage
     shape: tuple[int, int]  # of the grid, without the frame around it
 
 
@@ -74,10 +73,10 @@ class Scenes:
             assert picture.labels is not None
             scene = Scene(picture, computed.shape)
             rows, columns = (-(-length // frame) * frame for length in scene.shape)
-            labels = reduce_labels(torch.from_numpy(picture.labels), scene.shape)
+            labels = rf.features.reduce_labels(torch.from_numpy(picture.labels), scene.shape)
             below, right = rows - scene.shape[0], columns - scene.shape[1]
             margin = (0, 0, 0, right, 0, below)
-            framed = rf.FeatureMaps(
+            framed = rf.features.FeatureMaps(
                 pad(computed.pixels, margin), pad(computed.horizontal, margin), pad(computed.vertical, margin)
             )
             labels = pad(labels, (0, right, 0, below), value=-1).flatten()
@@ -116,13 +115,13 @@ def predict(model: Module, scenes: Scenes, inference: rf.Inference, chunk_size: 
         for start in range(0, len(block.scenes), chunk_size):
             part = block.examples.select(slice(start, start + chunk_size))
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", rf.ConvergenceWarning)  # `settled` says it
+                warnings.simplefilter("ignore", rf.errors.ConvergenceWarning)  # `settled` says it
                 solution = inference(part.graph, model(part.graph, part.inputs))
             settled = solution.converged | (inference.stop.tol is None)
             (nodes,) = solution.node_marginals
             for scene, own, done in zip(block.scenes[start : start + chunk_size], nodes, settled, strict=True):
                 inside = own.unflatten(0, block.shape)[: scene.shape[0], : scene.shape[1]]
-                yield Prediction(scene, rf.resize(inside, scene.picture.image.shape[:2]), bool(done))
+                yield Prediction(scene, rf.features.resize(inside, scene.picture.image.shape[:2]), bool(done))
 
 
 def evaluate(model: Module, parts: Sequence[Scenes], inference: rf.Inference, chunk_size: int) -> Result:

@@ -22,9 +22,9 @@ from papers.pictures.scenes import Scenes, evaluate
 CONVERGED = rf.Inference(rf.MessagePassing(rf.TRW(0.5)), rf.Stop(1000, 1e-5))
 # Trained without inference; the first is where all others start.
 WITHOUT = (
-    Criterion(INDEPENDENT, rf.Independent(), start=None, ridge=1e-4),
-    Criterion("pseudolikelihood", rf.Pseudolikelihood(), ridge=1e-4),
-    Criterion("piecewise", rf.Piecewise(), ridge=1e-4),
+    Criterion(INDEPENDENT, rf.losses.Independent(), start=None, ridge=1e-4),
+    Criterion("pseudolikelihood", rf.losses.Pseudolikelihood(), ridge=1e-4),
+    Criterion("piecewise", rf.losses.Piecewise(), ridge=1e-4),
 )
 # Single precision takes half the time of double precision, and gives the horses the same objectives to four decimals.
 PRECISION, PRECISION_NAME = torch.float32, "float32"
@@ -73,7 +73,7 @@ class Trainer:
         dtype: of models and data.
     """
 
-    features: rf.ImageFeatures
+    features: rf.features.ImageFeatures
     num_states: int
     iterations: int
     device: str = "cpu"
@@ -81,9 +81,9 @@ class Trainer:
     dtype: torch.dtype = torch.float64
 
     @property
-    def optimiser(self) -> rf.LBFGS:
+    def optimiser(self) -> rf.optim.LBFGS:
         """L-BFGS until an iteration gains almost nothing."""
-        return rf.LBFGS(iterations=self.iterations, gradient_tol=1e-5, change_tol=1e-6)
+        return rf.optim.LBFGS(iterations=self.iterations, gradient_tol=1e-5, change_tol=1e-6)
 
     @property
     def chunk_size(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from pathlib import Path
 
-from papers._library import Split, read_splits
+import riskfield as rf
 
 
 class Recorded(Enum):
@@ -21,6 +21,6 @@ class Recorded(Enum):
     HORSES = "horses"  # Domke (2013), Table 2: 200 and, without the black one, 127
     BACKGROUNDS = "backgrounds"  # Domke (2013), Table 3: five folds of 143
 
-    def read(self) -> tuple[Split, ...]:
+    def read(self) -> tuple[rf.datasets.Split, ...]:
         """The split, or one for each fold."""
-        return read_splits(Path(__file__).parent / f"{self.value}.json")
+        return rf.datasets.read_splits(Path(__file__).parent / f"{self.value}.json")

@@ -80,7 +80,9 @@ def test_the_measures():
 
 
 def test_training_that_makes_no_iteration(root, monkeypatch):
-    monkeypatch.setattr(rf, "fit", lambda *_, **__: rf.Fit(rf.Reason.DIVERGED, "at the start", (), None))
+    monkeypatch.setattr(
+        rf, "fit", lambda *_, **__: rf.learning.Fit(rf.learning.Reason.DIVERGED, "at the start", (), None)
+    )
     found = digits.measure(root, "BP", 0.5, 1, 1)
     assert found["training"] == [["diverged", 0, 0]]
     assert found["objective"] is None

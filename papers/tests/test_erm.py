@@ -9,7 +9,6 @@ import torch
 from torch.nn.utils import parameters_to_vector
 
 import riskfield as rf
-from papers._library import Objective
 from papers.cells import FILE, CellFile, Cells
 from papers.commands import main
 from papers.erm import runs
@@ -62,7 +61,7 @@ def test_samples_are_those_of_the_model(spread):
     whole = rf.from_edges(2, drawn.edges, num_variables=12)
     theta = whole.assemble([torch.zeros(12, 2, dtype=torch.float64)], [drawn.tables])
     expected = rf.infer(whole, theta, rf.Exact()).mu
-    torch.testing.assert_close(rf.frequencies(whole, drawn.states), expected, rtol=0, atol=4 * 0.5 / 400**0.5)
+    torch.testing.assert_close(rf.inference.frequencies(whole, drawn.states), expected, rtol=0, atol=4 * 0.5 / 400**0.5)
 
 
 def test_mismatch_exchanges_a_share_of_the_edges(drawn):
@@ -80,7 +79,7 @@ def objective(drawn, setting, adjoint_stop):
     model = started(drawn, restart=0)
     stage = stages(setting, 100, 1, 4)[-1]
     inference = rf.Inference(stage.inference.algorithm, adjoint_stop, stage.inference.adjoint)
-    return Objective(model, drawn.examples(model, 0, 3), stage.loss, inference)
+    return rf.learning.Objective(model, drawn.examples(model, 0, 3), stage.loss, inference)
 
 
 @pytest.mark.parametrize("setting", [*RISKS, LIKELIHOOD, BACK])
@@ -130,14 +129,14 @@ def test_stages():
     assert likelihood.inference.adjoint == rf.Envelope(curvature=rf.Unroll())
     (back,) = stages(BACK, 30, 25, 4)
     assert (back.loss, back.inference.adjoint) == (ApproximateLikelihood(), rf.Unroll())
-    assert plan("frac-MSE") == [rf.MSE()]
+    assert plan("frac-MSE") == [rf.losses.MSE()]
     first, second = stages("int-L1-in", 30, 25, 4)
     assert (first.loss, first.optimiser.epochs) == (ApproximateLikelihood(), 3)
     assert (second.loss, second.optimiser.epochs, second.optimiser.tol) == (RISKS["int-L1"], 25, 0)
     for setting, skipped in (("int-F-hyb", 0), ("int-F-hyb-in", 1)):
         hybrids = plan(setting)[skipped:]
         assert [(loss.a, loss.b, loss.weight) for loss in hybrids] == [
-            (RISKS["int-F"], rf.MSE(), weight) for weight in (0.0, 0.5, 1.0)
+            (RISKS["int-F"], rf.losses.MSE(), weight) for weight in (0.0, 0.5, 1.0)
         ]
         assert sum(stage.optimiser.epochs for stage in stages(setting, 30, 25, 4)[skipped:]) == 25
 
@@ -156,7 +155,7 @@ def test_the_pass_that_is_kept_is_the_best_on_all_training_examples(drawn):
     plan = stages("frac-MSE", 10, 6, 4)
     (fit,) = train(model, examples, plan, seed=0)
     assert fit.best.validation == min(record.validation for record in fit.history)
-    kept = Objective(model, examples, plan[0].loss, plan[0].inference).risk()
+    kept = rf.learning.Objective(model, examples, plan[0].loss, plan[0].inference).risk()
     assert kept == pytest.approx(fit.best.validation, rel=1e-12)
 
 
@@ -190,8 +189,8 @@ def test_the_likelihood_may_fall_below_zero(drawn):
     model = started(drawn, restart=0)
     examples, (stage,) = drawn.examples(model, 0, 5), stages(LIKELIHOOD, 30, 25, 4)
     at = (examples.graph, model(examples.graph, examples.inputs), examples.labels, stage.inference)
-    torch.testing.assert_close(stage.loss(*at), rf.SurrogateEM()(*at), rtol=0, atol=0)
-    assert (stage.loss.lower_bound, rf.SurrogateEM().lower_bound) == (-np.inf, 0)
+    torch.testing.assert_close(stage.loss(*at), rf.losses.SurrogateEM()(*at), rtol=0, atol=0)
+    assert (stage.loss.lower_bound, rf.losses.SurrogateEM().lower_bound) == (-np.inf, 0)
 
 
 def test_losses_of_known_predictions(drawn):

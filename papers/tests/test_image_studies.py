@@ -11,7 +11,6 @@ import torch
 import riskfield as rf
 from naive import NaiveMeanField
 from papers import horses
-from papers._library import Objective, bundled_pictures, mosaics
 from papers.backgrounds import table as backgrounds
 from papers.cells import Cells
 from papers.commands import backgrounds as cli_backgrounds
@@ -40,18 +39,18 @@ def save(path, array):
 def data(tmp_path_factory):
     """A few pictures of each data set, under names that the recorded splits have."""
     root = tmp_path_factory.mktemp("data")
-    camera = bundled_pictures().select(["camera"])[0].image
+    camera = rf.datasets.bundled_pictures().select(["camera"])[0].image
     (root / "BSDS500/data/images/val").mkdir(parents=True)
     for split in (Recorded.BERKELEY_2010, Recorded.BERKELEY_2013):
         for k, name in enumerate(split.read()[0].train[:2] + split.read()[0].test[:2]):
             save(root / f"BSDS500/data/images/train/{name}.jpg", camera[60 * k :: 8, 40 * k :: 6][:40, :60])
     (split,) = Recorded.HORSES.read()
     for k, name in enumerate((*split.train[:2], *split.test[:2], *sorted((*split.train, *split.test))[-2:])):
-        (picture,) = mosaics(1, (40 + 2 * k, 50), seed=k)
+        (picture,) = rf.datasets.mosaics(1, (40 + 2 * k, 50), seed=k)
         save(root / f"weizmann_horse_db/rgb/{name}.jpg", np.stack([picture.image] * 3, axis=-1))
         save(root / f"weizmann_horse_db/figure_ground/{name}.jpg", (255 * (picture.labels == 1)).astype(np.uint8))
     for k, name in enumerate(Recorded.BACKGROUNDS.read()[0].train[:3] + Recorded.BACKGROUNDS.read()[0].test[:2]):
-        (picture,) = mosaics(1, (48, 64 - 8 * (k == 1)), seed=k)
+        (picture,) = rf.datasets.mosaics(1, (48, 64 - 8 * (k == 1)), seed=k)
         save(root / f"iccv09Data/images/{name}.jpg", np.stack([picture.image] * 3, axis=-1))
         labels = np.where(picture.image > 250, -1, picture.labels + k)
         (root / "iccv09Data/labels").mkdir(exist_ok=True)
@@ -221,14 +220,16 @@ def test_bad_options_are_refused(data, folder, capsys):
 
 
 def three_sizes(num_states=3):
-    pictures = [replace_labels(picture) for k in range(3) for picture in mosaics(1, (20 + k, 27 - 2 * k), seed=k)]
-    return describe(pictures, rf.ImageFeatures(scale=0.5)), num_states
+    pictures = [
+        replace_labels(picture) for k in range(3) for picture in rf.datasets.mosaics(1, (20 + k, 27 - 2 * k), seed=k)
+    ]
+    return describe(pictures, rf.features.ImageFeatures(scale=0.5)), num_states
 
 
 def replace_labels(picture):
     labels = picture.labels.copy()
     labels[:4, :4] = -1
-    return rf.LabelledImage(picture.name, picture.image, labels)
+    return rf.datasets.LabelledImage(picture.name, picture.image, labels)
 
 
 CRITERIA = {criterion.name: criterion for criterion in (*horses.BY_MODE[Mode.TRW], *backgrounds.WITHOUT)}
@@ -242,13 +243,13 @@ def test_frames_change_nothing(name):
     found = []
     for frame in (1, 16):
         scenes = Scenes.of(described, num_states, frame=frame)
-        model = Trainer(rf.ImageFeatures(), num_states, 1).model()
+        model = Trainer(rf.features.ImageFeatures(), num_states, 1).model()
         generator.manual_seed(0)
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
         inference = Mode.TRW.after(4)
-        at = Objective(model, scenes.examples, CRITERIA[name].loss, inference)()
+        at = rf.learning.Objective(model, scenes.examples, CRITERIA[name].loss, inference)()
         found.append((len(scenes.blocks), at.risk, at.gradient, evaluate(model, [scenes], inference, 2)))
     (many, risk, gradient, tested), (one, framed_risk, framed_gradient, framed_tested) = found
     assert (many, one) == (3, 1)
@@ -279,8 +280,8 @@ def test_row_by_row_is_the_order_of_reading(adjoint):
 def test_what_is_trained_without_inference_is_tested_by_its_own_or_to_convergence(own):
     described, num_states = three_sizes()
     scenes = Scenes.of(described, num_states)
-    trainer = Trainer(rf.ImageFeatures(), num_states, 20)
-    criterion = Criterion("x", rf.Pseudolikelihood(), None, 1e-4, own)
+    trainer = Trainer(rf.features.ImageFeatures(), num_states, 20)
+    criterion = Criterion("x", rf.losses.Pseudolikelihood(), None, 1e-4, own)
     result = trainer(criterion, None, scenes, scenes, Mode.TRW.after(1))
     model = with_parameters(trainer.model(), result["parameters"])
     wanted, by_one = (evaluate(model, [scenes], how, 8)["errors"] for how in (own or CONVERGED, Mode.TRW.after(1)))
@@ -291,7 +292,7 @@ def test_what_is_trained_without_inference_is_tested_by_its_own_or_to_convergenc
 def test_errors_are_of_labelled_pixels_at_the_resolution_of_the_pictures():
     described, _ = three_sizes()
     scenes = Scenes.of(described, 3)
-    model = Trainer(rf.ImageFeatures(), 3, 1).model()
+    model = Trainer(rf.features.ImageFeatures(), 3, 1).model()
     with torch.no_grad():  # every pixel gets label 1, by the cosine of 0
         model.nodes["nodes"].weight[1, 32] = 1.0
     tested = evaluate(model, [scenes], rf.Inference(rf.MessagePassing(), rf.Stop(3, None)), 2)
@@ -302,9 +303,9 @@ def test_errors_are_of_labelled_pixels_at_the_resolution_of_the_pictures():
 
 
 def test_standard_errors_are_those_of_the_mean_for_pictures_of_one_size():
-    pictures = list(mosaics(6, (20, 24)))
-    scenes = Scenes.of(describe(pictures, rf.ImageFeatures(scale=0.5)), 3)
-    model = Trainer(rf.ImageFeatures(), 3, 1).model()
+    pictures = list(rf.datasets.mosaics(6, (20, 24)))
+    scenes = Scenes.of(describe(pictures, rf.features.ImageFeatures(scale=0.5)), 3)
+    model = Trainer(rf.features.ImageFeatures(), 3, 1).model()
     with torch.no_grad():
         model.nodes["nodes"].weight[1, 32] = 1.0
     tested = evaluate(model, [scenes], rf.Inference(rf.MessagePassing(), rf.Stop(3, None)), 4)
@@ -314,7 +315,7 @@ def test_standard_errors_are_those_of_the_mean_for_pictures_of_one_size():
 
 def test_unsettled_inference_is_counted():
     described, _ = three_sizes()
-    model = Trainer(rf.ImageFeatures(), 3, 1).model()
+    model = Trainer(rf.features.ImageFeatures(), 3, 1).model()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
@@ -333,7 +334,7 @@ def test_all_losses_of_one_run_are_those_of_their_own_runs():
             parameter.copy_(0.5 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
     risks = denoising_2010._risks(model, scenes, denoising.prediction(1e-6), 1)
     for criterion in denoising_2010.CRITERIA[:3]:
-        own = Objective(model, scenes.examples, criterion.loss, denoising.prediction(1e-6)).risk()
+        own = rf.learning.Objective(model, scenes.examples, criterion.loss, denoising.prediction(1e-6)).risk()
         assert risks[criterion.name] == pytest.approx(own, rel=1e-9)
 
 
@@ -348,7 +349,10 @@ def test_criteria_are_trained_after_those_they_start_from():
 
 
 def test_each_criterion_gets_the_parameters_it_starts_from(tmp_path):
-    criteria = [Criterion("b", rf.Independent(), start="a"), Criterion("a", rf.Independent(), start="zero")]
+    criteria = [
+        Criterion("b", rf.losses.Independent(), start="a"),
+        Criterion("a", rf.losses.Independent(), start="zero"),
+    ]
     asked = []
 
     def fit(criterion, start):
@@ -366,24 +370,24 @@ def test_each_criterion_gets_the_parameters_it_starts_from(tmp_path):
 
 
 def test_a_likelihood_of_too_few_sweeps_is_reported_as_diverged():
-    scenes = Scenes.of(describe(list(mosaics(2, (24, 32))), rf.ImageFeatures(scale=0.5)), 3)
-    optimiser = rf.LBFGS(iterations=30)
+    scenes = Scenes.of(describe(list(rf.datasets.mosaics(2, (24, 32))), rf.features.ImageFeatures(scale=0.5)), 3)
+    optimiser = rf.optim.LBFGS(iterations=30)
     results = {}
-    for loss in (rf.SurrogateEM(), ApproximateLikelihood(), rf.UnivariateLogistic()):
-        model = Trainer(rf.ImageFeatures(), 3, 30).model()
+    for loss in (rf.losses.SurrogateEM(), ApproximateLikelihood(), rf.losses.UnivariateLogistic()):
+        model = Trainer(rf.features.ImageFeatures(), 3, 30).model()
         criterion = Criterion("x", loss, ridge=1e-6)
         results[loss] = train(model, scenes, criterion, Mode.MEAN_FIELD.after(1), optimiser, None, chunk_size=8)
-    assert results[rf.SurrogateEM()]["diverged"]
+    assert results[rf.losses.SurrogateEM()]["diverged"]
     assert results[ApproximateLikelihood()]["diverged"] is None
-    assert results[ApproximateLikelihood()]["objective"] < 0 < results[rf.SurrogateEM()]["objective"]
-    assert results[rf.UnivariateLogistic()]["diverged"] is None
+    assert results[ApproximateLikelihood()]["objective"] < 0 < results[rf.losses.SurrogateEM()]["objective"]
+    assert results[rf.losses.UnivariateLogistic()]["diverged"] is None
 
 
 def test_a_criterion_that_cannot_begin_is_reported():
-    scenes = Scenes.of(describe(list(mosaics(2, (24, 32))), rf.ImageFeatures(scale=0.5)), 3)
-    model = Trainer(rf.ImageFeatures(), 3, 30).model()
+    scenes = Scenes.of(describe(list(rf.datasets.mosaics(2, (24, 32))), rf.features.ImageFeatures(scale=0.5)), 3)
+    model = Trainer(rf.features.ImageFeatures(), 3, 30).model()
     start = [1e308] * sum(parameter.numel() for parameter in model.parameters())
-    settings = Criterion("x", rf.UnivariateLogistic()), Mode.TRW.after(1), rf.LBFGS(iterations=2), start
+    settings = Criterion("x", rf.losses.UnivariateLogistic()), Mode.TRW.after(1), rf.optim.LBFGS(iterations=2), start
     result = train(model, scenes, *settings, chunk_size=8)
     said = "at the first parameters of stage 1 of 1: `model` must start where the objective is finite"
     assert result["diverged"].startswith(said)
@@ -391,18 +395,21 @@ def test_a_criterion_that_cannot_begin_is_reported():
 
 
 def test_stages_before_one_that_cannot_begin_are_reported(monkeypatch):
-    done, fit_stages = [], rf.fit_stages
+    done, fit_stages = [], rf.learning.fit_stages
 
     def fails_at_the_second(model, examples, stages, **settings):
         done.append(stages)
         if len(done) == 2:
-            raise rf.AdjointError("no gradient")
+            raise rf.errors.AdjointError("no gradient")
         return fit_stages(model, examples, stages, **settings)
 
-    monkeypatch.setattr(rf, "fit_stages", fails_at_the_second)
-    scenes = Scenes.of(describe(list(mosaics(4, (24, 32))), rf.ImageFeatures(scale=0.5)), 3)
-    model, settings = Trainer(rf.ImageFeatures(), 3, 30).model(), (Mode.TRW.after(1), rf.LBFGS(iterations=2), None)
-    result = train(model, scenes, Criterion("x", rf.UnivariateLogistic()), *settings, chunk_size=8, first=2)
+    monkeypatch.setattr(rf.learning, "fit_stages", fails_at_the_second)
+    scenes = Scenes.of(describe(list(rf.datasets.mosaics(4, (24, 32))), rf.features.ImageFeatures(scale=0.5)), 3)
+    model, settings = (
+        Trainer(rf.features.ImageFeatures(), 3, 30).model(),
+        (Mode.TRW.after(1), rf.optim.LBFGS(iterations=2), None),
+    )
+    result = train(model, scenes, Criterion("x", rf.losses.UnivariateLogistic()), *settings, chunk_size=8, first=2)
     assert result["diverged"] == "at the first parameters of stage 2 of 2: no gradient"
     assert (result["iterations"], result["objective"]) == (2, None)
 

@@ -28,6 +28,18 @@ from riskfield.inference.algorithm import AbstractAlgorithm
 from riskfield.inference.message_passing import MaxProduct
 from riskfield.inference.solution import Solution, modes
 
+__all__ = [
+    "MAP",
+    "AbstractDecoder",
+    "AbstractSoftDecoder",
+    "EqualCount",
+    "ExpectedValue",
+    "MaxMarginal",
+    "SoftArgmax",
+    "SoftEqualCount",
+    "decode",
+]
+
 
 class AbstractDecoder(ABC):
     """A rule that commits itself: states from marginals."""
@@ -65,7 +77,8 @@ class MaxMarginal(AbstractDecoder):
     """The most probable state of every variable by itself (MPM): makes the fewest errors if the marginals are true.
 
     >>> import torch
-    >>> from riskfield import MaxMarginal, chain
+    >>> from riskfield import chain
+    >>> from riskfield.decoders import MaxMarginal
     >>> graph = chain(2, num_states=2)
     >>> MaxMarginal()(graph, torch.tensor([0.9, 0.1, 0.4, 0.6, 0.4, 0.5, 0.0, 0.1]))
     tensor([0, 1])
@@ -123,7 +136,8 @@ class ExpectedValue(AbstractSoftDecoder):
     """The marginals as they are: the best fractional prediction under squared error.
 
     >>> import torch
-    >>> from riskfield import ExpectedValue, chain
+    >>> from riskfield import chain
+    >>> from riskfield.decoders import ExpectedValue
     >>> graph = chain(1, num_states=2)
     >>> ExpectedValue()(graph, torch.tensor([0.9, 0.1]))
     (tensor([[0.9000, 0.1000]]),)
@@ -142,7 +156,8 @@ class SoftArgmax(AbstractSoftDecoder):
         temperature: t.
 
     >>> import torch
-    >>> from riskfield import SoftArgmax, chain
+    >>> from riskfield import chain
+    >>> from riskfield.decoders import SoftArgmax
     >>> graph = chain(1, num_states=2)
     >>> SoftArgmax(0.5)(graph, torch.tensor([0.75, 0.25]))
     (tensor([[0.9000, 0.1000]]),)
@@ -211,7 +226,8 @@ def decode(
         An int64 tensor of shape (*batch, variable).
 
     >>> import torch
-    >>> from riskfield import MAP, Inference, chain
+    >>> from riskfield import Inference, chain
+    >>> from riskfield.decoders import MAP
     >>> graph = chain(3, num_states=2)
     >>> theta = graph.zeros()
     >>> graph.factor_views(theta)[0][:, [0, 1], [0, 1]] = 0.5  # neighbours like to agree

@@ -20,6 +20,15 @@ from riskfield.graph._scopes import index_tensor
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.graph.schedule import breadth_first_order
 
+__all__ = [
+    "TRW",
+    "AbstractEntropy",
+    "Bethe",
+    "Counting",
+    "CountingNumbers",
+    "spanning_tree_rho",
+]
+
 FloatArray = npt.NDArray[np.float64]
 
 

@@ -1,5 +1,18 @@
 """Errors and warnings that callers may want to catch."""
 
+__all__ = [
+    "AdjointError",
+    "AdjointWarning",
+    "CheckpointError",
+    "ConvergenceWarning",
+    "DivergenceWarning",
+    "FileFormatError",
+    "ImpossibleEvidenceError",
+    "MissingDataError",
+    "RiskfieldError",
+    "TreewidthError",
+]
+
 
 class RiskfieldError(Exception):
     """Base class of all errors of this library except plain `ValueError` and `TypeError`."""

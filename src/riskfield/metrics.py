@@ -16,6 +16,17 @@ from riskfield.graph.factor_graph import FactorGraph
 from riskfield.losses.decoded import soft_f_measure, squared_error
 from riskfield.losses.marginal import over_variables
 
+__all__ = [
+    "Reliability",
+    "confusion_matrix",
+    "error_rate",
+    "f_measure",
+    "intersection_over_union",
+    "log_loss",
+    "regression_error",
+    "reliability",
+]
+
 _SMALLEST = 1e-12  # a probability in a logarithm is at least this
 
 

@@ -33,7 +33,7 @@ def example(rng):
             _require_convergence(graph, theta, algorithm)
         leaf = free.clone().requires_grad_()
         solution = run(graph, fill(leaf), algorithm, method)
-    except (rf.ImpossibleEvidenceError, rf.AdjointError) as error:
+    except (rf.errors.ImpossibleEvidenceError, rf.errors.AdjointError) as error:
         raise Uninteresting from error
     (gradient,) = torch.autograd.grad(loss(solution.mu), leaf)
     expected = finite_differences(lambda x: loss(objective(graph, fill(x), algorithm, method.converges)), free)

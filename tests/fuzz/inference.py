@@ -20,7 +20,7 @@ LONG = rf.Stop(3000, 1e-11)
 def example(rng):
     graph, batch = random_graph(rng), random_batch(rng)
     theta, evidence = random_theta(graph, rng, *batch), random_evidence(graph, rng, *batch)
-    clamped = theta if evidence is None else rf.clamp(graph, theta, evidence)
+    clamped = theta if evidence is None else rf.inference.clamp(graph, theta, evidence)
     flat = clamped.reshape(-1, graph.theta_size)
     truths = [brute_force(graph, row) for row in flat]
     possible = all(truth.log_partition > -math.inf for truth in truths)
@@ -36,7 +36,7 @@ def example(rng):
 
 def _infer(graph, theta, algorithm, stop, **options):
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", rf.ConvergenceWarning)
+        warnings.simplefilter("ignore", rf.errors.ConvergenceWarning)
         return rf.infer(graph, theta, algorithm, stop=stop, **options)
 
 
@@ -45,7 +45,7 @@ def _check_exact(graph, theta, evidence, truths, possible):
     if not possible:
         try:
             rf.infer(graph, theta, rf.Exact(), evidence=evidence)
-        except rf.ImpossibleEvidenceError:
+        except rf.errors.ImpossibleEvidenceError:
             return
         raise AssertionError("a model without a possible state was accepted")
     solution = rf.infer(graph, theta, rf.Exact(), evidence=evidence)
@@ -63,10 +63,10 @@ def _check_kernels(graph, theta, evidence, algorithm, sweeps, marginals, rng):
     stop = rf.Stop(sweeps, None)
     try:
         reference = _infer(graph, theta.double(), algorithm, stop, evidence=evidence, kernels="torch")
-    except rf.ImpossibleEvidenceError:
+    except rf.errors.ImpossibleEvidenceError:
         try:
             _infer(graph, theta, algorithm, stop, evidence=evidence, kernels="native")
-        except rf.ImpossibleEvidenceError:
+        except rf.errors.ImpossibleEvidenceError:
             return
         raise AssertionError("the native kernels accept what the torch kernels find impossible") from None
     solution = _infer(graph, theta, algorithm, stop, evidence=evidence, kernels="native")
@@ -83,7 +83,7 @@ def _check_converged(graph, theta, algorithm, truths, rng):
     """Fixed points: exact on forests, and bounds on everything."""
     try:
         solution = _infer(graph, theta, algorithm, LONG)
-    except rf.ImpossibleEvidenceError:
+    except rf.errors.ImpossibleEvidenceError:
         assert isinstance(algorithm, rf.MeanField), "a possible model was found impossible"  # it cannot do constraints
         return
     mu = solution.mu.reshape(-1, graph.mu_size)
@@ -101,7 +101,7 @@ def _check_converged(graph, theta, algorithm, truths, rng):
         if isinstance(algorithm, rf.MeanField):
             assert values[k] <= truth.log_partition + scale, "mean field is no lower bound"
     if bethe and rng.random() < 0.5 and _is_pairwise(graph):
-        rho = rf.spanning_tree_rho(graph)
+        rho = rf.entropy.spanning_tree_rho(graph)
         bounded = _infer(graph, theta, replace(algorithm, entropy=rf.TRW(rho)), LONG)
         for value, done, truth in zip(
             bounded.log_partition.reshape(-1), bounded.converged.reshape(-1), truths, strict=True

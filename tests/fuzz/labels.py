@@ -8,9 +8,11 @@ import numpy as np
 
 import riskfield as rf
 
-RECIPE = rf.ImageFeatures(pixels=(rf.Constant(), rf.Colour()), edges=(rf.Constant(),))
+RECIPE = rf.features.ImageFeatures(
+    pixels=(rf.features.Constant(), rf.features.Colour()), edges=(rf.features.Constant(),)
+)
 SHAPES = {"crf": [(4,), (3,), (1,)], "grid": [(2, 3), (3, 2), (2, 3)], "pictures": [(3, 4), (2, 3), (4, 2)]}
-FEW = rf.LBFGS(iterations=2)
+FEW = rf.optim.LBFGS(iterations=2)
 POOLS = [
     [0, 1],
     [-1, 1],
@@ -45,7 +47,7 @@ def example(rng):
     estimator, X = _estimator(kind, rng)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", rf.DivergenceWarning)
+            warnings.simplefilter("ignore", rf.errors.DivergenceWarning)
             estimator.fit(X, labels)
     except (ValueError, TypeError) as error:
         assert "`" in str(error), f"refused without a name: {error!r}"

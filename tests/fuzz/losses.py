@@ -35,7 +35,7 @@ def example(rng):
         expanded = values.unsqueeze(-2).expand(*values.shape[:-1], len(index), -1)
         batch = expanded.shape[:-1]
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", rf.ConvergenceWarning)
+            warnings.simplefilter("ignore", rf.errors.ConvergenceWarning)
             found = row.loss(
                 graph,
                 expanded,

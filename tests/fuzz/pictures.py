@@ -11,7 +11,7 @@ from PIL import Image
 
 import riskfield as rf
 from fuzz.mutations import mutated_bytes
-from riskfield.data.images import read_image, read_mask
+from riskfield.datasets.images import read_image, read_mask
 
 FORMATS = {"png": ["1", "L", "LA", "P", "RGB", "RGBA", "I;16"], "jpeg": ["L", "RGB", "CMYK"], "bmp": ["1", "L", "RGB"]}
 FORMATS |= {"tiff": ["1", "L", "RGB", "I;16", "F", "I"], "webp": ["RGB", "RGBA"], "gif": ["P"]}
@@ -27,7 +27,7 @@ def example(rng):
         for read in (read_image, read_mask):
             try:
                 array = read(path)
-            except rf.FileFormatError as error:
+            except rf.errors.FileFormatError as error:
                 assert str(path) in str(error)
                 continue
             assert array.ndim == 2 or array.shape[2] == 3

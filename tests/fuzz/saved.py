@@ -20,15 +20,18 @@ from riskfield.io import codec
 
 FEATURES = [np.array([[0.1, 1.0], [0.9, 2.0], [0.8, 0.0]]), np.array([[0.2, 1.0], [0.1, 1.0]])]
 LABELS = [["a", "b", "b"], ["a", "a"]]
-RECIPE = rf.ImageFeatures(pixels=(rf.Constant(), rf.Colour()), edges=(rf.Constant(), rf.ColourDifference()))
+RECIPE = rf.features.ImageFeatures(
+    pixels=(rf.features.Constant(), rf.features.Colour()),
+    edges=(rf.features.Constant(), rf.features.ColourDifference()),
+)
 MASK = np.array([[0, 1, 1], [0, 0, 1]])
-OPTIMISERS = [rf.LBFGS(iterations=3), rf.Torch(epochs=3), rf.SMD(epochs=3)]
+OPTIMISERS = [rf.optim.LBFGS(iterations=3), rf.optim.Torch(epochs=3), rf.optim.SMD(epochs=3)]
 
 
 def example(rng):
     kind = [_estimator, _pictures, _run, _checkpoint][rng.integers(4)]
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore", (rf.DivergenceWarning, rf.ConvergenceWarning))
+        warnings.simplefilter("ignore", (rf.errors.DivergenceWarning, rf.errors.ConvergenceWarning))
         kind(Path(folder), rng)
 
 
@@ -40,7 +43,7 @@ def _estimator(folder, rng):
         _bound_work(crf)
         crf.predict_marginals(FEATURES)
         crf.predict(FEATURES)
-    except (rf.FileFormatError, ValueError):
+    except (rf.errors.FileFormatError, ValueError):
         return
 
 
@@ -51,7 +54,7 @@ def _pictures(folder, rng):
         crf = rf.ImageCRF.load(path)
         _bound_work(crf)
         crf.predict([MASK / 1.0])
-    except (rf.FileFormatError, ValueError):
+    except (rf.errors.FileFormatError, ValueError):
         return
 
 
@@ -71,7 +74,7 @@ def _run(folder, rng):
     )
     try:
         run = ImageRun.load(folder)
-    except rf.FileFormatError:
+    except rf.errors.FileFormatError:
         return
     assert len(run.classes) == 2
     assert all(fit.best is None or fit.best in fit.history for fit in run.fits)
@@ -84,7 +87,7 @@ def _checkpoint(folder, rng):
     model = chain_model()
     try:
         result = _fit(model, folder, OPTIMISERS[optimiser])
-    except rf.FileFormatError:
+    except rf.errors.FileFormatError:
         return
     except ValueError as error:
         assert "in the run to be resumed" in str(error) or "run to be resumed" in str(error), error
@@ -119,13 +122,13 @@ def _written(save_to):
 
 @cache
 def _crf():
-    crf = rf.CRF(optimiser=rf.LBFGS(iterations=2)).fit(FEATURES, LABELS)
+    crf = rf.CRF(optimiser=rf.optim.LBFGS(iterations=2)).fit(FEATURES, LABELS)
     return _written(lambda folder: crf.save(folder / "crf"))
 
 
 @cache
 def _fitted_pictures():
-    return rf.ImageCRF(RECIPE, optimiser=rf.LBFGS(iterations=2)).fit([MASK / 1.0], [MASK])
+    return rf.ImageCRF(RECIPE, optimiser=rf.optim.LBFGS(iterations=2)).fit([MASK / 1.0], [MASK])
 
 
 @cache
@@ -151,7 +154,7 @@ def _fit(model, folder, optimiser):
     return rf.fit(
         model,
         chain_examples(6),
-        rf.UnivariateLogistic(),
+        rf.losses.UnivariateLogistic(),
         EXACT,
         optimiser=optimiser,
         checkpoint=rf.Checkpoints(folder, every=100),

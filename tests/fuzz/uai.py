@@ -68,8 +68,8 @@ def example(rng):
 
 def _check_value(path, graph, theta, observed, states):
     """The file that was read is the model that was written."""
-    model = rf.read_uai(path / "m.uai")
-    evidence = rf.read_evidence(path / "m.evid", model.graph)
+    model = rf.io.read_uai(path / "m.uai")
+    evidence = rf.io.read_evidence(path / "m.evid", model.graph)
     clamped = theta.clone()
     for v, x in zip(observed, states, strict=True):
         block = graph.node(clamped, v)
@@ -79,7 +79,7 @@ def _check_value(path, graph, theta, observed, states):
     truth = brute_force(graph, clamped).log_partition
     try:
         found = rf.infer(model.graph, model.theta, rf.Exact(), evidence=evidence).log_partition + model.log_constant
-    except rf.ImpossibleEvidenceError:
+    except rf.errors.ImpossibleEvidenceError:
         assert truth == -math.inf, "possible evidence was found impossible"
         return
     assert abs(float(found) - truth) <= 1e-8 * (1 + abs(truth)), f"log Z {float(found)}, enumeration {truth}"

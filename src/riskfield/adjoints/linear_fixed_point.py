@@ -47,7 +47,8 @@ class GMRES(AbstractLinearSolver):
     Arguments:
         restart: how many vectors it keeps before it starts again from the best solution so far.
 
-    >>> from riskfield import GMRES, FixedPoint
+    >>> from riskfield import FixedPoint
+    >>> from riskfield.adjoints import GMRES
     >>> FixedPoint(solver=GMRES(restart=20))
     FixedPoint(tol=1e-10, max_steps=1000, solver=GMRES(restart=20))
     """
@@ -91,7 +92,8 @@ class Iterate(AbstractLinearSolver):
         fallback: what takes over where the iteration is slow or, as it may where inference needed damping, diverges.
             With None it goes on to the end.
 
-    >>> from riskfield import FixedPoint, Iterate
+    >>> from riskfield import FixedPoint
+    >>> from riskfield.adjoints import Iterate
     >>> FixedPoint(solver=Iterate(fallback=None))
     FixedPoint(tol=1e-10, max_steps=1000, solver=Iterate(fallback=None))
     """

@@ -47,7 +47,8 @@ def hessian_vector_product(
     `infer(..., adjoint=Unroll())`.
 
     >>> import torch
-    >>> from riskfield import MessagePassing, Stop, TRW, Unroll, grid, hessian_vector_product, infer
+    >>> from riskfield import MessagePassing, Stop, TRW, Unroll, grid, infer
+    >>> from riskfield.adjoints import hessian_vector_product
     >>> graph = grid(3, 3, num_states=2)
     >>> def loss(theta):
     ...     solution = infer(graph, theta, MessagePassing(TRW(0.5)), stop=Stop(5, tol=None), adjoint=Unroll())

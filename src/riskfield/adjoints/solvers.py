@@ -59,7 +59,8 @@ class Direct(AbstractSolver):
     Arguments:
         tol: the relative residual above which the solve counts as failed.
 
-    >>> from riskfield import KKT, Direct
+    >>> from riskfield import KKT
+    >>> from riskfield.adjoints import Direct
     >>> KKT(Direct())
     KKT(solver=Direct(tol=1e-08))
     """
@@ -91,7 +92,8 @@ class Minres(AbstractSolver):
         tol: the relative residual to reach.
         max_steps: how many products with the matrix it may take.
 
-    >>> from riskfield import KKT, Minres
+    >>> from riskfield import KKT
+    >>> from riskfield.adjoints import Minres
     >>> KKT(Minres(tol=1e-8))
     KKT(solver=Minres(tol=1e-08, max_steps=20000))
     """

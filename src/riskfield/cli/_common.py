@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from riskfield.data.images import ImageSet
+from riskfield.datasets.images import ImageSet
 from riskfield.errors import DivergenceWarning
 
 # What can be wrong with one picture of many: the file, its size, its values.

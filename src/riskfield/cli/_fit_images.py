@@ -15,8 +15,8 @@ import numpy as np
 import typer
 
 from riskfield.cli._common import print_divergence
-from riskfield.data.folders import image_folder
-from riskfield.data.images import LabelledImage
+from riskfield.datasets.folders import image_folder
+from riskfield.datasets.images import LabelledImage
 from riskfield.entropy import TRW, Bethe
 from riskfield.estimators.defaults import RHO
 from riskfield.features.image import ImageFeatures

@@ -11,7 +11,7 @@ import numpy as np
 import typer
 
 from riskfield.cli._common import BAD_IMAGE, Config, Images, Masks, Quiet, Run, complain, message_of
-from riskfield.data.folders import image_folder
+from riskfield.datasets.folders import image_folder
 from riskfield.io._atomic import check_writable, write_text
 from riskfield.progress import bar
 from riskfield.report.evaluation import Evaluation, Tally

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from riskfield.cli._common import Config, Images, Masks, Quiet, readable
-from riskfield.data.folders import image_folder
+from riskfield.datasets.folders import image_folder
 
 
 def report(

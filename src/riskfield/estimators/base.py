@@ -15,12 +15,12 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_consistent_length, check_is_fitted
 
-from riskfield.data.examples import Examples
 from riskfield.decoders import AbstractDecoder, as_decoder, decode
 from riskfield.estimators.defaults import INFERENCE, OPTIMISER
 from riskfield.estimators.design import Design, Sizes
 from riskfield.estimators.files import load_estimator, save_estimator
 from riskfield.estimators.labels import Array, as_labels, classes_of, is_known, known_labels, type_of
+from riskfield.examples import Examples
 from riskfield.infer import InferenceChoice
 from riskfield.learning.checkpoint import Checkpoints
 from riskfield.learning.optimiser import AbstractOptimiser, check_counts

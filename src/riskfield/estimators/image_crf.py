@@ -42,7 +42,9 @@ class ImageCRF(AbstractCRF):
     `features_` is what `features` came to be.
 
     >>> import numpy as np
-    >>> from riskfield import Colour, ColourDifference, Constant, ImageCRF, ImageFeatures, LBFGS
+    >>> from riskfield import ImageCRF
+    >>> from riskfield.features import Colour, ColourDifference, Constant, ImageFeatures
+    >>> from riskfield.optim import LBFGS
     >>> rng = np.random.default_rng(0)
     >>> masks = [np.kron(rng.integers(0, 2, shape), np.ones((5, 5), int)) for shape in [(3, 4), (2, 5), (4, 4)]]
     >>> images = [mask[..., None] + rng.normal(size=(*mask.shape, 3)) for mask in masks]

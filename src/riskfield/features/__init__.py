@@ -1,1 +1,30 @@
-"""Features of pictures, the inputs of models."""
+"""Features of images, the inputs of models."""
+
+from riskfield.features.image import (
+    HOG,
+    Colour,
+    ColourDifference,
+    Constant,
+    FeatureMaps,
+    Fourier,
+    ImageFeatures,
+    Intensity,
+    Position,
+    SobelResponse,
+)
+from riskfield.features.resample import reduce_labels, resize
+
+__all__ = [
+    "HOG",
+    "Colour",
+    "ColourDifference",
+    "Constant",
+    "FeatureMaps",
+    "Fourier",
+    "ImageFeatures",
+    "Intensity",
+    "Position",
+    "SobelResponse",
+    "reduce_labels",
+    "resize",
+]

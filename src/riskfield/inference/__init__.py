@@ -1,1 +1,47 @@
 """Algorithms, one to a file, and the loop they share."""
+
+from riskfield.inference.algorithm import AbstractAlgorithm, Run
+from riskfield.inference.convex import (
+    NEGATIVE_ENTROPY,
+    NEGATIVE_LOG,
+    SQUARE,
+    ConvexFreeEnergy,
+    ConvexFunction,
+    InteriorPoint,
+    SumProduct,
+    Term,
+)
+from riskfield.inference.diagnostics import effective_sample_size
+from riskfield.inference.evidence import clamp
+from riskfield.inference.exact import Exact
+from riskfield.inference.exact_map import ExactMAP
+from riskfield.inference.gibbs import frequencies, sample
+from riskfield.inference.mean_field import MeanField
+from riskfield.inference.message_passing import MaxProduct, MessagePassing
+from riskfield.inference.request import Stop
+from riskfield.inference.solution import JointMode, Solution
+
+__all__ = [
+    "NEGATIVE_ENTROPY",
+    "NEGATIVE_LOG",
+    "SQUARE",
+    "AbstractAlgorithm",
+    "ConvexFreeEnergy",
+    "ConvexFunction",
+    "Exact",
+    "ExactMAP",
+    "InteriorPoint",
+    "JointMode",
+    "MaxProduct",
+    "MeanField",
+    "MessagePassing",
+    "Run",
+    "Solution",
+    "Stop",
+    "SumProduct",
+    "Term",
+    "clamp",
+    "effective_sample_size",
+    "frequencies",
+    "sample",
+]

@@ -25,7 +25,7 @@ def effective_sample_size(draws: Tensor) -> Tensor:
         A tensor of shape (*batch, quantity); a quantity that is always the same counts as independent.
 
     >>> import torch
-    >>> from riskfield import effective_sample_size
+    >>> from riskfield.inference import effective_sample_size
     >>> draws = torch.randn(50, 40, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     >>> float(effective_sample_size(draws)) > 1800, float(effective_sample_size(draws.repeat_interleave(2, 1))) < 2200
     (True, True)

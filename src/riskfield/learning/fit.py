@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch.nn import Module
 
-from riskfield.data.examples import DataSet
 from riskfield.errors import DivergenceWarning, RiskfieldError
+from riskfield.examples import DataSet
 from riskfield.infer import InferenceChoice
 from riskfield.io._lock import lock_folder
 from riskfield.learning.checkpoint import Checkpoints
@@ -99,7 +99,9 @@ def fit(
         BlockingIOError: if another process writes to the folder of checkpoints.
 
     >>> import torch
-    >>> from riskfield import Exact, Examples, Generative, Inference, UnivariateLogistic, chain
+    >>> from riskfield import Exact, Examples, Inference, chain
+    >>> from riskfield.losses import UnivariateLogistic
+    >>> from riskfield.models import Generative
     >>> graph = chain(3, num_states=2)
     >>> examples = Examples(graph, labels=torch.tensor([[0, 0, 1], [0, 1, 1], [0, 0, 0], [1, 1, 1]]))
     >>> model = Generative(graph)

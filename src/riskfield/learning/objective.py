@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 
-from riskfield.data.examples import DataSet, Examples, blocks
 from riskfield.errors import RiskfieldError
+from riskfield.examples import DataSet, Examples, blocks
 from riskfield.infer import Inference, InferenceChoice
 from riskfield.learning.ranks import Ranks
 from riskfield.learning.warm_start import Rows, Store

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from riskfield.data.examples import DataSet, blocks
 from riskfield.decoders import AbstractDecoder, decode
+from riskfield.examples import DataSet, blocks
 from riskfield.infer import InferenceChoice
 from riskfield.learning.optimiser import check_counts
 from riskfield.learning.validation import evaluating
@@ -39,7 +39,8 @@ def predict(
         An int64 tensor of shape (n, variable) per block.
 
     >>> import torch
-    >>> from riskfield import Exact, Examples, Generative, Inference, chain, predict
+    >>> from riskfield import Exact, Examples, Inference, chain, predict
+    >>> from riskfield.models import Generative
     >>> graph = chain(3, num_states=2)
     >>> model = Generative(graph)
     >>> with torch.no_grad():

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from riskfield.data.examples import DataSet, Examples, blocks, take
+from riskfield.examples import DataSet, Examples, blocks, take
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.nn import Module
 
-from riskfield.data.examples import DataSet, Examples, blocks, take
+from riskfield.examples import DataSet, Examples, blocks, take
 from riskfield.infer import InferenceChoice
 from riskfield.learning.checkpoint import Checkpoints
 from riskfield.learning.fit import fit
@@ -47,7 +47,9 @@ def incremental(stage: Stage, num_examples: int, *, start: int = 32) -> list[Sta
 
     Most iterations use a small subset of the examples (Domke 2013, section 8.4).
 
-    >>> from riskfield import LBFGS, Pseudolikelihood, Stage
+    >>> from riskfield.learning import Stage
+    >>> from riskfield.losses import Pseudolikelihood
+    >>> from riskfield.optim import LBFGS
     >>> steps = incremental(Stage(Pseudolikelihood(), optimiser=LBFGS(iterations=1000)), num_examples=100)
     >>> [(step.examples, step.optimiser.iterations) for step in steps]
     [(32, 1000), (64, 500), (None, 250)]
@@ -90,7 +92,10 @@ def fit_stages(
         One `Fit` per stage that was started.
 
     >>> import torch
-    >>> from riskfield import Exact, Examples, Generative, Independent, Inference, LBFGS, UnivariateLogistic, chain
+    >>> from riskfield import Exact, Examples, Inference, chain
+    >>> from riskfield.losses import Independent, UnivariateLogistic
+    >>> from riskfield.models import Generative
+    >>> from riskfield.optim import LBFGS
     >>> graph = chain(3, num_states=2)
     >>> examples = Examples(graph, labels=torch.tensor([[0, 0, 1], [0, 1, 1], [0, 0, 0], [1, 1, 1]]))
     >>> stages = [Stage(Independent()), Stage(UnivariateLogistic(), Inference(Exact()), ridge=1e-3)]

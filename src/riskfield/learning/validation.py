@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.nn import Module
 
-from riskfield.data.examples import DataSet
+from riskfield.examples import DataSet
 from riskfield.infer import InferenceChoice
 from riskfield.learning.objective import Objective
 from riskfield.learning.optimiser import check_counts

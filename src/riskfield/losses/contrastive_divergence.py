@@ -30,7 +30,8 @@ class ContrastiveDivergence(AbstractLoss):
         seed: an integer makes every call use the same random numbers. By default torch's global generator is used.
 
     >>> import torch
-    >>> from riskfield import ContrastiveDivergence, chain
+    >>> from riskfield import chain
+    >>> from riskfield.losses import ContrastiveDivergence
     >>> graph = chain(3, num_states=2)
     >>> theta = graph.zeros().requires_grad_()
     >>> ContrastiveDivergence(steps=1, seed=0)(graph, theta, torch.zeros(500, 3, dtype=torch.int64)).mean().backward()

@@ -31,7 +31,9 @@ class L1(AbstractMarginalLoss):
         decoder: a soft decoder.
 
     >>> import torch
-    >>> from riskfield import L1, Exact, Inference, SoftArgmax, chain
+    >>> from riskfield import Exact, Inference, chain
+    >>> from riskfield.decoders import SoftArgmax
+    >>> from riskfield.losses import L1
     >>> graph = chain(3, num_states=2)
     >>> L1(SoftArgmax(0.1))(graph, graph.zeros(), torch.tensor([0, 1, 1]), Inference(Exact()))
     tensor(1.5000, dtype=torch.float64)

@@ -22,7 +22,8 @@ class Hybrid(AbstractLoss):
         weight: in [0, 1].
 
     >>> import torch
-    >>> from riskfield import Exact, Hybrid, Inference, UnivariateLogistic, UnivariateQuadratic, chain
+    >>> from riskfield import Exact, Inference, chain
+    >>> from riskfield.losses import Hybrid, UnivariateLogistic, UnivariateQuadratic
     >>> graph = chain(3, num_states=2)
     >>> loss = Hybrid(UnivariateLogistic(), UnivariateQuadratic(), weight=0.5)
     >>> loss(graph, graph.zeros(), torch.tensor([0, 1, 1]), Inference(Exact()))  # (3 log 2 - 3/2) / 2

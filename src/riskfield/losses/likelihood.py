@@ -36,7 +36,8 @@ class SurrogateLikelihood(AbstractLoss):
     adjoint, at convergence, uses dA/dtheta = mu, which needs no backward pass.
 
     >>> import torch
-    >>> from riskfield import Exact, Inference, SurrogateLikelihood, chain
+    >>> from riskfield import Exact, Inference, chain
+    >>> from riskfield.losses import SurrogateLikelihood
     >>> graph = chain(3, num_states=2)
     >>> SurrogateLikelihood()(graph, graph.zeros(), torch.tensor([0, 1, 1]), Inference(Exact()))  # 3 log 2
     tensor(2.0794, dtype=torch.float64)
@@ -69,7 +70,8 @@ class SurrogateEM(AbstractLoss):
             rho in `inference` give an upper bound of the true negative log-likelihood.
 
     >>> import torch
-    >>> from riskfield import Exact, Inference, SurrogateEM, chain
+    >>> from riskfield import Exact, Inference, chain
+    >>> from riskfield.losses import SurrogateEM
     >>> graph = chain(3, num_states=2)
     >>> SurrogateEM()(graph, graph.zeros(), torch.tensor([0, -1, 1]), Inference(Exact()))  # 2 log 2
     tensor(1.3863, dtype=torch.float64)

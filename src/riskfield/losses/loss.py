@@ -178,7 +178,8 @@ class Custom(AbstractMarginalLoss):
     directly.
 
     >>> import torch
-    >>> from riskfield import Custom, Exact, Inference, chain
+    >>> from riskfield import Exact, Inference, chain
+    >>> from riskfield.losses import Custom
     >>> graph = chain(2, num_states=2)
     >>> surprise = Custom(lambda solution, labels, mask: -graph.node(solution.mu, 0)[..., 1].log())
     >>> surprise(graph, graph.zeros(), torch.tensor([1, 1]), Inference(Exact()))
@@ -237,7 +238,8 @@ def empirical_risk(
         per_variable: divide by the (weighted) number of targets, `num_counted`.
 
     >>> import torch
-    >>> from riskfield import Exact, Inference, UnivariateLogistic, chain
+    >>> from riskfield import Exact, Inference, chain
+    >>> from riskfield.losses import UnivariateLogistic
     >>> graph = chain(3, num_states=2)
     >>> labels = torch.tensor([[0, 1, 1], [1, -1, -1]])
     >>> empirical_risk(UnivariateLogistic(), graph, graph.zeros(), labels, Inference(Exact()), per_variable=True)

@@ -36,7 +36,8 @@ class UnivariateLogistic(AbstractMarginalLoss):
     The first choice if you will use the marginals. It is infinite if a label has probability 0.
 
     >>> import torch
-    >>> from riskfield import Exact, Inference, UnivariateLogistic, chain
+    >>> from riskfield import Exact, Inference, chain
+    >>> from riskfield.losses import UnivariateLogistic
     >>> graph = chain(3, num_states=2)
     >>> UnivariateLogistic()(graph, graph.zeros(), torch.tensor([[0, 1, 1], [0, -1, 1]]), Inference(Exact()))
     tensor([2.0794, 1.3863], dtype=torch.float64)
@@ -52,7 +53,8 @@ class CliqueLogistic(AbstractMarginalLoss):
     """-sum_c log mu(x_c): the logistic loss of cliques. Consistent with exact inference and a well-specified model.
 
     >>> import torch
-    >>> from riskfield import CliqueLogistic, Exact, Inference, chain
+    >>> from riskfield import Exact, Inference, chain
+    >>> from riskfield.losses import CliqueLogistic
     >>> graph = chain(3, num_states=2)
     >>> CliqueLogistic()(graph, graph.zeros(), torch.tensor([[0, 1, 1], [0, -1, 1]]), Inference(Exact()))
     tensor([2.7726, 0.0000], dtype=torch.float64)
@@ -70,7 +72,8 @@ class UnivariateQuadratic(AbstractMarginalLoss):
     It is bounded, so outliers affect it less than the logistic loss, but training more often stops in a poor minimum.
 
     >>> import torch
-    >>> from riskfield import Exact, Inference, UnivariateQuadratic, chain
+    >>> from riskfield import Exact, Inference, chain
+    >>> from riskfield.losses import UnivariateQuadratic
     >>> graph = chain(3, num_states=2)
     >>> UnivariateQuadratic()(graph, graph.zeros(), torch.tensor([0, 1, 1]), Inference(Exact()))
     tensor(-1.5000, dtype=torch.float64)
@@ -100,7 +103,8 @@ class SmoothedClassification(AbstractMarginalLoss):
         alpha: the steepness of the sigmoid. A larger value is closer to the number of errors and harder to minimise.
 
     >>> import torch
-    >>> from riskfield import Exact, Inference, SmoothedClassification, chain
+    >>> from riskfield import Exact, Inference, chain
+    >>> from riskfield.losses import SmoothedClassification
     >>> graph = chain(3, num_states=2)
     >>> SmoothedClassification(50)(graph, graph.zeros(), torch.tensor([0, 1, 1]), Inference(Exact()))
     tensor(1.5000, dtype=torch.float64)

@@ -32,7 +32,8 @@ class Piecewise(AbstractLoss):
     out, and so are the factors that contain them.
 
     >>> import torch
-    >>> from riskfield import Piecewise, chain
+    >>> from riskfield import chain
+    >>> from riskfield.losses import Piecewise
     >>> graph = chain(3, num_states=2)
     >>> Piecewise()(graph, graph.zeros(), torch.tensor([0, 1, 1]))  # 3 log 2 + 2 log 4
     tensor(4.8520, dtype=torch.float64)
@@ -53,7 +54,8 @@ class Independent(AbstractLoss):
     This is the baseline for structured models. Its parameters are also a good starting point for training them.
 
     >>> import torch
-    >>> from riskfield import Independent, chain
+    >>> from riskfield import chain
+    >>> from riskfield.losses import Independent
     >>> graph = chain(3, num_states=2)
     >>> Independent()(graph, graph.zeros(), torch.tensor([0, -1, 1]))
     tensor(1.3863, dtype=torch.float64)

@@ -34,7 +34,8 @@ class Pseudolikelihood(AbstractLoss):
     them.
 
     >>> import torch
-    >>> from riskfield import Pseudolikelihood, chain
+    >>> from riskfield import chain
+    >>> from riskfield.losses import Pseudolikelihood
     >>> graph = chain(3, num_states=2)
     >>> Pseudolikelihood()(graph, graph.zeros(), torch.tensor([0, 1, 1]))
     tensor(2.0794, dtype=torch.float64)
@@ -62,7 +63,8 @@ class PatchPseudolikelihood(AbstractLoss):
         patches: the patch of every variable, integers of shape (variable,).
 
     >>> import torch
-    >>> from riskfield import Inference, MessagePassing, PatchPseudolikelihood, grid
+    >>> from riskfield import Inference, MessagePassing, grid
+    >>> from riskfield.losses import PatchPseudolikelihood
     >>> graph = grid(3, 4, num_states=2)
     >>> rows = torch.arange(3).repeat_interleave(4)
     >>> loss = PatchPseudolikelihood(rows)

@@ -31,7 +31,8 @@ class SaddlePoint(AbstractLoss):
         algorithm: finds x*, as `solution.mode()`.
 
     >>> import torch
-    >>> from riskfield import SaddlePoint, chain
+    >>> from riskfield import chain
+    >>> from riskfield.losses import SaddlePoint
     >>> graph = chain(3, num_states=2)
     >>> theta = graph.zeros()
     >>> graph.node(theta, 0)[1] = 1.0

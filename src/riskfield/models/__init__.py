@@ -1,1 +1,15 @@
 """Models: torch modules that compute theta from inputs and learned parameters."""
+
+from riskfield.models.conditional import Conditional, LinearModel, Tables
+from riskfield.models.convex import ConvexModel, LearnsInference, inference_of
+from riskfield.models.generative import Generative
+
+__all__ = [
+    "Conditional",
+    "ConvexModel",
+    "Generative",
+    "LearnsInference",
+    "LinearModel",
+    "Tables",
+    "inference_of",
+]

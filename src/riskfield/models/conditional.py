@@ -28,7 +28,7 @@ class Tables(nn.Module):
     `Tables(1, 2, 2)` has one table for all factors of a tied graph.
 
     >>> import torch
-    >>> from riskfield import Tables
+    >>> from riskfield.models import Tables
     >>> Tables(1, 2, 2)().shape
     torch.Size([1, 2, 2])
     """
@@ -59,7 +59,8 @@ class Conditional(nn.Module):
     single module. A plain tensor is passed to every module. `Tables` need no input.
 
     >>> import torch
-    >>> from riskfield import Conditional, Tables, grid
+    >>> from riskfield import Conditional, grid
+    >>> from riskfield.models import Tables
     >>> graph = grid(3, 4, num_states=2, tied=True)  # horizontal edges share a table, vertical edges too
     >>> model = Conditional(torch.nn.Linear(5, 2, dtype=torch.float64), Tables(2, 2, 2))
     >>> model(graph, {"nodes": torch.randn(10, 12, 5, dtype=torch.float64)}).shape

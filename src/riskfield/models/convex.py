@@ -41,7 +41,9 @@ class ConvexModel(nn.Module):
         log_weights: for each convex function, a model of the logarithms of its weights.
 
     >>> import torch
-    >>> from riskfield import ConvexModel, LinearModel, NEGATIVE_ENTROPY, grid
+    >>> from riskfield import LinearModel, grid
+    >>> from riskfield.inference import NEGATIVE_ENTROPY
+    >>> from riskfield.models import ConvexModel
     >>> model = ConvexModel(LinearModel(2, 2, 4), {NEGATIVE_ENTROPY: LinearModel(2, 2, 4)})
     >>> graph = grid(3, 3, num_states=2)
     >>> y = torch.tensor([0, 1, 1, 0, 0, 1, 0, 1, 0])
@@ -95,7 +97,9 @@ def inference_of(
         ValueError: if `inference` does not run the algorithm that the model is about.
 
     >>> import torch
-    >>> from riskfield import ConvexFreeEnergy, ConvexModel, Generative, Inference, NEGATIVE_ENTROPY, chain
+    >>> from riskfield import ConvexFreeEnergy, Inference, chain
+    >>> from riskfield.inference import NEGATIVE_ENTROPY
+    >>> from riskfield.models import ConvexModel, Generative
     >>> graph = chain(2, num_states=2)
     >>> model = ConvexModel(Generative(graph), {NEGATIVE_ENTROPY: Generative(graph)})
     >>> with torch.no_grad():

@@ -22,7 +22,8 @@ class Generative(nn.Module):
             must have the same number of states.
 
     >>> import torch
-    >>> from riskfield import Generative, grid
+    >>> from riskfield import grid
+    >>> from riskfield.models import Generative
     >>> graph = grid(20, 30, num_states=2, tied=True)
     >>> ising = Generative(graph, node_types=torch.zeros(600, dtype=torch.int64))
     >>> sum(parameter.numel() for parameter in ising.parameters()), ising(graph).shape  # 2 + 2 * 4

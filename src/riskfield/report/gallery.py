@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from riskfield.data.images import LabelledImage, Labels
+from riskfield.datasets.images import LabelledImage, Labels
 from riskfield.report.colours import class_colours
 from riskfield.report.evaluation import Floats
 from riskfield.report.html import element, text

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from riskfield import __version__
-from riskfield.data.images import ImageSet, LabelledImage
+from riskfield.datasets.images import ImageSet, LabelledImage
 from riskfield.estimators.image_run import ImageRun
 from riskfield.io._atomic import check_writable, write_text
 from riskfield.progress import bar

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
-from riskfield.data.images import LabelledImage
+from riskfield.datasets.images import LabelledImage
 from riskfield.estimators.image_run import ImageRun
 from riskfield.report.evaluation import Evaluation, Floats, Tally
 

@@ -50,7 +50,8 @@ class ConvexFreeEnergy(AbstractAlgorithm):
             is `SumProduct()` and the weights are not counting numbers.
 
     >>> import torch
-    >>> from riskfield import NEGATIVE_ENTROPY, SQUARE, ConvexFreeEnergy, Term, grid, infer
+    >>> from riskfield import ConvexFreeEnergy, grid, infer
+    >>> from riskfield.inference import NEGATIVE_ENTROPY, SQUARE, Term
     >>> graph = grid(2, 2, num_states=2)
     >>> theta = graph.zeros()
     >>> graph.node(theta, 0)[1] = 2.0

@@ -7,7 +7,7 @@ import zlib
 import numpy as np
 import numpy.typing as npt
 
-from riskfield.data.images import ImageSet, LabelledImage
+from riskfield.datasets.images import ImageSet, LabelledImage
 
 _PICTURES = (
     *("astronaut", "brick", "camera", "cell", "chelsea", "clock", "coffee", "coins", "grass", "gravel"),

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from riskfield.data.images import ImageSet, LabelledImage, Labels
+from riskfield.datasets.images import ImageSet, LabelledImage, Labels
 from riskfield.features.image import Intensity, as_floats
 from riskfield.features.resample import resize
 

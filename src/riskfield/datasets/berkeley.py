@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from riskfield.data._source import Root, Source
-from riskfield.data.images import ImageSet, LabelledImage, read_image
+from riskfield.datasets._source import Root, Source
+from riskfield.datasets.images import ImageSet, LabelledImage, read_image
 from riskfield.errors import MissingDataError
 
 SOURCE = Source(

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from riskfield.data._source import Root, Source
-from riskfield.data.images import Labels
+from riskfield.datasets._source import Root, Source
+from riskfield.datasets.images import Labels
 from riskfield.errors import FileFormatError
 
 SOURCE = Source(

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from riskfield.data.examples import Examples
-from riskfield.data.feature_cache import FeatureCache
-from riskfield.data.images import LabelledImage
+from riskfield.datasets.feature_cache import FeatureCache
+from riskfield.datasets.images import LabelledImage
+from riskfield.examples import Examples
 from riskfield.features.image import FeatureMaps, ImageFeatures
 from riskfield.features.resample import reduce_labels
 from riskfield.graph.builders import grid

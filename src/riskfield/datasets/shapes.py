@@ -10,9 +10,9 @@ import zlib
 
 import numpy as np
 
-from riskfield.data.images import ImageSet, LabelledImage, Labels
-from riskfield.data.noise import AbstractNoise
-from riskfield.data.splits import Split
+from riskfield.datasets.images import ImageSet, LabelledImage, Labels
+from riskfield.datasets.noise import AbstractNoise
+from riskfield.datasets.splits import Split
 
 _SIDE, _VERSIONS, _TRAINING = 64, 50, 10
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from riskfield.data._source import Root, Source
-from riskfield.data.images import ImageSet, LabelledImage, Labels, few, read_image
+from riskfield.datasets._source import Root, Source
+from riskfield.datasets.images import ImageSet, LabelledImage, Labels, few, read_image
 from riskfield.errors import FileFormatError, MissingDataError
 
 SOURCE = Source(
@@ -15,7 +15,7 @@ SOURCE = Source(
     "http://dags.stanford.edu/projects/scenedataset.html (iccv09Data.tar.gz)",
     "iccv09Data/images/0000047.jpg and iccv09Data/labels/0000047.regions.txt",
 )
-CLASSES = ("sky", "tree", "road", "grass", "water", "building", "mountain", "foreground")
+STANFORD_CLASSES = ("sky", "tree", "road", "grass", "water", "building", "mountain", "foreground")
 
 
 def stanford_background(root: Root = None) -> ImageSet:
@@ -41,7 +41,7 @@ def stanford_background(root: Root = None) -> ImageSet:
             raise FileFormatError(f"{path} must have the shape {image.shape[:2]} of {name}.jpg. Got {labels.shape}.")
         return LabelledImage(name, image, labels)
 
-    return ImageSet(names, read, CLASSES)
+    return ImageSet(names, read, STANFORD_CLASSES)
 
 
 def _read_regions(path: Path) -> Labels:
@@ -50,6 +50,6 @@ def _read_regions(path: Path) -> Labels:
         labels = np.array([line.split() for line in path.read_text().splitlines() if line.strip()]).astype(np.int64)
     except ValueError as error:
         raise FileFormatError(f"{path} must have lines with the same number of integers: {error}") from error
-    if labels.size and labels.max() >= len(CLASSES):
-        raise FileFormatError(f"{path} must have labels from 0 to {len(CLASSES) - 1}. Got {labels.max()}.")
+    if labels.size and labels.max() >= len(STANFORD_CLASSES):
+        raise FileFormatError(f"{path} must have labels from 0 to {len(STANFORD_CLASSES) - 1}. Got {labels.max()}.")
     return np.maximum(labels, -1)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from riskfield.data._source import Root, Source
-from riskfield.data.images import ImageSet, LabelledImage, few, read_image
+from riskfield.datasets._source import Root, Source
+from riskfield.datasets.images import ImageSet, LabelledImage, few, read_image
 from riskfield.errors import FileFormatError, MissingDataError
 from riskfield.features.image import as_floats
 from riskfield.features.resample import resize

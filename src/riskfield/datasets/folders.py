@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from riskfield.data.images import ImageSet, LabelledImage, Labels, few, read_image, read_mask
+from riskfield.datasets.images import ImageSet, LabelledImage, Labels, few, read_image, read_mask
 from riskfield.errors import FileFormatError
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".webp")

@@ -1,1 +1,0 @@
-"""Labelled examples on factor graphs."""
