@@ -1,7 +1,10 @@
 """Without an adjoint `infer` is `infer` with `Unroll()`; without a gradient to compute it records nothing."""
 
+from dataclasses import replace
+
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 import riskfield as rf
 from riskfield.kernels import torch_reference
@@ -66,3 +69,31 @@ def test_nothing_is_recorded_without_a_gradient(algorithm, recorded):
         assert torch.equal(rf.infer(GRAPH, THETA.clone().requires_grad_(), algorithm).mu, mu)
     assert not mu.requires_grad
     assert recorded == []
+
+
+# -- recording does not change the answer -----------------------------------------------------------------------------
+
+ADJOINTS = [rf.Unroll(), rf.Unroll(checkpoint=3), rf.FixedPoint(), rf.Perturb(), rf.KKT(), rf.Envelope()]
+DAMPED = rf.MessagePassing(rf.TRW(0.5), damping=0.5)
+
+
+# torch compiles parts of its forward derivatives with a tool it has itself deprecated.
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::riskfield.ConvergenceWarning")
+@pytest.mark.parametrize("algorithm", [rf.MessagePassing(), DAMPED, rf.MeanField()], ids=["bp", "damped", "mean-field"])
+@pytest.mark.parametrize("scale", [1.0, 8.0])
+def test_every_adjoint_stops_where_plain_inference_does(algorithm, scale):
+    """Also on models whose marginals saturate long before their messages settle, and on dual numbers."""
+    graph = rf.FactorGraph([2, 3, 2, 2], [(0, 1), (1, 2), (2, 3), (3, 0), (0, 1, 2)])
+    theta, v = scale * potentials(graph, 0, "mild", 20), potentials(graph, 1, "mild", 20)
+    plain = rf.infer(graph, theta, algorithm)
+    assert len(plain.sweeps.unique()) > 1
+    adjoints = ADJOINTS if isinstance(algorithm, rf.MessagePassing) else [a for a in ADJOINTS if a != rf.KKT()]
+    solutions = [rf.infer(graph, theta.clone().requires_grad_(), algorithm, adjoint=adjoint) for adjoint in adjoints]
+    with forward_ad.dual_level():
+        dual = rf.infer(graph, forward_ad.make_dual(theta, v), algorithm)
+        solutions.append(replace(dual, mu=forward_ad.unpack_dual(dual.mu).primal))
+    for name, solution in zip([*adjoints, "forward mode"], solutions, strict=True):
+        assert torch.equal(solution.sweeps, plain.sweeps), name
+        assert torch.equal(solution.residual, plain.residual), name
+        assert torch.equal(solution.mu, plain.mu), name

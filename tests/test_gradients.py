@@ -122,11 +122,6 @@ def test_envelope_names_the_alternative(case):
             rf.infer(graph, theta, algorithm, stop=TRUNCATED, adjoint=rf.Envelope())
 
 
-def test_envelope_leaves_the_marginals_alone():
-    graph = rf.grid(2, 2, 2)
-    assert not rf.infer(graph, graph.zeros().requires_grad_(), adjoint=rf.Envelope()).mu.requires_grad
-
-
 # -- impossible states and large potentials ---------------------------------------------------------------------------
 
 

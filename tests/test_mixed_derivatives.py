@@ -166,3 +166,13 @@ def test_envelope(algorithm):
     torch.testing.assert_close(found, 2 * w.detach() * (solution.mu.square().sum() + 1))
     with pytest.raises(rf.errors.AdjointError, match="`Envelope` without `curvature` has first derivatives only"):
         torch.autograd.grad(gradient.square().sum(), (w, theta))
+
+
+def test_envelope_refuses_losses_on_marginals():
+    """They would be constants, and part of the gradient would be missing."""
+    theta = (0.5 * potentials(GRID, 0)).requires_grad_()
+    solution = rf.infer(GRID, theta, rf.Exact(), adjoint=rf.Envelope())
+    with pytest.raises(rf.AdjointError, match=r"the loss depends on the marginals\. Use another adjoint"):
+        (solution.log_partition + solution.mu.square().sum()).backward()
+    (solution.log_partition + solution.mu.detach().square().sum()).backward()
+    torch.testing.assert_close(theta.grad, solution.mu.detach())

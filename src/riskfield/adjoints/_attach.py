@@ -43,18 +43,22 @@ def constant_in(result: Tensor, inputs: Sequence[Tensor], name: str, remedy: str
     allowed would return zeros. The error here is raised exactly when autograd would need the missing derivative.
     """
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
-        zero: Tensor = _Refuse.apply(f"{name} has first derivatives only.{remedy}", result.detach(), *inputs)
-        return result + zero
+        return result + without_gradient(result.new_zeros(()), inputs, f"{name} has first derivatives only.{remedy}")
     return result
 
 
+def without_gradient(value: Tensor, inputs: Sequence[Tensor], message: str) -> Tensor:
+    """Return `value`, which depends on `inputs`; its derivative raises an `AdjointError` with `message`."""
+    return _Refuse.apply(message, value, *inputs)  # type: ignore[no-any-return]
+
+
 class _Refuse(torch.autograd.Function):
-    """A zero that depends on its inputs and cannot be differentiated."""
+    """A value that depends on its inputs and cannot be differentiated in them."""
 
     @staticmethod
-    def forward(ctx: Any, message: str, like: Tensor, *inputs: Tensor) -> Tensor:
+    def forward(ctx: Any, message: str, value: Tensor, *inputs: Tensor) -> Tensor:
         ctx.message = message
-        return like.new_zeros(())
+        return value.detach()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> NoReturn:

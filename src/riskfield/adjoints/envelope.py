@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from riskfield.adjoints._attach import constant_in
+from riskfield.adjoints._attach import constant_in, without_gradient
 from riskfield.adjoints._refusals import require_convergence, require_theta_only
 from riskfield.adjoints.adjoint import AbstractAdjoint
 from riskfield.errors import AdjointError
@@ -21,13 +21,18 @@ from riskfield.inference.request import Request
 from riskfield.inference.solution import Solution
 from riskfield.kernels import is_differentiated
 
+_NO_MARGINALS = (
+    "`Envelope` differentiates the log-partition value only, and the loss depends on the marginals. Use another "
+    "adjoint, such as `Unroll()`, or detach the marginals."
+)
+
 
 @dataclass(frozen=True)
 class Envelope(AbstractAdjoint):
     """Differentiate the log-partition value only, as dA/dtheta = mu.
 
-    Exact at convergence (and always for `Exact`). The marginals themselves carry no gradient: a loss on them needs
-    another adjoint. For a truncated run use `Unroll`, which differentiates the truncated log-partition.
+    Exact at convergence (and always for `Exact`). A loss on the marginals themselves needs another adjoint; the backward
+    pass refuses it. For a truncated run use `Unroll`, which differentiates the truncated log-partition.
 
     Arguments:
         curvature: the adjoint by which dmu/dtheta, the second derivative of the value, is computed where one is asked
@@ -57,7 +62,8 @@ class Envelope(AbstractAdjoint):
         solution = request.solve() if curvature is None else curvature.apply(request)
         plain = replace(solution, theta=request.theta.detach(), mu=solution.mu.detach())
         value = _Value.apply(request.theta, plain.log_partition, (request.graph.collapse(solution.mu),))
-        return replace(plain, theta=request.theta, _value=value)
+        mu = without_gradient(plain.mu, (request.theta,), _NO_MARGINALS)
+        return replace(plain, theta=request.theta, mu=mu, _value=value)
 
 
 def require_marginal_gradient(adjoint: AbstractAdjoint | None) -> None:
