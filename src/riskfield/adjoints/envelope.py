@@ -31,8 +31,8 @@ _NO_MARGINALS = (
 class Envelope(AbstractAdjoint):
     """Differentiate the log-partition value only, as dA/dtheta = mu.
 
-    Exact at convergence (and always for `Exact`). A loss on the marginals themselves needs another adjoint; the backward
-    pass refuses it. For a truncated run use `Unroll`, which differentiates the truncated log-partition.
+    Exact at convergence (and always for `Exact`). A loss on the marginals themselves needs another adjoint; the
+    backward pass refuses it. For a truncated run use `Unroll`, which differentiates the truncated log-partition.
 
     Arguments:
         curvature: the adjoint by which dmu/dtheta, the second derivative of the value, is computed where one is asked
