@@ -13,9 +13,11 @@ Data = Annotated[
 ]
 Rows = Annotated[
     str | None,
-    typer.Option(metavar="NAMES", help="Only these lines of the table, with commas between; others if they are there."),
+    typer.Option(
+        metavar="NAMES", help="Only these lines of the table, separated by commas; others are shown if on file."
+    ),
 ]
-Finished = Annotated[bool, typer.Option("--finished", help="Compute nothing: write what is finished.")]
+Finished = Annotated[bool, typer.Option("--finished", help="Compute nothing; write the tables from the cells on file.")]
 
 
 class Device(StrEnum):

@@ -17,20 +17,19 @@ QUICK: dict[str, Any] = {"noises": (0.5,), "per_digit": 1, "iterations": 8}
 def convex(
     data: Data = None, finished: Finished = False, quick: Quick = False, out: Out = None, quiet: Quiet = False
 ) -> None:
-    """Learned convex inference, beside conditional random fields.
+    """Learned convex inference against conditional random fields.
 
-    errors is Tables 1 to 3 and Figure 1 of Domke (2008): digits of MNIST to restore from 10, 30 and 50 % noise, by
+    errors is Tables 1 to 3 and Figure 1 of Domke (2008): digits of MNIST with 10, 30 and 50 % noise, restored by
     pseudolikelihood with mean field and belief propagation, by the likelihoods of mean field and belief propagation,
-    and by convex inference that is learned by two losses on its beliefs. beliefs is Figure 2: what is made of a picture
-    of each digit. variations is the experiment again, in other ways that the paper leaves
-    open; --quick leaves it out.
+    and by convex inference that is learned by two losses on its beliefs. beliefs is Figure 2: a restored picture of
+    each digit. variations repeats the experiment in other ways that the paper leaves open; --quick leaves it out.
 
     At full size it takes about two hours on one core.
 
     \b
     Examples:
       python -m papers convex --data ~/data --quick
-      python -m papers convex --data ~/data --out results/convex
+      python -m papers convex --finished
     """
     size, kinds = (QUICK, _STUDIES[:-1]) if quick else ({}, _STUDIES)
     studies = [study(folder(data), finished=finished, **size) for study in kinds]

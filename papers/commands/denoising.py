@@ -38,11 +38,11 @@ def denoising(
     out: Out = None,
     quiet: Quiet = False,
 ) -> None:
-    """Restore binary pictures: what each training loss makes of the same model.
+    """Restore binary pictures: the same model, trained by several losses.
 
-    2013 is Table 1 and Figure 4 of Domke (2013): ten losses at three noise levels, 32 pictures of the Berkeley
-    Segmentation Data Set to train on and 100 to test with. 2010 is Table 1 and Figure 1 of Domke (2010): four losses
-    measured by each other, on 100 and 100 such pictures, and on shapes that stand in for the pictures of its other
+    2013 is Table 1 and Figure 4 of Domke (2013): ten losses at three noise levels, 32 training and 100 test pictures of
+    the Berkeley Segmentation Data Set. 2010 is Table 1 and Figure 1 of Domke (2010): four training losses, each
+    measured by all of them, on 100 and 100 such pictures, and on shapes that stand in for the pictures of its other
     columns.
 
     At full size they take some hours on one core.

@@ -52,7 +52,7 @@ def erm(
     ] = False,
     draws: Annotated[
         int | None,
-        typer.Option(min=2, max=20, help="Squared error on so many draws of the models: how much is the draw's luck?"),
+        typer.Option(min=2, max=20, help="Squared error on this many draws of the models."),
     ] = None,
     models: Annotated[
         int, typer.Option(min=1, max=len(MODELS), help="How many of the paper's models, those with the fewest edges.")
@@ -73,8 +73,8 @@ def erm(
     variables is input, a third hidden and a third output. 3 compares all ways of training; in 4 the structure is
     wrong, in 5 belief propagation ends early, in 6 training and test settings differ. Figure 1 shows the losses along
     lines through the true parameters. Tables share the runs they have in common. Staged training and the likelihood,
-    which the paper's claims are about, come first. --tune and --draws, which are not in the paper, look at what was
-    chosen and at other models of the same sizes.
+    which the paper's claims are about, come first. --tune and --draws, which are not in the paper, compare choices
+    and run other models of the same sizes.
 
     \b
     Examples:

@@ -44,7 +44,7 @@ def gradients(
     \b
     Examples:
       python -m papers gradients --quick
-      python -m papers gradients --figure accuracy --out results/gradients
+      python -m papers gradients --figure accuracy
     """
     studies = _QUICK if quick else _FULL
     chosen = [studies[name] for name in ([figure] if figure else GradientFigure)]

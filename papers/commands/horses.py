@@ -25,7 +25,7 @@ def horses(
     ] = False,
     step: Annotated[
         float | None,
-        typer.Option(help="Ten multiples of this as thresholds of edge features, which the paper does not tell."),
+        typer.Option(help="Ten multiples of this as thresholds of edge features; the paper does not give its own."),
     ] = None,
     rows: Rows = None,
     finished: Finished = False,
@@ -34,11 +34,11 @@ def horses(
     out: Out = None,
     quiet: Quiet = False,
 ) -> None:
-    """Tell horses from the ground: truncated fitting by several losses, kinds of inference and numbers of sweeps.
+    """Segment horses: truncated fitting by several losses, kinds of inference and numbers of sweeps.
 
-    Table 2 and Figure 5 of Domke (2013): 200 pictures of the Weizmann horse database to train on and 127 to test with,
+    Table 2 and Figure 5 of Domke (2013): 200 training and 127 test pictures of the Weizmann horse database,
     tree-reweighted inference and mean field, truncated after 10, 20 and 40 sweeps. Four more lines, which are not in
-    the paper, show what makes numbers differ from it.
+    the paper, explain differences from it.
 
     At full size it takes days on one core.
 

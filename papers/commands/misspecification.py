@@ -15,15 +15,15 @@ _QUICK: tuple[AbstractStudy, ...] = (
 
 @app.command()
 def misspecification(quick: Quick = False, out: Out = None, quiet: Quiet = False) -> None:
-    """What a model that is wrong does to the likelihood and to losses on marginals.
+    """The likelihood and losses on marginals under a wrong model.
 
-    Figures 1 and 2 of Domke (2013), section 4.3: chains that are to be predicted from inputs which belong to shifted
-    positions. errors is the test error against the amount of data and the shift, of models fitted by likelihood,
-    univariate and clique logistic loss with exact inference; marginals are those of an example input.
+    Figures 1 and 2 of Domke (2013), section 4.3: chains that are predicted from inputs of shifted positions. errors
+    is the test error against the amount of data and the shift, of models fitted by likelihood, univariate and clique
+    logistic loss with exact inference; marginals are those of an example input.
 
     \b
     Examples:
       python -m papers misspecification --quick
-      python -m papers misspecification --out results/misspecification
+      python -m papers misspecification
     """
     run("misspecification", _QUICK if quick else _FULL, quick, out, quiet, [])

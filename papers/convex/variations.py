@@ -35,7 +35,7 @@ class Variation:
         name: of the way.
         setups: what is changed; of several, means and standard deviations are shown.
         methods: those to train.
-        per_digit: how many pictures of each digit, if not as many as in the experiment.
+        per_digit: how many pictures of each digit, if it differs from the experiment.
     """
 
     name: str

@@ -74,7 +74,7 @@ class GivenInputs(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class RandomModel:
-    """A model, what its variables are for, and examples drawn from it."""
+    """A model, the roles of its variables, and examples drawn from it."""
 
     num_variables: int
     edges: IntArray  # (edge, 2)
@@ -97,7 +97,7 @@ class RandomModel:
         third = round(num_variables / 3)
         graph = rf.from_edges(2, edges, num_variables=num_variables)
         theta = graph.assemble([tables.new_zeros(num_variables, 2)], [tables])
-        patience = max(1.0, spread**3)  # the stronger couplings are, the longer they hold the chains where they are
+        patience = max(1.0, spread**3)  # chains mix more slowly with stronger couplings
         drawn = rf.sample(
             graph,
             theta,

@@ -25,7 +25,7 @@ class Suite:
     """Which models the tables are of, on how much data, and how long each run trains."""
 
     models: tuple[tuple[int, int], ...] = MODELS  # variables and edges
-    examples: int = 1000  # to train with, and as many to test
+    examples: int = 1000  # for training, and again for tests
     epochs: int = 25
     restarts: int = 5  # of settings other than -in
     seed: int = 0

@@ -1,4 +1,4 @@
-"""Labelled pictures, ready to be trained on and tested with."""
+"""Labelled pictures as examples for training and tests."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def describe(pictures: Sequence[rf.datasets.LabelledImage], features: rf.feature
 
 @dataclass(frozen=True, eq=False)
 class Scene:
-    """A picture, and the grid that inference sees of it."""
+    """A picture, and the shape of its grid for inference."""
 
     picture: rf.datasets.LabelledImage
-    shape: tuple[int, int]  # of the grid, without the frame around it
+    shape: tuple[int, int]  # of the grid, without padding
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +43,7 @@ class Block:
     """Scenes on grids of one size."""
 
     scenes: tuple[Scene, ...]
-    shape: tuple[int, int]  # of the grid, with the frame
+    shape: tuple[int, int]  # of the grid, with padding
     examples: rf.Examples
 
 
@@ -51,8 +51,8 @@ class Block:
 class Scenes:
     """Pictures as examples for a `LinearModel`, block by block.
 
-    Grids are widened at the bottom and at the right to a multiple of `frame`, so that pictures of many sizes share few
-    graphs. There all features are 0 and labels hidden: nothing that is computed of the pixels inside changes.
+    Grids are padded at the bottom and at the right to a multiple of `frame`, so that pictures of many sizes share few
+    graphs. Padded pixels have features of 0 and hidden labels, which does not change the results of the other pixels.
     """
 
     blocks: tuple[Block, ...]
@@ -101,11 +101,11 @@ class Scenes:
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """What inference makes of a scene."""
+    """The result of inference on a scene."""
 
     scene: Scene
     marginals: Tensor  # (row, column, state), at the resolution of the picture
-    settled: bool  # whether inference kept its tolerance, if it has one
+    settled: bool  # whether inference reached its tolerance, if it has one
 
 
 @torch.no_grad()
@@ -129,8 +129,8 @@ def evaluate(model: Module, parts: Sequence[Scenes], inference: rf.Inference, ch
 
     Returns:
         errors: the share of labelled pixels, at the pictures' resolution, that are wrong.
-        standard_errors: of these, were the pictures of a part drawn at random: from the scatter between pictures.
-        unsettled: on how many pictures inference fell short of its tolerance.
+        standard_errors: of these, from the variation between pictures, as if these were drawn at random.
+        unsettled: on how many pictures inference did not reach its tolerance.
     """
     errors, standard_errors, unsettled = [], [], 0
     for scenes in parts:
