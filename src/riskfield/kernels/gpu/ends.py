@@ -1,0 +1,213 @@
+"""Triton kernels for the two ends of a run: packing theta and messages, marginals, and the cotangents of all of these.
+
+The caller's numbers lie in *columns*: entry k of batch item b at k * batch + b, which is the caller's layout transposed.
+Where the entries of a node, message or table lie there is given by a start and one of a few lists of offsets.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from riskfield.kernels.gpu.sweeps import NEG, _at, _cavity, _lse, _others, _pass_on, _table
+
+
+@triton.jit
+def _places(count, batch, BN: tl.constexpr, WIDE: tl.constexpr):
+    """The places of this program: place, member, batch item, and whether there is such a member."""
+    pid = tl.program_id(0)
+    if WIDE:
+        pid = pid.to(tl.int64)
+    q = pid * BN + tl.arange(0, BN)
+    k, item = q // batch, q % batch
+    return q, k, item, k < count
+
+
+@triton.jit(do_not_specialize=["count", "batch"])
+def pack(
+    columns, storage, start, order, offsets, scale, count, batch,
+    E: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr, SCALED: tl.constexpr,
+):  # fmt: skip
+    """Columns -> storage, each member times its scale; members without a start get 0."""
+    q, k, item, inside = _places(count, batch, BN, WIDE)
+    first = tl.load(start + k, mask=inside, other=-1)
+    there = inside & (first >= 0)
+    row = offsets + tl.load(order + k, mask=inside, other=0) * E
+    factor = 1.0
+    if SCALED:
+        factor = tl.load(scale + k, mask=inside, other=1.0)
+    for x in range(E):
+        at = (first + tl.load(row + x, mask=there, other=0)) * batch + item
+        v = tl.load(columns + at, mask=there, other=0.0)
+        tl.store(storage + (q // 32) * (32 * E) + x * 32 + q % 32, v * factor, mask=inside)
+
+
+@triton.jit(do_not_specialize=["count", "batch"])
+def unpack(
+    storage, columns, start, order, offsets, count, batch,
+    E: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr, EXP: tl.constexpr,
+):  # fmt: skip
+    """Storage -> columns, or its exponential; members without a start are left out."""
+    q, k, item, inside = _places(count, batch, BN, WIDE)
+    first = tl.load(start + k, mask=inside, other=-1)
+    there = inside & (first >= 0)
+    row = offsets + tl.load(order + k, mask=inside, other=0) * E
+    for x in range(E):
+        v = tl.load(storage + (q // 32) * (32 * E) + x * 32 + q % 32, mask=there, other=0.0)
+        if EXP:
+            v = tl.exp(v)
+        tl.store(columns + (first + tl.load(row + x, mask=there, other=0)) * batch + item, v, mask=there)
+
+
+@triton.jit(do_not_specialize=["count", "batch"])
+def uniform_beliefs(
+    node_theta, rate, beliefs, count, batch, S: tl.constexpr, SX: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr
+):
+    """Log-beliefs where all messages are uniform."""
+    q, k, _, inside = _places(count, batch, BN, WIDE)
+    x = tl.arange(0, SX)
+    own = (x < S)[:, None] & inside[None]
+    at = _at(q[None], x[:, None], S)
+    b = tl.load(node_theta + at, mask=own, other=NEG) * tl.load(rate + k, mask=inside, other=1.0)[None]
+    tl.store(beliefs + at, b - _lse(b, 0)[None], mask=own)
+
+
+@triton.jit
+def _joint(
+    table, messages, beliefs, nodes, neighbours, cavities, tables, starts, slots, own_nodes, own_messages,
+    k, e, item, inside, batch, x, y1, y2, y3, exists, joint,
+    S: tl.constexpr, O: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, D3: tl.constexpr, SHARED: tl.constexpr,
+):  # fmt: skip
+    """Factor marginals: (own state, joint state of the others, place). NaN where all states are impossible."""
+    r = e * batch + item
+    node = tl.load(nodes + k, mask=inside, other=0).to(e.dtype)
+    mine = (x < S)[:, None] & inside[None]
+    b = tl.load(beliefs + own_nodes + _at((node * batch + item)[None], x[:, None], S), mask=mine, other=NEG)
+    m = tl.load(messages + own_messages + _at(r[None], x[:, None], S), mask=mine, other=NEG)
+    cavity = tl.where(m == NEG, NEG, b - m)
+    full = _table(table, tables, e, r, item, batch, x, joint, exists, inside, S, D1 * D2 * D3, SHARED) + cavity[:, None, :]
+    if O > 0:
+        full += _cavity(beliefs, messages, neighbours, cavities, starts, 0, slots, e, item, batch, y1, D1, inside)[None]
+    if O > 1:
+        full += _cavity(beliefs, messages, neighbours, cavities, starts, 1, slots, e, item, batch, y2, D2, inside)[None]
+    if O > 2:
+        full += _cavity(beliefs, messages, neighbours, cavities, starts, 2, slots, e, item, batch, y3, D3, inside)[None]
+    total = _lse(_lse(full, 1), 0)
+    return tl.exp(full - total[None, None, :])
+
+
+@triton.jit(do_not_specialize=["slots", "own_nodes", "own_messages", "count", "batch"])
+def factor_marginals(
+    table, messages, beliefs, mu, primary, nodes, mu_start, order, offsets,
+    neighbours, cavities, tables, starts, slots, own_nodes, own_messages, count, batch,
+    S: tl.constexpr, SX: tl.constexpr, O: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, D3: tl.constexpr,
+    Q1: tl.constexpr, Q2: tl.constexpr, Q3: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr, SHARED: tl.constexpr,
+):  # fmt: skip
+    """Marginals of the factors whose first variable sees them as this kind, in columns."""
+    _, k, item, inside = _places(count, batch, BN, WIDE)
+    e = tl.load(primary + k, mask=inside, other=0).to(k.dtype)
+    x = tl.arange(0, SX)
+    y1, y2, y3, exists, joint = _others(tl.arange(0, Q1 * Q2 * Q3), D1, D2, D3, Q2, Q3)
+    p = _joint(
+        table, messages, beliefs, nodes, neighbours, cavities, tables, starts, slots, own_nodes, own_messages,
+        k, e, item, inside, batch, x, y1, y2, y3, exists, joint, S, O, D1, D2, D3, SHARED,
+    )  # fmt: skip
+    at = _in_columns(mu_start, order, offsets, k, item, inside, batch, x, joint, S, D1 * D2 * D3)
+    tl.store(mu + at, p, mask=((x < S)[:, None] & exists[None])[:, :, None] & inside[None, None])
+
+
+@triton.jit
+def _in_columns(start, order, offsets, k, item, inside, batch, x, joint, S: tl.constexpr, P: tl.constexpr):
+    """Addresses (own state, joint state, place) of the entries of factors in columns."""
+    entry = tl.minimum(x, S - 1)[:, None] * P + joint[None]
+    row = tl.load(order + k, mask=inside, other=0) * (S * P)
+    offset = tl.load(offsets + row[None, None, :] + entry[:, :, None])
+    return (tl.load(start + k, mask=inside, other=0)[None, None] + offset) * batch + item[None, None]
+
+
+@triton.jit(do_not_specialize=["count", "batch", "sweep"])
+def node_marginal_cotangent(
+    beliefs, grad_mu, direct_grad, ended, start, sweep, count, batch,
+    S: tl.constexpr, SX: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """From cotangents of node marginals to those of log-beliefs before normalisation, of items that ended here."""
+    q, k, item, inside = _places(count, batch, BN, WIDE)
+    inside = inside & (tl.load(ended + item, mask=inside, other=-1) == sweep)
+    x = tl.arange(0, SX)
+    own = (x < S)[:, None] & inside[None]
+    at = _at(q[None], x[:, None], S)
+    p = tl.exp(tl.load(beliefs + at, mask=own, other=NEG))
+    first = tl.load(start + k, mask=inside, other=0)
+    g = tl.load(grad_mu + (first[None] + x[:, None]) * batch + item[None], mask=own, other=0.0)
+    tl.store(direct_grad + at, p * (g - tl.sum(p * g, axis=0)[None]), mask=own)
+
+
+@triton.jit(do_not_specialize=["slots", "own_nodes", "own_messages", "own_tables", "count", "batch", "sweep"])
+def factor_marginal_cotangent(
+    table, messages, beliefs, grad_mu, cavity_grad, table_grad, ended, primary, nodes, mu_start, order, offsets,
+    neighbours, cavities, tables, starts, slots, own_nodes, own_messages, own_tables, sweep, count, batch,
+    S: tl.constexpr, SX: tl.constexpr, O: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, D3: tl.constexpr,
+    Q1: tl.constexpr, Q2: tl.constexpr, Q3: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr, SHARED: tl.constexpr,
+):  # fmt: skip
+    """From cotangents of factor marginals to those of cavities and tables, of items that ended here.
+
+    Every cavity and every table of a factor has one program that writes it: nothing is added up.
+    """
+    _, k, item, inside = _places(count, batch, BN, WIDE)
+    inside = inside & (tl.load(ended + item, mask=inside, other=-1) == sweep)
+    e = tl.load(primary + k, mask=inside, other=0).to(k.dtype)
+    x = tl.arange(0, SX)
+    y1, y2, y3, exists, joint = _others(tl.arange(0, Q1 * Q2 * Q3), D1, D2, D3, Q2, Q3)
+    p = _joint(
+        table, messages, beliefs, nodes, neighbours, cavities, tables, starts, slots, own_nodes, own_messages,
+        k, e, item, inside, batch, x, y1, y2, y3, exists, joint, S, O, D1, D2, D3, SHARED,
+    )  # fmt: skip
+    there = ((x < S)[:, None] & exists[None])[:, :, None] & inside[None, None]
+    at = _in_columns(mu_start, order, offsets, k, item, inside, batch, x, joint, S, D1 * D2 * D3)
+    p = tl.where(there, p, 0.0)
+    g = tl.load(grad_mu + at, mask=there, other=0.0)
+    mean = tl.sum(tl.sum(p * g, axis=1), axis=0)
+    g = p * (g - mean[None, None, :])
+    r = e * batch + item
+    entry = x[:, None] * (D1 * D2 * D3) + joint[None]
+    tl.store(table_grad + own_tables + _at(r[None, None], entry[:, :, None], S * D1 * D2 * D3), g, mask=there)
+    own = tl.sum(g, axis=1)
+    tl.store(cavity_grad + own_messages + _at(r[None], x[:, None], S), own, mask=(x < S)[:, None] & inside[None])
+    if O > 0:
+        others = tl.sum(g, axis=0)
+        if O == 1:
+            _pass_on(cavity_grad, cavities, starts, 0, slots, e, item, batch, inside, others, D1, Q1, False)
+        else:
+            cube = tl.reshape(others, [Q1, Q2, Q3, BN])
+            first = tl.sum(tl.sum(cube, axis=2), axis=1)
+            _pass_on(cavity_grad, cavities, starts, 0, slots, e, item, batch, inside, first, D1, Q1, False)
+            second = tl.sum(tl.sum(cube, axis=2), axis=0)
+            _pass_on(cavity_grad, cavities, starts, 1, slots, e, item, batch, inside, second, D2, Q2, False)
+            if O > 2:
+                third = tl.sum(tl.sum(cube, axis=1), axis=0)
+                _pass_on(cavity_grad, cavities, starts, 2, slots, e, item, batch, inside, third, D3, Q3, False)
+
+
+@triton.jit(do_not_specialize=["slots", "own_tables", "orders", "count", "batch"])
+def factor_gradient(
+    table_grad, gradient, counting, primary, mu_start, order, offsets, cavities, maps, table_starts,
+    slots, own_tables, orders, count, batch,
+    E: tl.constexpr, O: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """The cotangent of each factor's table: the sum of what the messages to its variables passed on, in columns."""
+    _, k, item, inside = _places(count, batch, BN, WIDE)
+    e = tl.load(primary + k, mask=inside, other=0).to(k.dtype)
+    which = tl.load(order + k, mask=inside, other=0)
+    first = tl.load(mu_start + k, mask=inside, other=0)
+    rate = 1.0 / tl.load(counting + e, mask=inside, other=1.0)
+    r = e * batch + item
+    for x in range(E):
+        total = tl.load(table_grad + own_tables + (r // 32) * (32 * E) + x * 32 + r % 32, mask=inside, other=0.0)
+        for o in tl.static_range(O):
+            slot = tl.load(cavities + o * slots + e, mask=inside, other=0).to(e.dtype)
+            entry = tl.load(maps + (o * orders + which) * E + x, mask=inside, other=0)
+            there = slot * batch + item
+            begin = tl.load(table_starts + o)
+            total += tl.load(table_grad + begin + (there // 32) * (32 * E) + entry * 32 + there % 32, mask=inside, other=0.0)
+        at = (first + tl.load(offsets + which * E + x, mask=inside, other=0)) * batch + item
+        tl.store(gradient + at, total * rate, mask=inside)

@@ -1,0 +1,347 @@
+"""Launches the kernels over the storage of a plan, for one batch size and precision."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from riskfield.graph.schedule import Parallel
+from riskfield.kernels.gpu.ends import factor_marginals, pack, uniform_beliefs, unpack
+from riskfield.kernels.gpu.plan import Block, Kind, KindStorage, Part, Places, Plan, make_plan
+from riskfield.kernels.gpu.storage import LANES, padded, power_of_two, programs
+from riskfield.kernels.gpu.sweeps import update_block
+from riskfield.kernels.problem import MessagePassingProblem, schedule_levels
+from riskfield.kernels.start import starting_messages
+
+_KEPT = 4  # sets of buffers that are kept for later runs
+NODES = 4 * LANES  # places of a program that has little to do for each
+
+
+@dataclass(eq=False)
+class Buffers:
+    """The numbers of one run. They stay where they are, so that launches can be replayed for another run."""
+
+    theta: Tensor  # in columns: (theta, batch)
+    tables: dict[Kind, Tensor]
+    node_theta: Tensor
+    counting: dict[Kind, Tensor]
+    table_rates: dict[Kind, Tensor]
+    rates: dict[int, Tensor]
+    damping: Tensor
+    messages: list[Tensor]  # where all are sent at once there are two, and `current` is the one to read
+    beliefs: list[Tensor]
+    accumulator: Tensor
+    residual: Tensor
+    live: Tensor  # int8 (batch,): 0 for items that have converged
+    mu: Tensor  # in columns: (mu, batch)
+    tape: Tensor
+    given: tuple[Tensor, Tensor] | None = None  # counting numbers that `counting` and `rates` were made from
+    current: int = 0
+    recorded: int = 0  # sweeps on the tape
+    graphs: dict[Hashable, Any] = field(default_factory=dict)  # launches that can be replayed
+    backward: Any = None  # buffers of the backward pass
+
+
+# Buffers of runs that are over, oldest first. They hold a tape each, so there are few.
+_spare: list[tuple[weakref.ref[Engine], Buffers]] = []
+
+
+class Engine:
+    """A plan with the addresses of a batch of so many items."""
+
+    def __init__(self, problem: MessagePassingProblem, plan: Plan, batch: int, dtype: torch.dtype, device: torch.device):
+        self.graph, self.plan, self.batch, self.dtype, self.device = problem.graph, plan, batch, dtype, device
+        self.maximise, self.damped = problem.maximise, problem.damping > 0
+        self.node_start, self.node_size = _starts({s: s * padded(n.count * batch) for s, n in plan.nodes.items()})
+        sizes = {kind: padded(own.slots * batch) for kind, own in plan.kinds.items()}
+        self.message_start, self.message_size = _starts({kind: kind[0] * sizes[kind] for kind in sizes})
+        self.table_start, self.table_size = _starts({kind: math.prod(kind) * sizes[kind] for kind in sizes})
+        self.starts = {kind: self._operand_starts(own) for kind, own in plan.kinds.items()}
+        self.tape: list[tuple[int, int]] = []  # per launch of a sweep: where its cavities begin, and its cotangents
+        self.tape_size = self.grad_size = longest = 0
+        for block, part in self.launches():
+            self.tape.append((self.tape_size, self.grad_size))
+            places = padded(part.degree * block.count * batch)
+            self.tape_size += sum(part.kind[1:]) * places
+            self.grad_size += part.kind[0] * places
+            longest = max(longest, sum(part.kind[1:]) * places)
+        # Whether addresses need 64 bits; programs may look a little beyond the end.
+        self.wide = max(self.node_size, self.message_size, self.table_size, longest) + 2**20 >= 2**31
+
+    def launches(self) -> list[tuple[Block, Part]]:
+        """Block and part of each launch of a sweep."""
+        return [(block, part) for stage in self.plan.stages for block, _ in stage for part in block.parts]
+
+    def _operand_starts(self, own: KindStorage) -> Tensor:
+        """For each other variable of a factor, where nodes and messages of its kind begin."""
+        starts = [
+            start
+            for states, other in zip(own.kind[1:], own.other_kinds, strict=True)
+            for start in (self.node_start[states], self.message_start[other])
+        ]
+        return torch.tensor(starts or [0], dtype=torch.int64, device=self.device)
+
+    # Buffers --------------------------------------------------------------------------------------------------------
+
+    def take(self) -> Buffers:
+        """Buffers for a run; `release` them when it is over."""
+        for k, (owner, buffers) in enumerate(_spare):
+            if owner() is self:
+                del _spare[k]
+                buffers.current = buffers.recorded = 0
+                return buffers
+        plan, batch, copies = self.plan, self.batch, 2 if self.plan.at_once else 1
+
+        def empty(*shape: int, dtype: torch.dtype = self.dtype) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device=self.device)
+
+        return Buffers(
+            empty(self.graph.theta_size, batch),
+            {kind: empty(math.prod(kind) * padded(own.theta.count * batch)) for kind, own in plan.kinds.items()},
+            empty(self.node_size),
+            {kind: empty(own.slots) for kind, own in plan.kinds.items()},
+            {kind: empty(own.theta.count) for kind, own in plan.kinds.items()},
+            {states: empty(nodes.count) for states, nodes in plan.nodes.items()},
+            empty(1),
+            [empty(self.message_size) for _ in range(copies)],
+            [empty(self.node_size) for _ in range(copies)],
+            empty(self.node_size),
+            empty(batch),
+            empty(batch, dtype=torch.int8),
+            empty(self.graph.mu_size, batch),
+            empty(0),
+        )
+
+    def release(self, buffers: Buffers) -> None:
+        """Keep buffers for a later run."""
+        _spare.append((weakref.ref(self), buffers))
+        while len(_spare) > _KEPT or (_spare and _spare[0][0]() is None):
+            del _spare[0]
+
+    def replay(self, buffers: Buffers, key: Hashable, work: Callable[[], None]) -> None:
+        """Do `work`, which only launches kernels on these buffers: from the third time on in one launch."""
+        if self.device.type != "cuda":
+            work()
+            return
+        with torch.cuda.device(self.device):
+            found = buffers.graphs.get(key)
+            if found is None or torch.cuda.is_current_stream_capturing():
+                work()
+                buffers.graphs.setdefault(key, False)  # compiled now: the next one can be captured
+                return
+            if found is False:
+                found = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(found, capture_error_mode="thread_local"):
+                    work()
+                buffers.graphs[key] = found
+            found.replay()
+
+    # Start ----------------------------------------------------------------------------------------------------------
+
+    def start(self, buffers: Buffers, problem: MessagePassingProblem, theta: Tensor, messages: Tensor | None) -> None:
+        """Pack theta of shape (batch, theta), and begin from uniform messages or from these."""
+        self._set_counting(buffers, problem)
+        buffers.damping.fill_(float(problem.damping))
+        buffers.theta.copy_(theta.t())
+        self.replay(buffers, "start", lambda: self._start(buffers))
+        if messages is not None:
+            self._start_from(buffers, starting_messages(self.graph, theta, messages).t().contiguous())
+
+    def _set_counting(self, buffers: Buffers, problem: MessagePassingProblem) -> None:
+        given = problem.counting.factor.detach(), problem.counting.node_total.detach()
+        if buffers.given is not None and all(map(torch.equal, given, buffers.given)):
+            return
+        buffers.given = given[0].clone(), given[1].clone()
+        factor, total = (numbers.to(self.device, self.dtype) for numbers in given)
+        for kind, own in self.plan.kinds.items():
+            buffers.counting[kind].copy_(factor[own.slot_factor])
+            buffers.table_rates[kind].copy_(1 / factor[own.table_factor])
+        for states, variables in self.plan.variables.items():
+            buffers.rates[states].copy_(1 / total[variables])
+
+    def _start(self, buffers: Buffers) -> None:
+        for kind, own in self.plan.kinds.items():
+            self.pack(buffers.theta, buffers.tables[kind], own.theta, buffers.table_rates[kind])
+        for states, nodes in self.plan.nodes.items():
+            first = self.node_start[states]
+            self.pack(buffers.theta, buffers.node_theta[first:], nodes)
+            uniform_beliefs[programs(nodes.count * self.batch, NODES)](
+                buffers.node_theta[first:], buffers.rates[states], buffers.beliefs[0][first:], nodes.count, self.batch,
+                S=states, SX=power_of_two(states), BN=NODES, WIDE=self.wide,
+            )  # fmt: skip
+        for kind, first in self.message_start.items():
+            size = kind[0] * padded(self.plan.kinds[kind].slots * self.batch)
+            buffers.messages[0][first : first + size].fill_(-math.log(kind[0]))
+        if self.plan.at_once:
+            buffers.messages[1].copy_(buffers.messages[0])
+            buffers.beliefs[1].copy_(buffers.beliefs[0])
+
+    def _start_from(self, buffers: Buffers, columns: Tensor) -> None:
+        for kind, own in self.plan.kinds.items():
+            self.pack(columns, buffers.messages[0][self.message_start[kind] :], own.messages)
+        for block in self.plan.blocks:
+            self._update(buffers, block, 0, send=False)
+        if self.plan.at_once:
+            buffers.messages[1].copy_(buffers.messages[0])
+            buffers.beliefs[0].copy_(buffers.beliefs[1])
+
+    def pack(self, columns: Tensor, storage: Tensor, places: Places, scale: Tensor | None = None) -> None:
+        """Numbers in columns, in the caller's order -> storage."""
+        pack[programs(places.count * self.batch, NODES)](
+            columns, storage, places.start, places.order, places.offsets, columns if scale is None else scale,
+            places.count, self.batch, E=places.entries, BN=NODES, WIDE=self.wide, SCALED=scale is not None,
+        )  # fmt: skip
+
+    def unpack(self, storage: Tensor, columns: Tensor, places: Places, exp: bool = False) -> None:
+        """Storage -> numbers in columns, in the caller's order."""
+        unpack[programs(places.count * self.batch, NODES)](
+            storage, columns, places.start, places.order, places.offsets, places.count, self.batch,
+            E=places.entries, BN=NODES, WIDE=self.wide, EXP=exp,
+        )  # fmt: skip
+
+    # Forward --------------------------------------------------------------------------------------------------------
+
+    def sweep(self, buffers: Buffers, sweeps: int, record: bool, live: Tensor | None = None) -> Tensor:
+        """Sweep all items, or those that are `live`.
+
+        Returns the largest undamped change of a belief in the last sweep, of shape (batch,): 2 if one is NaN.
+        """
+        if record:
+            self._reserve(buffers, buffers.recorded + sweeps)
+        if live is not None:
+            buffers.live.copy_(live)
+        key = "sweep", sweeps, record, buffers.recorded if record else 0, buffers.current, live is not None
+        self.replay(buffers, key, lambda: self._sweep(buffers, sweeps, record, live is not None))
+        buffers.recorded += sweeps if record else 0
+        if self.plan.at_once:
+            buffers.current = (buffers.current + sweeps) % 2
+        return buffers.residual
+
+    def _reserve(self, buffers: Buffers, sweeps: int) -> None:
+        """Make room on the tape for so many sweeps."""
+        if len(buffers.tape) < sweeps * self.tape_size:
+            if buffers.recorded:
+                sweeps += sweeps // 2  # a run to a tolerance, whose end is not known
+            longer = buffers.tape.new_empty(sweeps * self.tape_size)
+            used = buffers.recorded * self.tape_size
+            longer[:used] = buffers.tape[:used]
+            buffers.tape = longer
+            buffers.graphs = {}
+
+    def _sweep(self, buffers: Buffers, sweeps: int, record: bool, settled: bool) -> None:
+        now = buffers.current
+        for k in range(sweeps):
+            last = k == sweeps - 1
+            if last:
+                buffers.residual.zero_()
+            tape = iter(self.tape)
+            offset = (buffers.recorded + k) * self.tape_size
+            for stage in self.plan.stages:
+                for block, direction in stage:
+                    places = [offset + next(tape)[0] for _ in block.parts] if record else None
+                    self._update(buffers, block, direction, now=now, measure=last, tape=places, settled=settled)
+                if self.plan.at_once:
+                    now = 1 - now
+
+    def _update(
+        self,
+        buffers: Buffers,
+        block: Block,
+        direction: int,
+        *,
+        send: bool = True,
+        now: int = 0,
+        measure: bool = False,
+        tape: list[int] | None = None,
+        settled: bool = False,
+    ) -> None:
+        """Send messages to the nodes of a block, or none, and compute their beliefs."""
+        then = 1 - now if self.plan.at_once else now
+        start = self.node_start[block.states]
+        for k, part in enumerate(block.parts):
+            own, shape = self.plan.kinds[part.kind], self.shape(part.kind)
+            fresh = part.fresh[direction] if send else (part.degree, part.degree)
+            update_block[programs(block.count * self.batch, shape["BN"])](
+                buffers.tables[part.kind], buffers.messages[now], buffers.messages[then], buffers.beliefs[now],
+                buffers.beliefs[then], buffers.node_theta[start:], buffers.accumulator[start:],
+                buffers.rates[block.states], buffers.counting[part.kind], own.neighbours, own.cavities, own.tables,
+                own.updated, self.starts[part.kind], buffers.tape, buffers.residual, buffers.damping, buffers.live,
+                part.first, part.degree, *fresh, own.slots, block.first, block.count, self.batch,
+                tape[k] if tape else 0, 1 << direction, start, self.message_start[part.kind],
+                SHARED=own.shared, MASKED=part.masked[direction], MAXIMISE=self.maximise, DAMPED=self.damped,
+                RECORD=tape is not None, FIRST=k == 0, LAST=k == len(block.parts) - 1, MEASURE=measure,
+                SETTLED=settled, **shape,
+            )  # fmt: skip
+
+    def shape(self, kind: Kind) -> dict[str, Any]:
+        """The shape of a tile: a thread holds all states of a place while they are few."""
+        dims = [*kind[1:], 1, 1, 1][:3]
+        pads = [power_of_two(d) for d in dims]
+        tile = tile_size(kind)
+        places, warps = (128, 4) if tile <= 16 else (32, 1) if tile <= 64 else (max(4, 8192 // tile), 4)
+        return {
+            "S": kind[0], "SX": power_of_two(kind[0]), "O": len(kind) - 1, "D1": dims[0], "D2": dims[1], "D3": dims[2],
+            "Q1": pads[0], "Q2": pads[1], "Q3": pads[2], "BN": places, "WIDE": self.wide, "num_warps": warps,
+        }  # fmt: skip
+
+    # End ------------------------------------------------------------------------------------------------------------
+
+    def marginals(self, buffers: Buffers) -> Tensor:
+        """Mu of shape (batch, mu)."""
+        self.replay(buffers, ("marginals", buffers.current), lambda: self._marginals(buffers))
+        return buffers.mu.t().contiguous()
+
+    def _marginals(self, buffers: Buffers) -> None:
+        now = buffers.current
+        for states, nodes in self.plan.nodes.items():
+            self.unpack(buffers.beliefs[now][self.node_start[states] :], buffers.mu, nodes, exp=True)
+        for kind, own in self.plan.kinds.items():
+            shape = self.shape(kind)
+            if own.mu.count:
+                factor_marginals[programs(own.mu.count * self.batch, shape["BN"])](
+                    buffers.tables[kind], buffers.messages[now], buffers.beliefs[now], buffers.mu, own.primary,
+                    own.nodes, own.mu.start, own.mu.order, own.mu.offsets, own.neighbours, own.cavities, own.tables,
+                    self.starts[kind], own.slots, self.node_start[kind[0]], self.message_start[kind], own.mu.count,
+                    self.batch, SHARED=own.shared, **shape,
+                )  # fmt: skip
+
+    def state(self, buffers: Buffers) -> tuple[Tensor, Tensor]:
+        """Log-messages and log-beliefs in the caller's layout."""
+        messages = torch.empty(self.graph.message_size, self.batch, dtype=self.dtype, device=self.device)
+        beliefs = torch.empty(self.graph.node_size, self.batch, dtype=self.dtype, device=self.device)
+        for kind, own in self.plan.kinds.items():
+            self.unpack(buffers.messages[buffers.current][self.message_start[kind] :], messages, own.messages)
+        for states, nodes in self.plan.nodes.items():
+            self.unpack(buffers.beliefs[buffers.current][self.node_start[states] :], beliefs, nodes)
+        return messages.t().contiguous(), beliefs.t().contiguous()
+
+
+def _starts(sizes: dict[Any, int]) -> tuple[dict[Any, int], int]:
+    """Where pieces of these sizes begin, one after the other, and where the last one ends."""
+    starts, end = {}, 0
+    for key, size in sizes.items():
+        starts[key] = end
+        end += size
+    return starts, end
+
+
+def tile_size(kind: Kind) -> int:
+    """Entries of a table with every axis padded to a power of two."""
+    return math.prod(power_of_two(states) for states in kind)
+
+
+def engine_of(problem: MessagePassingProblem, theta: Tensor) -> Engine:
+    """The engine for such problems, kept with the graph."""
+    graph, schedule, device = problem.graph, problem.schedule, theta.device
+    at_once = isinstance(schedule, Parallel)
+    plan = graph.derived(
+        ("gpu plan", schedule, device), lambda: make_plan(graph, schedule_levels(graph, schedule), at_once, device)
+    )
+    key = "gpu engine", schedule, device, len(theta), theta.dtype, problem.maximise, problem.damping > 0
+    return graph.derived(key, lambda: Engine(problem, plan, len(theta), theta.dtype, device))

@@ -1,0 +1,76 @@
+"""Message passing on a GPU: theta is packed into the storage of a plan, swept there, and marginals are computed there."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from riskfield.kernels.convergence import Convergence, Gap
+from riskfield.kernels.gpu.backward import backward
+from riskfield.kernels.gpu.engine import engine_of
+from riskfield.kernels.problem import MessagePassingProblem
+from riskfield.kernels.torch_reference import MessagePassingRun as Reference
+
+_FEW_SWEEPS = 8  # before a run with a tolerance looks whether it has converged
+
+
+class MessagePassingRun:
+    """Sum-product (or max-product) sweeps over a batch of thetas, with a tape of its sweeps if it is to record."""
+
+    def __init__(
+        self, problem: MessagePassingProblem, theta: Tensor, messages: Tensor | None, *, record: bool = False
+    ):
+        self._problem, self._theta, self._record = problem, theta.detach(), record
+        self._engine = engine_of(problem, theta)
+        self._buffers = self._engine.take()
+        self._engine.start(self._buffers, problem, self._theta, messages)
+        self._convergence = Convergence(len(theta), float(problem.damping))
+        self._sweeps = torch.zeros(len(theta), dtype=torch.int64)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_buffers"):
+            self._engine.release(self._buffers)
+
+    def advance(self, sweeps: int, tol: float) -> tuple[Tensor, Tensor]:
+        """Sweep; items that reached `tol` are left as they are."""
+        ran = torch.zeros(len(self._theta), dtype=torch.int64)
+        if tol < 0 and sweeps > 0:
+            self._convergence.residual = _residual(self._engine.sweep(self._buffers, sweeps, self._record))
+            ran += sweeps
+            sweeps = 0
+        while sweeps > 0 and not (done := self._convergence.done(tol)).all():
+            count = min(_FEW_SWEEPS, sweeps)
+            live = (~done).to(torch.int8) if done.any() else None
+            change = _residual(self._engine.sweep(self._buffers, count, self._record, live))
+            possible = ~torch.isnan(change)
+            self._convergence.judge(~done & possible, change, count, tol, self._gap)
+            self._convergence.residual[~done & ~possible] = torch.nan
+            ran[~done] += count
+            sweeps -= count
+        self._sweeps += ran
+        return self._convergence.residual.clone(), ran
+
+    def _gap(self) -> Gap:
+        """How far the state is from a fixed point, by the torch kernels."""
+        reference = Reference(self._problem, self._theta, None)
+        reference.log_messages, reference.log_beliefs = self._engine.state(self._buffers)
+        return reference.gap()
+
+    def messages(self) -> Tensor:
+        """Normalised log-messages."""
+        return self._engine.state(self._buffers)[0]
+
+    def marginals(self) -> Tensor:
+        """Mu; NaN for an impossible model."""
+        return self._engine.marginals(self._buffers)
+
+    def backward(self, grad_mu: Tensor) -> Tensor:
+        """d(grad_mu . mu) / dtheta, of shape (batch, theta), through the recorded sweeps."""
+        return backward(self._engine, self._buffers, self._sweeps, grad_mu)
+
+
+def _residual(changes: Tensor) -> Tensor:
+    """Changes on the CPU, NaN for impossible models: no probability changes by more than 1."""
+    found = changes.to("cpu", torch.float64)
+    found[found > 1.5] = torch.nan
+    return found

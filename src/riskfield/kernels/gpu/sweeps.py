@@ -1,0 +1,333 @@
+"""Triton kernels: one launch updates a block of nodes, or goes back through that update.
+
+A number of item b of node or slot k lies at place r = k * batch + b of its kind; entry x of place r at
+(r // 32 * entries + x) * 32 + r % 32, so that all entries of 32 neighbouring places are together. The last axis of every
+tile is BN neighbouring places. The others are the states of the receiving variable, padded to a power of two, and the
+joint states of the other variables of a factor, each padded likewise.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+NEG = tl.constexpr(float("-inf"))
+
+
+@triton.jit
+def _at(r, entry, entries: tl.constexpr):
+    """Address of `entry` of place r; both broadcast.
+
+    The hint makes neighbouring threads take neighbouring places. It says nothing about alignment, so loads stay single.
+    """
+    at = (r // 32) * (32 * entries) + entry * 32 + r % 32
+    if len(at.shape) == 2:
+        return tl.max_contiguous(at, [1, at.shape[1]])
+    else:
+        return tl.max_contiguous(at, [1, 1, at.shape[2]])
+
+
+@triton.jit
+def _lse(v, axis: tl.constexpr):
+    top = tl.max(v, axis=axis)
+    shift = tl.where(top > NEG, top, 0.0)
+    return shift + tl.log(tl.sum(tl.exp(v - tl.expand_dims(shift, axis)), axis=axis))
+
+
+@triton.jit
+def _others(p, D1: tl.constexpr, D2: tl.constexpr, D3: tl.constexpr, Q2: tl.constexpr, Q3: tl.constexpr):
+    """States of up to three others at padded joint states p, whether they exist, and their place in a table."""
+    y1, y2, y3 = p // (Q2 * Q3), (p // Q3) % Q2, p % Q3
+    exists = (y1 < D1) & (y2 < D2) & (y3 < D3)
+    y1, y2, y3 = tl.minimum(y1, D1 - 1), tl.minimum(y2, D2 - 1), tl.minimum(y3, D3 - 1)
+    return y1, y2, y3, exists, (y1 * D2 + y2) * D3 + y3
+
+
+@triton.jit
+def _cavity(beliefs, messages, neighbours, cavities, starts, o: tl.constexpr, slots, e, item, batch, y, D: tl.constexpr, valid):
+    """log b_j / m_cj at states y of other o: shape (joint state, place). 0 / 0 is 0."""
+    node = tl.load(neighbours + o * slots + e, mask=valid, other=0).to(e.dtype)
+    slot = tl.load(cavities + o * slots + e, mask=valid, other=0).to(e.dtype)
+    b = tl.load(beliefs + tl.load(starts + 2 * o) + _at((node * batch + item)[None], y[:, None], D), mask=valid[None], other=0.0)
+    m = tl.load(messages + tl.load(starts + 2 * o + 1) + _at((slot * batch + item)[None], y[:, None], D), mask=valid[None], other=0.0)
+    return tl.where(m == NEG, NEG, b - m)
+
+
+@triton.jit
+def _table(table, tables, e, r, item, batch, x, joint, exists, valid, S: tl.constexpr, P: tl.constexpr, SHARED: tl.constexpr):
+    """Entries of a factor's table: (own state, joint state, place)."""
+    at = r
+    if SHARED:
+        at = tl.load(tables + e, mask=valid, other=0).to(e.dtype) * batch + item
+    entry = x[:, None] * P + joint[None]
+    there = ((x < S)[:, None] & exists[None])[:, :, None] & valid[None, None]
+    return tl.load(table + _at(at[None, None], entry[:, :, None], S * P), mask=there, other=NEG)
+
+
+_SIZES = ["first_slot", "degree", "fresh_first", "fresh_last", "slots", "first_node", "count", "batch", "tape_start", "bit", "own_nodes", "own_messages"]
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def update_block(
+    table, messages_in, messages_out, beliefs_in, beliefs_out, node_theta, accumulator, rate, counting,
+    neighbours, cavities, tables, updated, starts, tape, residual, damping, live,
+    first_slot, degree, fresh_first, fresh_last, slots, first_node, count, batch, tape_start, bit, own_nodes, own_messages,
+    S: tl.constexpr, SX: tl.constexpr, O: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, D3: tl.constexpr,
+    Q1: tl.constexpr, Q2: tl.constexpr, Q3: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr,
+    SHARED: tl.constexpr, MASKED: tl.constexpr, MAXIMISE: tl.constexpr, DAMPED: tl.constexpr, RECORD: tl.constexpr,
+    FIRST: tl.constexpr, LAST: tl.constexpr, MEASURE: tl.constexpr, SETTLED: tl.constexpr,
+):  # fmt: skip
+    """Messages to the nodes of a block from factors of one kind, then, after the last kind, beliefs."""
+    pid = tl.program_id(0)
+    if WIDE:
+        pid = pid.to(tl.int64)
+    q = pid * BN + tl.arange(0, BN)
+    local, item = q // batch, q % batch
+    inside = local < count
+    x = tl.arange(0, SX)
+    own = (x < S)[:, None] & inside[None]
+    node_at = _at(((first_node + local) * batch + item)[None], x[:, None], S)
+    total = tl.load((node_theta if FIRST else accumulator) + node_at, mask=own, other=NEG)
+    p = tl.arange(0, Q1 * Q2 * Q3)
+    y1, y2, y3, exists, joint = _others(p, D1, D2, D3, Q2, Q3)
+    for d in range(fresh_first):
+        e = first_slot + d * count + local
+        valid = inside & (tl.load(neighbours + e, mask=inside, other=-1) >= 0)
+        u = tl.load(messages_in + own_messages + _at((e * batch + item)[None], x[:, None], S), mask=(x < S)[:, None] & valid[None], other=0.0)
+        total += tl.load(counting + e, mask=valid, other=0.0)[None] * u
+    for d in range(fresh_first, fresh_last):
+        e = first_slot + d * count + local
+        r = e * batch + item
+        valid = inside & (tl.load(neighbours + e, mask=inside, other=-1) >= 0)
+        mine = (x < S)[:, None] & valid[None]
+        message_at = own_messages + _at(r[None], x[:, None], S)
+        v = tl.zeros([Q1 * Q2 * Q3, BN], table.dtype.element_ty)
+        place = (e - first_slot) * batch + item
+        if O > 0:
+            c1 = _cavity(beliefs_in, messages_in, neighbours, cavities, starts, 0, slots, e, item, batch, y1, D1, valid)
+            v += c1
+            if RECORD:
+                at = _at(place[None], y1[:, None], D1 + (D2 if O > 1 else 0) + (D3 if O > 2 else 0))
+                tl.store(tape + tape_start + at, c1, mask=(exists & (y2 == 0) & (y3 == 0))[:, None] & valid[None])
+        if O > 1:
+            c2 = _cavity(beliefs_in, messages_in, neighbours, cavities, starts, 1, slots, e, item, batch, y2, D2, valid)
+            v += c2
+            if RECORD:
+                at = _at(place[None], (D1 + y2)[:, None], D1 + D2 + (D3 if O > 2 else 0))
+                tl.store(tape + tape_start + at, c2, mask=(exists & (y1 == 0) & (y3 == 0))[:, None] & valid[None])
+        if O > 2:
+            c3 = _cavity(beliefs_in, messages_in, neighbours, cavities, starts, 2, slots, e, item, batch, y3, D3, valid)
+            v += c3
+            if RECORD:
+                at = _at(place[None], (D1 + D2 + y3)[:, None], D1 + D2 + D3)
+                tl.store(tape + tape_start + at, c3, mask=(exists & (y1 == 0) & (y2 == 0))[:, None] & valid[None])
+        full = _table(table, tables, e, r, item, batch, x, joint, exists, valid, S, D1 * D2 * D3, SHARED) + v[None]
+        if MAXIMISE:
+            u = tl.max(full, axis=1)
+        else:
+            u = _lse(full, 1)
+        u = u - _lse(u, 0)[None]
+        if DAMPED or MASKED or SETTLED:
+            old = tl.load(messages_in + message_at, mask=mine, other=NEG)
+        if DAMPED:
+            kept = tl.load(damping)
+            mixed = (1 - kept) * u + kept * tl.where(old == NEG, -1e30, old)
+            u = tl.where(u == NEG, NEG, mixed)
+            u = u - _lse(u, 0)[None]
+        u = tl.where(mine, u, NEG)
+        if MASKED:
+            fresh = (tl.load(updated + e, mask=valid, other=0) & bit) != 0
+            u = tl.where(fresh[None], u, old)
+        if SETTLED:  # some batch items have converged: they stay as they are
+            u = tl.where((tl.load(live + item, mask=inside, other=0) != 0)[None], u, old)
+        tl.store(messages_out + message_at, u, mask=mine)
+        c = tl.load(counting + e, mask=valid, other=0.0)
+        total += tl.where(valid[None], c[None] * u, 0.0)
+    for d in range(fresh_last, degree):
+        e = first_slot + d * count + local
+        valid = inside & (tl.load(neighbours + e, mask=inside, other=-1) >= 0)
+        u = tl.load(messages_in + own_messages + _at((e * batch + item)[None], x[:, None], S), mask=(x < S)[:, None] & valid[None], other=0.0)
+        total += tl.load(counting + e, mask=valid, other=0.0)[None] * u
+    if LAST:
+        b = total * tl.load(rate + first_node + local, mask=inside, other=1.0)[None]
+        b = b - _lse(b, 0)[None]
+        if MEASURE:
+            before = tl.load(beliefs_in + own_nodes + node_at, mask=own, other=NEG)
+            whole = b
+            if DAMPED:  # damping shortens the step of a log-belief by one factor
+                whole = tl.where(b == NEG, NEG, before + (b - before) / (1 - tl.load(damping)))
+                whole = whole - _lse(whole, 0)[None]
+            step = tl.where(b != b, 2.0, tl.abs(tl.exp(whole) - tl.exp(before)))  # NaN: the model is impossible
+            tl.atomic_max(residual + item, tl.max(tl.where(own, step, 0.0), axis=0), mask=inside)
+        if SETTLED:
+            kept_belief = tl.load(beliefs_in + own_nodes + node_at, mask=own, other=NEG)
+            b = tl.where((tl.load(live + item, mask=inside, other=0) != 0)[None], b, kept_belief)
+        tl.store(beliefs_out + own_nodes + node_at, b, mask=own)
+    else:
+        tl.store(accumulator + node_at, total, mask=own)
+
+
+@triton.jit(do_not_specialize=["first_slot", "degree", "first_node", "count", "batch", "own_messages"])
+def belief_cotangent(
+    cavity_grad, belief_grad, direct_grad, theta_grad, rate, neighbours,
+    first_slot, degree, first_node, count, batch, own_messages,
+    S: tl.constexpr, SX: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr,
+    DIRECT: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr,
+):  # fmt: skip
+    """Sum the cotangents of a belief; after the last kind, pass it on to theta, scaled to that of each message."""
+    pid = tl.program_id(0)
+    if WIDE:
+        pid = pid.to(tl.int64)
+    q = pid * BN + tl.arange(0, BN)
+    local, item = q // batch, q % batch
+    inside = local < count
+    x = tl.arange(0, SX)
+    own = (x < S)[:, None] & inside[None]
+    node_at = _at(((first_node + local) * batch + item)[None], x[:, None], S)
+    total = tl.zeros([SX, BN], belief_grad.dtype.element_ty)
+    if DIRECT:
+        total += tl.load(direct_grad + node_at, mask=own, other=0.0)
+        tl.store(direct_grad + node_at, tl.zeros([SX, BN], belief_grad.dtype.element_ty), mask=own)
+    if not FIRST:
+        total += tl.load(belief_grad + node_at, mask=own, other=0.0)
+    for d in range(degree):
+        e = first_slot + d * count + local
+        valid = inside & (tl.load(neighbours + e, mask=inside, other=-1) >= 0)
+        at = own_messages + _at((e * batch + item)[None], x[:, None], S)
+        total += tl.load(cavity_grad + at, mask=(x < S)[:, None] & valid[None], other=0.0)
+    if LAST:
+        total *= tl.load(rate + first_node + local, mask=inside, other=1.0)[None]
+        tl.store(theta_grad + node_at, tl.load(theta_grad + node_at, mask=own, other=0.0) + total, mask=own)
+    tl.store(belief_grad + node_at, total, mask=own)
+
+
+@triton.jit(do_not_specialize=[n for n in _SIZES if n != "own_nodes"] + ["grad_start"])
+def message_cotangent(
+    table, cavity_in, cavity_out, message_grad, belief_grad, grad_tape, counting,
+    neighbours, cavities, tables, updated, starts, tape, damping,
+    first_slot, degree, fresh_first, fresh_last, slots, first_node, count, batch, tape_start, grad_start, bit, own_messages,
+    S: tl.constexpr, SX: tl.constexpr, O: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, D3: tl.constexpr,
+    Q1: tl.constexpr, Q2: tl.constexpr, Q3: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr,
+    SHARED: tl.constexpr, MASKED: tl.constexpr, DAMPED: tl.constexpr, KEEP: tl.constexpr, ADD: tl.constexpr, CLEAR: tl.constexpr,
+):  # fmt: skip
+    """From the cotangents of the messages a block received to those of the cavities and tables behind them."""
+    pid = tl.program_id(0)
+    if WIDE:
+        pid = pid.to(tl.int64)
+    place = pid * BN + tl.arange(0, BN)
+    within, item = place // batch, place % batch
+    inside = within < degree * count
+    d, local = within // count, within % count
+    e = first_slot + within
+    r = e * batch + item
+    valid = inside & (tl.load(neighbours + e, mask=inside, other=-1) >= 0)
+    x = tl.arange(0, SX)
+    mine = (x < S)[:, None] & valid[None]
+    message_at = own_messages + _at(r[None], x[:, None], S)
+    g = tl.load(counting + e, mask=valid, other=0.0)[None] * tl.load(
+        belief_grad + _at(((first_node + local) * batch + item)[None], x[:, None], S), mask=mine, other=0.0
+    )
+    g -= tl.load(cavity_in + message_at, mask=mine, other=0.0)
+    if CLEAR:
+        tl.store(cavity_in + message_at, tl.zeros([SX, BN], g.dtype), mask=mine)
+    if KEEP:
+        g += tl.load(message_grad + message_at, mask=mine, other=0.0)
+    fresh = valid & (d >= fresh_first) & (d < fresh_last)
+    if MASKED:
+        fresh = fresh & ((tl.load(updated + e, mask=valid, other=0) & bit) != 0)
+    p = tl.arange(0, Q1 * Q2 * Q3)
+    y1, y2, y3, exists, joint = _others(p, D1, D2, D3, Q2, Q3)
+    v = tl.zeros([Q1 * Q2 * Q3, BN], table.dtype.element_ty)
+    rows: tl.constexpr = D1 + (D2 if O > 1 else 0) + (D3 if O > 2 else 0)
+    read = fresh[None] & exists[:, None]
+    if O > 0:
+        v += tl.load(tape + tape_start + _at(place[None], y1[:, None], rows), mask=read, other=NEG)
+    if O > 1:
+        v += tl.load(tape + tape_start + _at(place[None], (D1 + y2)[:, None], rows), mask=read, other=NEG)
+    if O > 2:
+        v += tl.load(tape + tape_start + _at(place[None], (D1 + D2 + y3)[:, None], rows), mask=read, other=NEG)
+    full = _table(table, tables, e, r, item, batch, x, joint, exists, fresh, S, D1 * D2 * D3, SHARED) + v[None]
+    u = _lse(full, 1)
+    share = full - u[:, None, :]
+    # Messages are normalised, so their cotangents sum to zero over states. Rounding breaks that, and the error would
+    # grow with every sweep.
+    g -= tl.where(u > NEG, tl.exp(u - _lse(u, 0)[None]), 0.0) * tl.sum(g, axis=0)[None]
+    kept = 0.0
+    if DAMPED:
+        kept = tl.load(damping)
+    if KEEP:
+        tl.store(message_grad + message_at, tl.where(fresh[None], kept * g, g), mask=mine)
+    g = tl.where(fresh[None], (1 - kept) * g, 0.0)
+    gv = tl.where(share > NEG, tl.exp(share) * g[:, None, :], 0.0)
+    tl.store(grad_tape + grad_start + _at(place[None], x[:, None], S), g, mask=(x < S)[:, None] & inside[None])
+    if O > 0:
+        gc = tl.sum(gv, axis=0)
+        if O == 1:
+            _pass_on(cavity_out, cavities, starts, 0, slots, e, item, batch, fresh, gc, D1, Q1, ADD)
+        else:
+            cube = tl.reshape(gc, [Q1, Q2, Q3, BN])
+            first = tl.sum(tl.sum(cube, axis=2), axis=1)
+            _pass_on(cavity_out, cavities, starts, 0, slots, e, item, batch, fresh, first, D1, Q1, ADD)
+            second = tl.sum(tl.sum(cube, axis=2), axis=0)
+            _pass_on(cavity_out, cavities, starts, 1, slots, e, item, batch, fresh, second, D2, Q2, ADD)
+            if O > 2:
+                third = tl.sum(tl.sum(cube, axis=1), axis=0)
+                _pass_on(cavity_out, cavities, starts, 2, slots, e, item, batch, fresh, third, D3, Q3, ADD)
+
+
+@triton.jit
+def _pass_on(cavity_out, cavities, starts, o: tl.constexpr, slots, e, item, batch, fresh, grad, D: tl.constexpr, Q: tl.constexpr, ADD: tl.constexpr):
+    y = tl.arange(0, Q)
+    slot = tl.load(cavities + o * slots + e, mask=fresh, other=0).to(e.dtype)
+    at = tl.load(starts + 2 * o + 1) + _at((slot * batch + item)[None], y[:, None], D)
+    there = (y < D)[:, None] & fresh[None]
+    if ADD:
+        grad += tl.load(cavity_out + at, mask=there, other=0.0)
+    tl.store(cavity_out + at, grad, mask=there)
+
+
+@triton.jit(do_not_specialize=["first_slot", "members", "batch", "sweeps", "tape_start", "grad_start"])
+def table_cotangent(
+    table, table_grad, neighbours, tables, tape, grad_tape, sizes,
+    first_slot, members, batch, sweeps, tape_start, grad_start,
+    S: tl.constexpr, SX: tl.constexpr, O: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, D3: tl.constexpr,
+    Q1: tl.constexpr, Q2: tl.constexpr, Q3: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr,
+    SHARED: tl.constexpr,
+):  # fmt: skip
+    """Add to the cotangent of each factor's table what its messages of all sweeps passed on.
+
+    `sizes` are those of the two tapes per sweep, as int64: a product with a number of sweeps may exceed 32 bits.
+    """
+    pid = tl.program_id(0)
+    if WIDE:
+        pid = pid.to(tl.int64)
+    place = pid * BN + tl.arange(0, BN)
+    inside = place // batch < members
+    e, item = first_slot + place // batch, place % batch
+    r = e * batch + item
+    valid = inside & (tl.load(neighbours + e, mask=inside, other=-1) >= 0)
+    x = tl.arange(0, SX)
+    p = tl.arange(0, Q1 * Q2 * Q3)
+    y1, y2, y3, exists, joint = _others(p, D1, D2, D3, Q2, Q3)
+    rows: tl.constexpr = D1 + (D2 if O > 1 else 0) + (D3 if O > 2 else 0)
+    t = _table(table, tables, e, r, item, batch, x, joint, exists, valid, S, D1 * D2 * D3, SHARED)
+    read = valid[None] & exists[:, None]
+    entry = x[:, None] * (D1 * D2 * D3) + joint[None]
+    there = ((x < S)[:, None] & exists[None])[:, :, None] & valid[None, None]
+    table_at = _at(r[None, None], entry[:, :, None], S * D1 * D2 * D3)
+    total = tl.load(table_grad + table_at, mask=there, other=0.0)
+    tape_size, grad_size = tl.load(sizes), tl.load(sizes + 1)
+    for k in range(sweeps):
+        at = tape + tape_start + tape_size * k
+        v = tl.zeros([Q1 * Q2 * Q3, BN], table.dtype.element_ty)
+        if O > 0:
+            v += tl.load(at + _at(place[None], y1[:, None], rows), mask=read, other=NEG)
+        if O > 1:
+            v += tl.load(at + _at(place[None], (D1 + y2)[:, None], rows), mask=read, other=NEG)
+        if O > 2:
+            v += tl.load(at + _at(place[None], (D1 + D2 + y3)[:, None], rows), mask=read, other=NEG)
+        g = tl.load(grad_tape + grad_start + grad_size * k + _at(place[None], x[:, None], S), mask=(x < S)[:, None] & valid[None], other=0.0)
+        full = t + v[None]
+        share = full - _lse(full, 1)[:, None, :]
+        total += tl.where((share > NEG) & (g[:, None, :] != 0), tl.exp(share) * g[:, None, :], 0.0)
+    tl.store(table_grad + table_at, total, mask=there)
