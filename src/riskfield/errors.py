@@ -42,6 +42,10 @@ class ConvergenceWarning(UserWarning):
     """Inference used all its sweeps before the residual reached the tolerance."""
 
 
+class PerformanceWarning(UserWarning):
+    """Inference is much slower than it could be on this device. The message names the reason. Each is given once."""
+
+
 class AdjointError(RiskfieldError):
     """A gradient could not be computed, for example because a linear solve or an adjoint iteration failed."""
 

@@ -185,13 +185,14 @@ class _RecordedGradient(torch.autograd.Function):
         ctx: Any, theta: Tensor, grad: Tensor, request: Request, sweeps: Tensor, recording: RecordingRun
     ) -> Tensor:
         ctx.save_for_backward(theta, grad)
-        ctx.request, ctx.sweeps = request, sweeps
+        ctx.request, ctx.sweeps, ctx.dual_numbers = request, sweeps, recording.dual_numbers
         return recording.backward(_flat(grad)).reshape(theta.shape)
 
     @staticmethod
     def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
         theta, grad = ctx.saved_tensors
-        if torch.is_grad_enabled():  # third derivatives: by autograd through the torch kernels
+        # Third derivatives, and second ones without dual numbers: by autograd through the torch kernels.
+        if torch.is_grad_enabled() or not ctx.dual_numbers:
             return *_through_torch(ctx.request, theta, ctx.sweeps, grad, v), None, None, None
         cotangents = _flat(grad)
         slope, slope_of_mu = torch.empty_like(_flat(theta)), torch.empty_like(cotangents)

@@ -43,6 +43,8 @@ class Run(Protocol):
 class RecordingRun(Run, Protocol):
     """A run with a tape of its sweeps, which can be differentiated backwards."""
 
+    dual_numbers: bool  # whether its kernels also record runs on dual numbers, for second derivatives
+
     def backward(self, grad_mu: Tensor) -> Tensor:
         """d(grad_mu . mu) / dtheta through all sweeps, of shape (batch, theta)."""
         ...

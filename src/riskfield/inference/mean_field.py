@@ -60,6 +60,8 @@ class MeanField(AbstractAlgorithm):
     def start(self, graph: FactorGraph, theta: Tensor, messages: Tensor | None, kernels: str | None) -> Run:
         """Begin from uniform marginals over the possible states, or from `messages` (log node marginals)."""
         chosen = kernel_choice.select(theta, kernels, messages)
+        if kernels is None and kernel_choice.on_gpu(theta):
+            kernel_choice.warn_slow("mean field")
         run: Run = chosen.MeanFieldRun(graph, self.visits(graph), theta, messages)
         return run
 

@@ -33,7 +33,6 @@ from riskfield.inference.algorithm import AbstractAlgorithm, FixedPointMap, Reco
 from riskfield.inference.exact_map import ExactMAP
 from riskfield.inference.optimality import AbstractOptimality
 from riskfield.inference.solution import inner_product, modes
-from riskfield.kernels import fused
 from riskfield.kernels.torch_reference import MessagePassingRun
 
 
@@ -69,20 +68,20 @@ class MessagePassing(AbstractAlgorithm):
 
     def start(self, graph: FactorGraph, theta: Tensor, messages: Tensor | None, kernels: str | None) -> Run:
         """Begin from uniform messages, or from `messages`."""
-        chosen, problem = _problem(self, graph, theta, messages, kernels, maximise=False)
-        run: Run = chosen.MessagePassingRun(problem, theta, messages)
-        return run
+        return _start(self, graph, theta, messages, kernels, maximise=False)
 
     def start_recording(
         self, graph: FactorGraph, theta: Tensor, messages: Tensor | None, every: int = kernel_choice.EVERY_SWEEP
     ) -> RecordingRun | None:
-        """The same, recorded; only the native kernels do that."""
-        # They go back to the counting numbers of factors as well as to theta.
+        """The same, recorded, on the native kernels or on a GPU."""
         counting = self.entropy.counting(graph)
-        counting = Counting(counting.factor.detach(), counting.node_total)
-        chosen, problem = _problem(self, graph, theta, messages, None, maximise=False, counting=counting)
+        # The native kernels go back to the counting numbers of factors as well as to theta.
+        constant = Counting(counting.factor.detach(), counting.node_total)
+        chosen, problem = _problem(self, graph, theta, messages, None, maximise=False, counting=constant)
         run: RecordingRun | None = None
-        if chosen.NATIVE:
+        if kernel_choice.on_gpu(theta):
+            run = kernel_choice.start_on_gpu(replace(problem, counting=counting), theta, messages, record=every)
+        elif chosen.NATIVE:
             run = chosen.MessagePassingRun(problem, theta, messages, record=every)
         return run
 
@@ -112,16 +111,9 @@ class MessagePassing(AbstractAlgorithm):
     def fixed_point_maps(
         self, graph: FactorGraph, theta: Tensor, parameters: tuple[Tensor, ...]
     ) -> Iterator[FixedPointMap]:
-        """Undamped sweeps that send all messages at once, a few large tensor operations, then the run's own schedule.
-
-        On a GPU, where that is fused, the other way round.
-        """
-        schedules = dict.fromkeys((Parallel(), self.schedule))
-        problems = [
-            kernel_choice.MessagePassingProblem(graph, Counting(*parameters), schedule, 0.0, False)
-            for schedule in schedules
-        ]
-        for problem in sorted(problems, key=lambda problem: not fused.available(problem, theta)):
+        """Undamped sweeps that send all messages at once, a few large tensor operations; then the run's schedule."""
+        for schedule in dict.fromkeys((Parallel(), self.schedule)):
+            problem = kernel_choice.MessagePassingProblem(graph, Counting(*parameters), schedule, 0.0, False)
             yield MessagePassingRun(problem, theta, None).one_sweep
 
     def log_partition(self, graph: FactorGraph, theta: Tensor, mu: Tensor) -> Tensor:
@@ -199,9 +191,7 @@ class MaxProduct(AbstractAlgorithm):
 
     def start(self, graph: FactorGraph, theta: Tensor, messages: Tensor | None, kernels: str | None) -> Run:
         """Begin from uniform messages, or from `messages`."""
-        chosen, problem = _problem(self, graph, theta, messages, kernels, maximise=True)
-        run: Run = chosen.MessagePassingRun(problem, theta, messages)
-        return run
+        return _start(self, graph, theta, messages, kernels, maximise=True)
 
     def log_partition(self, graph: FactorGraph, theta: Tensor, mu: Tensor) -> Tensor:
         """The score of the state that `mode` returns."""
@@ -248,6 +238,19 @@ def _possible_states(graph: FactorGraph, theta: Tensor, states: Tensor, max_byte
             "Every joint state has probability zero: the evidence or the -inf entries of `theta` contradict."
         )
     return modes(graph, mu)
+
+
+def _start(
+    algorithm: MessagePassing | MaxProduct,
+    graph: FactorGraph,
+    theta: Tensor,
+    messages: Tensor | None,
+    kernels: str | None,
+    maximise: bool,
+) -> Run:
+    chosen, problem = _problem(algorithm, graph, theta, messages, kernels, maximise)
+    run: Run | None = kernel_choice.start_on_gpu(problem, theta, messages) if kernels is None else None
+    return chosen.MessagePassingRun(problem, theta, messages) if run is None else run
 
 
 def _problem(

@@ -37,6 +37,8 @@ Along = tuple[Tensor, Tensor]
 class _NativeRun:
     """What the two kinds of run share."""
 
+    dual_numbers = True
+
     def __init__(self, graph: FactorGraph, theta: Tensor, along: Along | None):
         self._graph, self._dtype, self._rows = graph, theta.dtype, len(theta)
         self._batch = self._rows if along is None else along[1].numel()

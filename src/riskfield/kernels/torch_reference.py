@@ -7,7 +7,7 @@ writes its results in place; autograd allows that because gathering keeps no ref
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property, partial
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -15,7 +15,6 @@ from torch import Tensor
 from riskfield.graph._scopes import index_tensor
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.graph.schedule import Parallel
-from riskfield.kernels import fused, is_differentiated
 from riskfield.kernels.convergence import ROUNDING, Convergence, Gap
 from riskfield.kernels.logspace import NEG_INF, expected, logsumexp, normalised, scaled
 from riskfield.kernels.problem import MessagePassingProblem, mean_field_levels, schedule_levels
@@ -24,8 +23,6 @@ from riskfield.kernels.start import starting_marginals, starting_messages
 
 NATIVE = False
 
-_FEW_SWEEPS = 8  # on a GPU, before a run looks whether it has converged
-
 
 class MessagePassingRun:
     """Sum-product (or max-product) sweeps over a batch of thetas. See `inference.message_passing` for the update."""
@@ -33,7 +30,7 @@ class MessagePassingRun:
     def __init__(self, problem: MessagePassingProblem, theta: Tensor, messages: Tensor | None):
         self.problem, self.theta = problem, theta
         graph = problem.graph
-        self.layout = Layout(graph, theta.device)
+        self.layout = graph.derived(("layout", theta.device), lambda: Layout(graph, theta.device))
         self.counting = problem.counting.factor.to(theta)
         self.node_total = problem.counting.node_total.to(theta)
         self.damping = problem.damping.to(theta) if isinstance(problem.damping, Tensor) else problem.damping
@@ -57,43 +54,7 @@ class MessagePassingRun:
 
     def advance(self, sweeps: int, tol: float) -> tuple[Tensor, Tensor]:
         """Sweep; items that reached `tol` are left as they are."""
-        if sweeps > 0 and fused.available(self.problem, self.theta):
-            if tol < 0:
-                return self._advance_fused(sweeps)
-            if not is_differentiated(self.theta) and not is_differentiated(self.log_messages):
-                return self._settle_fused(sweeps, tol)
         return _advance(self, sweeps, tol)
-
-    def _advance_fused(self, sweeps: int) -> tuple[Tensor, Tensor]:
-        state = self.theta, self.log_messages, self.log_beliefs
-        self.log_messages, self.log_beliefs, self.convergence.residual = self._sweep_fused(*state, sweeps)
-        return self.convergence.residual, torch.full((len(self.theta),), sweeps)
-
-    def _settle_fused(self, sweeps: int, tol: float) -> tuple[Tensor, Tensor]:
-        """Sweep the items that have not converged, a few times in one launch."""
-        given = self.theta.detach()
-        ran = torch.zeros(len(given), dtype=torch.int64)
-        while sweeps > 0 and not (done := self.convergence.done(tol)).all():
-            count = min(_FEW_SWEEPS, sweeps)
-            items = (~done).nonzero().flatten().to(self.theta.device) if done.any() else slice(None)
-            theta, messages, beliefs = (rows[items] for rows in (given, self.log_messages, self.log_beliefs))
-            messages, beliefs, changed = self._sweep_fused(theta, messages, beliefs, count)
-            self.log_messages[items], self.log_beliefs[items] = messages, beliefs
-            change = torch.zeros(len(given), dtype=torch.float64)
-            change[~done] = changed
-            self.convergence.judge(~done, change, count, tol, self.gap)
-            ran[~done] += count
-            sweeps -= count
-        return self.convergence.residual.clone(), ran
-
-    def _sweep_fused(
-        self, theta: Tensor, messages: Tensor, beliefs: Tensor, sweeps: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Messages and beliefs after more sweeps, and the largest change of a belief by an update of the last one."""
-        reference = partial(_swept, self.problem, sweeps)
-        messages, beliefs, earlier = fused.run_sweeps(self.problem, theta, messages, beliefs, sweeps, reference)
-        course = torch.cat([earlier, beliefs.detach()[None]]).exp()
-        return messages, beliefs, course.diff(dim=0).abs().amax((0, 2)).to("cpu", torch.float64)
 
     def sweep(self) -> Tensor:
         """Run all stages once; the largest change of a node belief, of shape (batch,)."""
@@ -243,23 +204,12 @@ class MessagePassingRun:
         return (new.exp() - old.exp()).abs().amax((1, 2))
 
 
-def _swept(
-    problem: MessagePassingProblem, sweeps: int, theta: Tensor, messages: Tensor, beliefs: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Messages and beliefs after so many more sweeps."""
-    run = MessagePassingRun(problem, theta, None)
-    run.log_messages, run.log_beliefs = messages.clone(), beliefs.clone()
-    for _ in range(sweeps):
-        run.sweep()
-    return run.log_messages, run.log_beliefs
-
-
 class MeanFieldRun:
     """Coordinate ascent on a product distribution. See `inference.mean_field` for the update."""
 
     def __init__(self, graph: FactorGraph, order: Sequence[int] | None, theta: Tensor, messages: Tensor | None):
         self.graph, self.theta = graph, theta
-        self.layout = Layout(graph, theta.device)
+        self.layout = graph.derived(("layout", theta.device), lambda: Layout(graph, theta.device))
         self.stages = colour_by_colour(graph, mean_field_levels(graph, order), theta.device)
         self.begin_from(starting_marginals(graph, theta, messages))
         self.convergence = Convergence(len(theta), damping=0.0)

@@ -190,5 +190,5 @@ class _Backward:
                     self.tables, self.gradient, buffers.counting[kind], own.primary, own.mu.start, own.mu.order,
                     own.mu.offsets, own.cavities, own.maps, self.table_starts[kind], own.slots,
                     engine.table_start[kind], len(own.mu.offsets), own.mu.count, engine.batch,
-                    E=own.mu.entries, O=len(kind) - 1, BN=NODES, WIDE=engine.wide,
+                    E=own.mu.entries, OTHERS=len(kind) - 1, BN=NODES, WIDE=engine.wide,
                 )  # fmt: skip

@@ -1,6 +1,6 @@
 """Triton kernels for the two ends of a run: packing theta and messages, marginals, and the cotangents of all of these.
 
-The caller's numbers lie in *columns*: entry k of batch item b at k * batch + b, which is the caller's layout transposed.
+The caller's numbers lie in *columns*: entry k of batch item b at k * batch + b, the transpose of the caller's layout.
 Where the entries of a node, message or table lie there is given by a start and one of a few lists of offsets.
 """
 
@@ -76,7 +76,7 @@ def uniform_beliefs(
 def _joint(
     table, messages, beliefs, nodes, neighbours, cavities, tables, starts, slots, own_nodes, own_messages,
     k, e, item, inside, batch, x, y1, y2, y3, exists, joint,
-    S: tl.constexpr, O: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, D3: tl.constexpr, SHARED: tl.constexpr,
+    S: tl.constexpr, OTHERS: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, D3: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
     """Factor marginals: (own state, joint state of the others, place). NaN where all states are impossible."""
     r = e * batch + item
@@ -85,12 +85,14 @@ def _joint(
     b = tl.load(beliefs + own_nodes + _at((node * batch + item)[None], x[:, None], S), mask=mine, other=NEG)
     m = tl.load(messages + own_messages + _at(r[None], x[:, None], S), mask=mine, other=NEG)
     cavity = tl.where(m == NEG, NEG, b - m)
-    full = _table(table, tables, e, r, item, batch, x, joint, exists, inside, S, D1 * D2 * D3, SHARED) + cavity[:, None, :]
-    if O > 0:
+    full = (
+        _table(table, tables, e, r, item, batch, x, joint, exists, inside, S, D1 * D2 * D3, SHARED) + cavity[:, None, :]
+    )
+    if OTHERS > 0:
         full += _cavity(beliefs, messages, neighbours, cavities, starts, 0, slots, e, item, batch, y1, D1, inside)[None]
-    if O > 1:
+    if OTHERS > 1:
         full += _cavity(beliefs, messages, neighbours, cavities, starts, 1, slots, e, item, batch, y2, D2, inside)[None]
-    if O > 2:
+    if OTHERS > 2:
         full += _cavity(beliefs, messages, neighbours, cavities, starts, 2, slots, e, item, batch, y3, D3, inside)[None]
     total = _lse(_lse(full, 1), 0)
     return tl.exp(full - total[None, None, :])
@@ -100,7 +102,7 @@ def _joint(
 def factor_marginals(
     table, messages, beliefs, mu, primary, nodes, mu_start, order, offsets,
     neighbours, cavities, tables, starts, slots, own_nodes, own_messages, count, batch,
-    S: tl.constexpr, SX: tl.constexpr, O: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, D3: tl.constexpr,
+    S: tl.constexpr, SX: tl.constexpr, OTHERS: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, D3: tl.constexpr,
     Q1: tl.constexpr, Q2: tl.constexpr, Q3: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
     """Marginals of the factors whose first variable sees them as this kind, in columns."""
@@ -110,7 +112,7 @@ def factor_marginals(
     y1, y2, y3, exists, joint = _others(tl.arange(0, Q1 * Q2 * Q3), D1, D2, D3, Q2, Q3)
     p = _joint(
         table, messages, beliefs, nodes, neighbours, cavities, tables, starts, slots, own_nodes, own_messages,
-        k, e, item, inside, batch, x, y1, y2, y3, exists, joint, S, O, D1, D2, D3, SHARED,
+        k, e, item, inside, batch, x, y1, y2, y3, exists, joint, S, OTHERS, D1, D2, D3, SHARED,
     )  # fmt: skip
     at = _in_columns(mu_start, order, offsets, k, item, inside, batch, x, joint, S, D1 * D2 * D3)
     tl.store(mu + at, p, mask=((x < S)[:, None] & exists[None])[:, :, None] & inside[None, None])
@@ -146,7 +148,7 @@ def node_marginal_cotangent(
 def factor_marginal_cotangent(
     table, messages, beliefs, grad_mu, cavity_grad, table_grad, ended, primary, nodes, mu_start, order, offsets,
     neighbours, cavities, tables, starts, slots, own_nodes, own_messages, own_tables, sweep, count, batch,
-    S: tl.constexpr, SX: tl.constexpr, O: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, D3: tl.constexpr,
+    S: tl.constexpr, SX: tl.constexpr, OTHERS: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, D3: tl.constexpr,
     Q1: tl.constexpr, Q2: tl.constexpr, Q3: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
     """From cotangents of factor marginals to those of cavities and tables, of items that ended here.
@@ -160,7 +162,7 @@ def factor_marginal_cotangent(
     y1, y2, y3, exists, joint = _others(tl.arange(0, Q1 * Q2 * Q3), D1, D2, D3, Q2, Q3)
     p = _joint(
         table, messages, beliefs, nodes, neighbours, cavities, tables, starts, slots, own_nodes, own_messages,
-        k, e, item, inside, batch, x, y1, y2, y3, exists, joint, S, O, D1, D2, D3, SHARED,
+        k, e, item, inside, batch, x, y1, y2, y3, exists, joint, S, OTHERS, D1, D2, D3, SHARED,
     )  # fmt: skip
     there = ((x < S)[:, None] & exists[None])[:, :, None] & inside[None, None]
     at = _in_columns(mu_start, order, offsets, k, item, inside, batch, x, joint, S, D1 * D2 * D3)
@@ -173,9 +175,9 @@ def factor_marginal_cotangent(
     tl.store(table_grad + own_tables + _at(r[None, None], entry[:, :, None], S * D1 * D2 * D3), g, mask=there)
     own = tl.sum(g, axis=1)
     tl.store(cavity_grad + own_messages + _at(r[None], x[:, None], S), own, mask=(x < S)[:, None] & inside[None])
-    if O > 0:
+    if OTHERS > 0:
         others = tl.sum(g, axis=0)
-        if O == 1:
+        if OTHERS == 1:
             _pass_on(cavity_grad, cavities, starts, 0, slots, e, item, batch, inside, others, D1, Q1, False)
         else:
             cube = tl.reshape(others, [Q1, Q2, Q3, BN])
@@ -183,7 +185,7 @@ def factor_marginal_cotangent(
             _pass_on(cavity_grad, cavities, starts, 0, slots, e, item, batch, inside, first, D1, Q1, False)
             second = tl.sum(tl.sum(cube, axis=2), axis=0)
             _pass_on(cavity_grad, cavities, starts, 1, slots, e, item, batch, inside, second, D2, Q2, False)
-            if O > 2:
+            if OTHERS > 2:
                 third = tl.sum(tl.sum(cube, axis=1), axis=0)
                 _pass_on(cavity_grad, cavities, starts, 2, slots, e, item, batch, inside, third, D3, Q3, False)
 
@@ -192,7 +194,7 @@ def factor_marginal_cotangent(
 def factor_gradient(
     table_grad, gradient, counting, primary, mu_start, order, offsets, cavities, maps, table_starts,
     slots, own_tables, orders, count, batch,
-    E: tl.constexpr, O: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr,
+    E: tl.constexpr, OTHERS: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """The cotangent of each factor's table: the sum of what the messages to its variables passed on, in columns."""
     _, k, item, inside = _places(count, batch, BN, WIDE)
@@ -203,11 +205,13 @@ def factor_gradient(
     r = e * batch + item
     for x in range(E):
         total = tl.load(table_grad + own_tables + (r // 32) * (32 * E) + x * 32 + r % 32, mask=inside, other=0.0)
-        for o in tl.static_range(O):
+        for o in tl.static_range(OTHERS):
             slot = tl.load(cavities + o * slots + e, mask=inside, other=0).to(e.dtype)
             entry = tl.load(maps + (o * orders + which) * E + x, mask=inside, other=0)
             there = slot * batch + item
             begin = tl.load(table_starts + o)
-            total += tl.load(table_grad + begin + (there // 32) * (32 * E) + entry * 32 + there % 32, mask=inside, other=0.0)
+            total += tl.load(
+                table_grad + begin + (there // 32) * (32 * E) + entry * 32 + there % 32, mask=inside, other=0.0
+            )
         at = (first + tl.load(offsets + which * E + x, mask=inside, other=0)) * batch + item
         tl.store(gradient + at, total * rate, mask=inside)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,7 +44,7 @@ class Buffers:
     given: tuple[Tensor, Tensor] | None = None  # counting numbers that `counting` and `rates` were made from
     current: int = 0
     recorded: int = 0  # sweeps on the tape
-    graphs: dict[Hashable, Any] = field(default_factory=dict)  # launches that can be replayed
+    graphs: dict[tuple[Any, ...], Any] = field(default_factory=dict)  # launches that can be replayed
     backward: Any = None  # buffers of the backward pass
 
 
@@ -55,7 +55,9 @@ _spare: list[tuple[weakref.ref[Engine], Buffers]] = []
 class Engine:
     """A plan with the addresses of a batch of so many items."""
 
-    def __init__(self, problem: MessagePassingProblem, plan: Plan, batch: int, dtype: torch.dtype, device: torch.device):
+    def __init__(
+        self, problem: MessagePassingProblem, plan: Plan, batch: int, dtype: torch.dtype, device: torch.device
+    ):
         self.graph, self.plan, self.batch, self.dtype, self.device = problem.graph, plan, batch, dtype, device
         self.maximise, self.damped = problem.maximise, problem.damping > 0
         self.node_start, self.node_size = _starts({s: s * padded(n.count * batch) for s, n in plan.nodes.items()})
@@ -124,7 +126,7 @@ class Engine:
         while len(_spare) > _KEPT or (_spare and _spare[0][0]() is None):
             del _spare[0]
 
-    def replay(self, buffers: Buffers, key: Hashable, work: Callable[[], None]) -> None:
+    def replay(self, buffers: Buffers, key: tuple[Any, ...], work: Callable[[], None]) -> None:
         """Do `work`, which only launches kernels on these buffers: from the third time on in one launch."""
         if self.device.type != "cuda":
             work()
@@ -149,7 +151,7 @@ class Engine:
         self._set_counting(buffers, problem)
         buffers.damping.fill_(float(problem.damping))
         buffers.theta.copy_(theta.t())
-        self.replay(buffers, "start", lambda: self._start(buffers))
+        self.replay(buffers, ("start",), lambda: self._start(buffers))
         if messages is not None:
             self._start_from(buffers, starting_messages(self.graph, theta, messages).t().contiguous())
 
@@ -286,7 +288,8 @@ class Engine:
         tile = tile_size(kind)
         places, warps = (128, 4) if tile <= 16 else (32, 1) if tile <= 64 else (max(4, 8192 // tile), 4)
         return {
-            "S": kind[0], "SX": power_of_two(kind[0]), "O": len(kind) - 1, "D1": dims[0], "D2": dims[1], "D3": dims[2],
+            "S": kind[0], "SX": power_of_two(kind[0]), "OTHERS": len(kind) - 1,
+            "D1": dims[0], "D2": dims[1], "D3": dims[2],
             "Q1": pads[0], "Q2": pads[1], "Q3": pads[2], "BN": places, "WIDE": self.wide, "num_warps": warps,
         }  # fmt: skip
 

@@ -11,7 +11,6 @@ of a level are split by the powers of two of their degrees, so that at most half
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +21,8 @@ from riskfield.graph.factor_graph import FactorGraph
 from riskfield.graph.schedule import Levels
 
 Kind = tuple[int, ...]  # own states, then the others' states in ascending order
+_Views = dict[tuple[int, int], tuple[Kind, list[int], int, int]]
+_Order = tuple[np.ndarray, list[np.ndarray]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,8 +158,10 @@ def make_plan(graph: FactorGraph, levels: Levels, at_once: bool, device: torch.d
             silent = ~sends[direction] & (depth >= low[block]) & (depth < high[block])
             masked[direction, block[silent]] = True
         for b in np.flatnonzero(degree):
-            span = tuple((int(low[b]), int(high[b])) for low, high in fresh)
-            parts[b].append(Part(kind, int(starts[b]), int(degree[b]), span, (bool(masked[0, b]), bool(masked[1, b]))))
+            forward, back = ((int(low[b]), int(high[b])) for low, high in fresh)
+            parts[b].append(
+                Part(kind, int(starts[b]), int(degree[b]), (forward, back), (bool(masked[0, b]), bool(masked[1, b])))
+            )
     storage = {
         kind: _store(kind, found, orders, slot_of, total[kind], position, flags[kind], device)
         for kind, found in kinds.items()
@@ -182,7 +185,9 @@ def _tensor(numbers: np.ndarray, dtype: type[np.integer], device: torch.device) 
 
 
 def _places(start: np.ndarray, order: np.ndarray, offsets: np.ndarray, device: torch.device) -> Places:
-    return Places(_tensor(start, np.int64, device), _tensor(order, np.int32, device), _tensor(offsets, np.int32, device))
+    return Places(
+        _tensor(start, np.int64, device), _tensor(order, np.int32, device), _tensor(offsets, np.int32, device)
+    )
 
 
 def _tied(graph: FactorGraph, device: torch.device) -> tuple[tuple[Tensor, Tensor | int], ...]:
@@ -204,12 +209,14 @@ def _tied(graph: FactorGraph, device: torch.device) -> tuple[tuple[Tensor, Tenso
     return tuple(found)
 
 
-def _enumerate(graph: FactorGraph):
-    """What each (group, slot) sees: its kind, its others, where its incidences begin in its kind, and its order of entries.
+def _enumerate(graph: FactorGraph) -> tuple[_Views, list[_Order]]:
+    """What each (group, slot) sees: its kind, its others, where its incidences begin in its kind, its order of entries.
 
     An order of entries is a permutation of the table, and for each other the entries as that other sees them.
     """
-    places, orders, begin = {}, [], {}
+    places: _Views = {}
+    orders: list[np.ndarray] = []
+    begin: dict[Kind, int] = {}
     for g, group in enumerate(graph.factor_groups):
         for slot in range(group.arity):
             others = sorted((s for s in range(group.arity) if s != slot), key=lambda s: (group.shape[s], s))
@@ -226,14 +233,14 @@ def _enumerate(graph: FactorGraph):
     return places, list(zip(orders, maps, strict=True))
 
 
-def _by_kind(places):
+def _by_kind(places: _Views) -> dict[Kind, list[tuple[int, int]]]:
     members: dict[Kind, list[tuple[int, int]]] = {}
     for place, (kind, *_) in places.items():
         members.setdefault(kind, []).append(place)
     return members
 
 
-def _collect(graph: FactorGraph, kind: Kind, members, places) -> _Incidences:
+def _collect(graph: FactorGraph, kind: Kind, members: list[tuple[int, int]], places: _Views) -> _Incidences:
     pieces = []
     for g, slot in members:
         group = graph.factor_groups[g]
@@ -258,11 +265,14 @@ def _collect(graph: FactorGraph, kind: Kind, members, places) -> _Incidences:
     joined = [np.concatenate([piece[k] for piece in pieces]) for k in (0, 1, 4, 5, 6, 7, 8)]
     mates = [np.concatenate([piece[2][o] for piece in pieces]) for o in range(len(kind) - 1)]
     table = np.unique(np.stack([joined[3], joined[4]], axis=1), axis=0, return_inverse=True)[1].reshape(-1)
-    variable, others, factor, base, entries, message, mu = joined
-    return _Incidences(variable, others, mates, pieces[0][3], factor, base, entries, message, table, mu)
+    variable, neighbours, factor, base, entries, message, mu = joined
+    return _Incidences(variable, neighbours, mates, pieces[0][3], factor, base, entries, message, table, mu)
 
 
-def _order_nodes(graph: FactorGraph, levels: Levels, kinds):
+def _order_nodes(
+    graph: FactorGraph, levels: Levels, kinds: dict[Kind, _Incidences]
+) -> tuple[np.ndarray, dict[int, np.ndarray], list[tuple[int, int, int, int]], np.ndarray]:
+    """Where each variable is packed, the packed variables by states, blocks without parts, the block of each."""
     n = graph.num_variables
     classes = np.zeros((len(kinds) + 1, n), np.int64)
     for k, found in enumerate(kinds.values()):
@@ -272,7 +282,8 @@ def _order_nodes(graph: FactorGraph, levels: Levels, kinds):
     if _padding(levels, kinds, n) <= 1.3:
         classes[:-1] = 0
     position, block_of = np.empty(n, np.int64), np.empty(n, np.int64)
-    nodes, blocks = {}, []
+    nodes: dict[int, np.ndarray] = {}
+    blocks: list[tuple[int, int, int, int]] = []
     for group in graph.node_groups:
         own = group.variables[np.lexsort((group.variables, *classes[:, group.variables]))]
         s = group.num_states
@@ -286,7 +297,7 @@ def _order_nodes(graph: FactorGraph, levels: Levels, kinds):
     return position, nodes, blocks, block_of
 
 
-def _padding(levels, kinds, n):
+def _padding(levels: Levels, kinds: dict[Kind, _Incidences], n: int) -> float:
     """Slots over incidences, if all nodes of a level had as many slots as the one with most factors."""
     slots = incidences = 0
     for found in kinds.values():
@@ -298,7 +309,7 @@ def _padding(levels, kinds, n):
     return slots / max(incidences, 1)
 
 
-def _ranges(block, depth, chosen, count):
+def _ranges(block: np.ndarray, depth: np.ndarray, chosen: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
     """For each block, the range of depths of the chosen incidences."""
     low, high = np.full(count, np.iinfo(np.int64).max), np.zeros(count, np.int64)
     np.minimum.at(low, block[chosen], depth[chosen])
@@ -320,13 +331,14 @@ def _updated(levels: Levels, found: _Incidences, at_once: bool) -> np.ndarray:
         return np.full(len(found.variable), 1 if found.others.shape[1] == 0 and not at_once else 3, np.int8)
     own, others = levels.rank[found.variable], levels.rank[found.others]
     not_first, not_last = own > others.min(axis=1), own < others.max(axis=1)
-    return (not_first + 2 * not_last).astype(np.int8)
+    flags: np.ndarray = (not_first + 2 * not_last).astype(np.int8)
+    return flags
 
 
 def _store(
     kind: Kind,
     found: _Incidences,
-    orders: list[tuple[np.ndarray, list[np.ndarray]]],
+    orders: list[_Order],
     slot_of: dict[Kind, np.ndarray],
     slots: int,
     position: np.ndarray,
@@ -375,7 +387,14 @@ def _store(
     )
 
 
-def _stages(blocks, count, at_once, kinds, block_of, flags):
+def _stages(
+    blocks: tuple[Block, ...],
+    count: int,
+    at_once: bool,
+    kinds: dict[Kind, _Incidences],
+    block_of: np.ndarray,
+    flags: dict[Kind, np.ndarray],
+) -> tuple[tuple[tuple[Block, int], ...], ...]:
     if at_once:
         return (tuple((block, 0) for block in blocks),)
     has = np.zeros((2, len(blocks)), bool)
@@ -388,7 +407,7 @@ def _stages(blocks, count, at_once, kinds, block_of, flags):
     stages = []
     for direction, order in ((0, by_level), (1, by_level[::-1])):
         for members in order:
-            found = tuple((blocks[k], direction) for k in members if has[direction, k])
-            if found:
-                stages.append(found)
+            stage = tuple((blocks[k], direction) for k in members if has[direction, k])
+            if stage:
+                stages.append(stage)
     return tuple(stages)

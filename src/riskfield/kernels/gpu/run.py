@@ -1,4 +1,4 @@
-"""Message passing on a GPU: theta is packed into the storage of a plan, swept there, and marginals are computed there."""
+"""Message passing on a GPU: theta is packed into the storage of a plan; sweeps and marginals are computed there."""
 
 from __future__ import annotations
 
@@ -12,20 +12,34 @@ from riskfield.kernels.problem import MessagePassingProblem
 from riskfield.kernels.torch_reference import MessagePassingRun as Reference
 
 _FEW_SWEEPS = 8  # before a run with a tolerance looks whether it has converged
+# A schedule is deep if it has more stages in a sweep than this, and they update fewer nodes than this on average.
+_MANY_STAGES, _FEW_NODES = 100, 10_000
 
 
 class MessagePassingRun:
     """Sum-product (or max-product) sweeps over a batch of thetas, with a tape of its sweeps if it is to record."""
 
-    def __init__(
-        self, problem: MessagePassingProblem, theta: Tensor, messages: Tensor | None, *, record: bool = False
-    ):
+    dual_numbers = False
+
+    def __init__(self, problem: MessagePassingProblem, theta: Tensor, messages: Tensor | None, *, record: bool = False):
         self._problem, self._theta, self._record = problem, theta.detach(), record
         self._engine = engine_of(problem, theta)
         self._buffers = self._engine.take()
         self._engine.start(self._buffers, problem, self._theta, messages)
         self._convergence = Convergence(len(theta), float(problem.damping))
         self._sweeps = torch.zeros(len(theta), dtype=torch.int64)
+
+    @property
+    def deep(self) -> bool:
+        """Whether launches take longer than the work in them, on a graph with loops.
+
+        On a tree, few sweeps of a deep schedule do what takes many sweeps of a wide one.
+        """
+        graph, stages = self._problem.graph, len(self._engine.plan.stages)
+        ends = sum(group.variables.size for group in graph.factor_groups)
+        if stages <= _MANY_STAGES or ends < graph.num_variables + graph.num_factors:
+            return False
+        return 2 * graph.num_variables * len(self._theta) < _FEW_NODES * stages
 
     def __del__(self) -> None:
         if hasattr(self, "_buffers"):
@@ -67,6 +81,14 @@ class MessagePassingRun:
     def backward(self, grad_mu: Tensor) -> Tensor:
         """d(grad_mu . mu) / dtheta, of shape (batch, theta), through the recorded sweeps."""
         return backward(self._engine, self._buffers, self._sweeps, grad_mu)
+
+    def backward_counting(self, grad_mu: Tensor) -> tuple[Tensor, Tensor]:
+        """Refused by `lacks` before a run starts."""
+        raise NotImplementedError("The GPU kernels have no gradients of counting numbers.")
+
+    def backward_fixed_point(self, grad_mu: Tensor, steps: int, tol: float) -> tuple[Tensor, Tensor, Tensor]:
+        """Refused by `lacks` before a run starts."""
+        raise NotImplementedError("The GPU kernels have no tape of the last sweep alone.")
 
 
 def _residual(changes: Tensor) -> Tensor:

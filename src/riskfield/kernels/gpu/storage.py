@@ -1,4 +1,4 @@
-"""How numbers lie in GPU memory: all entries of 32 neighbouring places together, so that one program reads one piece."""
+"""How numbers lie in GPU memory: all entries of 32 neighbouring places together, so that a program reads one piece."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Triton kernels: one launch updates a block of nodes, or goes back through that update.
 
 A number of item b of node or slot k lies at place r = k * batch + b of its kind; entry x of place r at
-(r // 32 * entries + x) * 32 + r % 32, so that all entries of 32 neighbouring places are together. The last axis of every
+(r // 32 * entries + x) * 32 + r % 32, so that all entries of 32 neighbouring places are together. The last axis of a
 tile is BN neighbouring places. The others are the states of the receiving variable, padded to a power of two, and the
 joint states of the other variables of a factor, each padded likewise.
 """
@@ -44,17 +44,27 @@ def _others(p, D1: tl.constexpr, D2: tl.constexpr, D3: tl.constexpr, Q2: tl.cons
 
 
 @triton.jit
-def _cavity(beliefs, messages, neighbours, cavities, starts, o: tl.constexpr, slots, e, item, batch, y, D: tl.constexpr, valid):
+def _cavity(
+    beliefs, messages, neighbours, cavities, starts, o: tl.constexpr, slots, e, item, batch, y, D: tl.constexpr, valid
+):
     """log b_j / m_cj at states y of other o: shape (joint state, place). 0 / 0 is 0."""
     node = tl.load(neighbours + o * slots + e, mask=valid, other=0).to(e.dtype)
     slot = tl.load(cavities + o * slots + e, mask=valid, other=0).to(e.dtype)
-    b = tl.load(beliefs + tl.load(starts + 2 * o) + _at((node * batch + item)[None], y[:, None], D), mask=valid[None], other=0.0)
-    m = tl.load(messages + tl.load(starts + 2 * o + 1) + _at((slot * batch + item)[None], y[:, None], D), mask=valid[None], other=0.0)
+    b = tl.load(
+        beliefs + tl.load(starts + 2 * o) + _at((node * batch + item)[None], y[:, None], D), mask=valid[None], other=0.0
+    )
+    m = tl.load(
+        messages + tl.load(starts + 2 * o + 1) + _at((slot * batch + item)[None], y[:, None], D),
+        mask=valid[None],
+        other=0.0,
+    )
     return tl.where(m == NEG, NEG, b - m)
 
 
 @triton.jit
-def _table(table, tables, e, r, item, batch, x, joint, exists, valid, S: tl.constexpr, P: tl.constexpr, SHARED: tl.constexpr):
+def _table(
+    table, tables, e, r, item, batch, x, joint, exists, valid, S: tl.constexpr, P: tl.constexpr, SHARED: tl.constexpr
+):
     """Entries of a factor's table: (own state, joint state, place)."""
     at = r
     if SHARED:
@@ -64,15 +74,29 @@ def _table(table, tables, e, r, item, batch, x, joint, exists, valid, S: tl.cons
     return tl.load(table + _at(at[None, None], entry[:, :, None], S * P), mask=there, other=NEG)
 
 
-_SIZES = ["first_slot", "degree", "fresh_first", "fresh_last", "slots", "first_node", "count", "batch", "tape_start", "bit", "own_nodes", "own_messages"]
+_SIZES = [
+    "first_slot",
+    "degree",
+    "fresh_first",
+    "fresh_last",
+    "slots",
+    "first_node",
+    "count",
+    "batch",
+    "tape_start",
+    "bit",
+    "own_nodes",
+    "own_messages",
+]
 
 
 @triton.jit(do_not_specialize=_SIZES)
 def update_block(
     table, messages_in, messages_out, beliefs_in, beliefs_out, node_theta, accumulator, rate, counting,
     neighbours, cavities, tables, updated, starts, tape, residual, damping, live,
-    first_slot, degree, fresh_first, fresh_last, slots, first_node, count, batch, tape_start, bit, own_nodes, own_messages,
-    S: tl.constexpr, SX: tl.constexpr, O: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, D3: tl.constexpr,
+    first_slot, degree, fresh_first, fresh_last, slots, first_node, count, batch, tape_start, bit,
+    own_nodes, own_messages,
+    S: tl.constexpr, SX: tl.constexpr, OTHERS: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, D3: tl.constexpr,
     Q1: tl.constexpr, Q2: tl.constexpr, Q3: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr,
     SHARED: tl.constexpr, MASKED: tl.constexpr, MAXIMISE: tl.constexpr, DAMPED: tl.constexpr, RECORD: tl.constexpr,
     FIRST: tl.constexpr, LAST: tl.constexpr, MEASURE: tl.constexpr, SETTLED: tl.constexpr,
@@ -93,7 +117,11 @@ def update_block(
     for d in range(fresh_first):
         e = first_slot + d * count + local
         valid = inside & (tl.load(neighbours + e, mask=inside, other=-1) >= 0)
-        u = tl.load(messages_in + own_messages + _at((e * batch + item)[None], x[:, None], S), mask=(x < S)[:, None] & valid[None], other=0.0)
+        u = tl.load(
+            messages_in + own_messages + _at((e * batch + item)[None], x[:, None], S),
+            mask=(x < S)[:, None] & valid[None],
+            other=0.0,
+        )
         total += tl.load(counting + e, mask=valid, other=0.0)[None] * u
     for d in range(fresh_first, fresh_last):
         e = first_slot + d * count + local
@@ -103,26 +131,26 @@ def update_block(
         message_at = own_messages + _at(r[None], x[:, None], S)
         v = tl.zeros([Q1 * Q2 * Q3, BN], table.dtype.element_ty)
         place = (e - first_slot) * batch + item
-        if O > 0:
+        if OTHERS > 0:
             c1 = _cavity(beliefs_in, messages_in, neighbours, cavities, starts, 0, slots, e, item, batch, y1, D1, valid)
             v += c1
             if RECORD:
-                at = _at(place[None], y1[:, None], D1 + (D2 if O > 1 else 0) + (D3 if O > 2 else 0))
+                at = _at(place[None], y1[:, None], D1 + (D2 if OTHERS > 1 else 0) + (D3 if OTHERS > 2 else 0))
                 tl.store(tape + tape_start + at, c1, mask=(exists & (y2 == 0) & (y3 == 0))[:, None] & valid[None])
-        if O > 1:
+        if OTHERS > 1:
             c2 = _cavity(beliefs_in, messages_in, neighbours, cavities, starts, 1, slots, e, item, batch, y2, D2, valid)
             v += c2
             if RECORD:
-                at = _at(place[None], (D1 + y2)[:, None], D1 + D2 + (D3 if O > 2 else 0))
+                at = _at(place[None], (D1 + y2)[:, None], D1 + D2 + (D3 if OTHERS > 2 else 0))
                 tl.store(tape + tape_start + at, c2, mask=(exists & (y1 == 0) & (y3 == 0))[:, None] & valid[None])
-        if O > 2:
+        if OTHERS > 2:
             c3 = _cavity(beliefs_in, messages_in, neighbours, cavities, starts, 2, slots, e, item, batch, y3, D3, valid)
             v += c3
             if RECORD:
                 at = _at(place[None], (D1 + D2 + y3)[:, None], D1 + D2 + D3)
                 tl.store(tape + tape_start + at, c3, mask=(exists & (y1 == 0) & (y2 == 0))[:, None] & valid[None])
         full = _table(table, tables, e, r, item, batch, x, joint, exists, valid, S, D1 * D2 * D3, SHARED) + v[None]
-        if MAXIMISE:
+        if MAXIMISE:  # noqa: SIM108 (Triton compiles one of the two)
             u = tl.max(full, axis=1)
         else:
             u = _lse(full, 1)
@@ -146,7 +174,11 @@ def update_block(
     for d in range(fresh_last, degree):
         e = first_slot + d * count + local
         valid = inside & (tl.load(neighbours + e, mask=inside, other=-1) >= 0)
-        u = tl.load(messages_in + own_messages + _at((e * batch + item)[None], x[:, None], S), mask=(x < S)[:, None] & valid[None], other=0.0)
+        u = tl.load(
+            messages_in + own_messages + _at((e * batch + item)[None], x[:, None], S),
+            mask=(x < S)[:, None] & valid[None],
+            other=0.0,
+        )
         total += tl.load(counting + e, mask=valid, other=0.0)[None] * u
     if LAST:
         b = total * tl.load(rate + first_node + local, mask=inside, other=1.0)[None]
@@ -205,10 +237,12 @@ def belief_cotangent(
 def message_cotangent(
     table, cavity_in, cavity_out, message_grad, belief_grad, grad_tape, counting,
     neighbours, cavities, tables, updated, starts, tape, damping,
-    first_slot, degree, fresh_first, fresh_last, slots, first_node, count, batch, tape_start, grad_start, bit, own_messages,
-    S: tl.constexpr, SX: tl.constexpr, O: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, D3: tl.constexpr,
+    first_slot, degree, fresh_first, fresh_last, slots, first_node, count, batch, tape_start, grad_start, bit,
+    own_messages,
+    S: tl.constexpr, SX: tl.constexpr, OTHERS: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, D3: tl.constexpr,
     Q1: tl.constexpr, Q2: tl.constexpr, Q3: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr,
-    SHARED: tl.constexpr, MASKED: tl.constexpr, DAMPED: tl.constexpr, KEEP: tl.constexpr, ADD: tl.constexpr, CLEAR: tl.constexpr,
+    SHARED: tl.constexpr, MASKED: tl.constexpr, DAMPED: tl.constexpr, KEEP: tl.constexpr, ADD: tl.constexpr,
+    CLEAR: tl.constexpr,
 ):  # fmt: skip
     """From the cotangents of the messages a block received to those of the cavities and tables behind them."""
     pid = tl.program_id(0)
@@ -238,13 +272,13 @@ def message_cotangent(
     p = tl.arange(0, Q1 * Q2 * Q3)
     y1, y2, y3, exists, joint = _others(p, D1, D2, D3, Q2, Q3)
     v = tl.zeros([Q1 * Q2 * Q3, BN], table.dtype.element_ty)
-    rows: tl.constexpr = D1 + (D2 if O > 1 else 0) + (D3 if O > 2 else 0)
+    rows: tl.constexpr = D1 + (D2 if OTHERS > 1 else 0) + (D3 if OTHERS > 2 else 0)
     read = fresh[None] & exists[:, None]
-    if O > 0:
+    if OTHERS > 0:
         v += tl.load(tape + tape_start + _at(place[None], y1[:, None], rows), mask=read, other=NEG)
-    if O > 1:
+    if OTHERS > 1:
         v += tl.load(tape + tape_start + _at(place[None], (D1 + y2)[:, None], rows), mask=read, other=NEG)
-    if O > 2:
+    if OTHERS > 2:
         v += tl.load(tape + tape_start + _at(place[None], (D1 + D2 + y3)[:, None], rows), mask=read, other=NEG)
     full = _table(table, tables, e, r, item, batch, x, joint, exists, fresh, S, D1 * D2 * D3, SHARED) + v[None]
     u = _lse(full, 1)
@@ -260,9 +294,9 @@ def message_cotangent(
     g = tl.where(fresh[None], (1 - kept) * g, 0.0)
     gv = tl.where(share > NEG, tl.exp(share) * g[:, None, :], 0.0)
     tl.store(grad_tape + grad_start + _at(place[None], x[:, None], S), g, mask=(x < S)[:, None] & inside[None])
-    if O > 0:
+    if OTHERS > 0:
         gc = tl.sum(gv, axis=0)
-        if O == 1:
+        if OTHERS == 1:
             _pass_on(cavity_out, cavities, starts, 0, slots, e, item, batch, fresh, gc, D1, Q1, ADD)
         else:
             cube = tl.reshape(gc, [Q1, Q2, Q3, BN])
@@ -270,13 +304,27 @@ def message_cotangent(
             _pass_on(cavity_out, cavities, starts, 0, slots, e, item, batch, fresh, first, D1, Q1, ADD)
             second = tl.sum(tl.sum(cube, axis=2), axis=0)
             _pass_on(cavity_out, cavities, starts, 1, slots, e, item, batch, fresh, second, D2, Q2, ADD)
-            if O > 2:
+            if OTHERS > 2:
                 third = tl.sum(tl.sum(cube, axis=1), axis=0)
                 _pass_on(cavity_out, cavities, starts, 2, slots, e, item, batch, fresh, third, D3, Q3, ADD)
 
 
 @triton.jit
-def _pass_on(cavity_out, cavities, starts, o: tl.constexpr, slots, e, item, batch, fresh, grad, D: tl.constexpr, Q: tl.constexpr, ADD: tl.constexpr):
+def _pass_on(
+    cavity_out,
+    cavities,
+    starts,
+    o: tl.constexpr,
+    slots,
+    e,
+    item,
+    batch,
+    fresh,
+    grad,
+    D: tl.constexpr,
+    Q: tl.constexpr,
+    ADD: tl.constexpr,
+):
     y = tl.arange(0, Q)
     slot = tl.load(cavities + o * slots + e, mask=fresh, other=0).to(e.dtype)
     at = tl.load(starts + 2 * o + 1) + _at((slot * batch + item)[None], y[:, None], D)
@@ -290,7 +338,7 @@ def _pass_on(cavity_out, cavities, starts, o: tl.constexpr, slots, e, item, batc
 def table_cotangent(
     table, table_grad, neighbours, tables, tape, grad_tape, sizes,
     first_slot, members, batch, sweeps, tape_start, grad_start,
-    S: tl.constexpr, SX: tl.constexpr, O: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, D3: tl.constexpr,
+    S: tl.constexpr, SX: tl.constexpr, OTHERS: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, D3: tl.constexpr,
     Q1: tl.constexpr, Q2: tl.constexpr, Q3: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr,
     SHARED: tl.constexpr,
 ):  # fmt: skip
@@ -309,7 +357,7 @@ def table_cotangent(
     x = tl.arange(0, SX)
     p = tl.arange(0, Q1 * Q2 * Q3)
     y1, y2, y3, exists, joint = _others(p, D1, D2, D3, Q2, Q3)
-    rows: tl.constexpr = D1 + (D2 if O > 1 else 0) + (D3 if O > 2 else 0)
+    rows: tl.constexpr = D1 + (D2 if OTHERS > 1 else 0) + (D3 if OTHERS > 2 else 0)
     t = _table(table, tables, e, r, item, batch, x, joint, exists, valid, S, D1 * D2 * D3, SHARED)
     read = valid[None] & exists[:, None]
     entry = x[:, None] * (D1 * D2 * D3) + joint[None]
@@ -320,13 +368,17 @@ def table_cotangent(
     for k in range(sweeps):
         at = tape + tape_start + tape_size * k
         v = tl.zeros([Q1 * Q2 * Q3, BN], table.dtype.element_ty)
-        if O > 0:
+        if OTHERS > 0:
             v += tl.load(at + _at(place[None], y1[:, None], rows), mask=read, other=NEG)
-        if O > 1:
+        if OTHERS > 1:
             v += tl.load(at + _at(place[None], (D1 + y2)[:, None], rows), mask=read, other=NEG)
-        if O > 2:
+        if OTHERS > 2:
             v += tl.load(at + _at(place[None], (D1 + D2 + y3)[:, None], rows), mask=read, other=NEG)
-        g = tl.load(grad_tape + grad_start + grad_size * k + _at(place[None], x[:, None], S), mask=(x < S)[:, None] & valid[None], other=0.0)
+        g = tl.load(
+            grad_tape + grad_start + grad_size * k + _at(place[None], x[:, None], S),
+            mask=(x < S)[:, None] & valid[None],
+            other=0.0,
+        )
         full = t + v[None]
         share = full - _lse(full, 1)[:, None, :]
         total += tl.where((share > NEG) & (g[:, None, :] != 0), tl.exp(share) * g[:, None, :], 0.0)

@@ -1,0 +1,318 @@
+"""The GPU engine: on a GPU where there is one, elsewhere with Triton's interpreter, in a process of its own.
+
+Triton decides when it is imported whether it interprets kernels, and other tests may have imported it.
+"""
+
+import os
+import subprocess
+import sys
+import warnings
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import riskfield as rf
+from riskfield import kernels
+from riskfield.graph.schedule import coloured_order
+from riskfield.kernels import MessagePassingProblem
+from riskfield.kernels.gpu import lacks
+from riskfield.kernels.gpu.plan import make_plan
+from riskfield.kernels.problem import schedule_levels
+from riskfield.kernels.torch_reference import MessagePassingRun as Reference
+
+TRITON = find_spec("triton") is not None
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED or not torch.cuda.is_available() else "cuda"
+on_engine = pytest.mark.skipif(
+    not TRITON or not (INTERPRETED or torch.cuda.is_available()),
+    reason="run in a process of its own, or without Triton",
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy in the interpreter: log of 0, inf - inf
+
+
+def mixed():
+    """Several arities and numbers of states, two factors on the same variables, an isolated variable."""
+    return rf.FactorGraph([2, 3, 2, 1, 3], [(0, 1), (1, 0), (2, 0, 1), (1,), (3, 2)])
+
+
+def tied():
+    return rf.FactorGraph([2] * 5, [(0, 1), (1, 2), (2, 3), (3, 4), (4, 0)], tables=[0, 0, 1, 0, 1])
+
+
+GRAPHS = {
+    "grid": lambda: rf.grid(3, 3, 2),
+    "mixed": mixed,
+    "tied": tied,
+    "four": lambda: rf.FactorGraph([2, 2, 3, 2], [(2, 0, 1, 3)]),
+    "no factors": lambda: rf.FactorGraph([2, 3], []),
+}
+CASES = [  # graph, entropy, schedule, damping, whether some states are impossible
+    ("grid", rf.TRW(0.5), rf.Coloured(), 0.0, False),
+    ("mixed", rf.Bethe(), rf.Sequential(), 0.0, True),
+    ("mixed", rf.Bethe(), rf.Parallel(), 0.4, False),
+    ("tied", rf.TRW(0.7), rf.Sequential(), 0.0, False),
+    ("no factors", rf.Bethe(), rf.Sequential(), 0.0, False),
+]
+MORE = [
+    ("grid", rf.Bethe(), rf.Sequential(), 0.0, False),
+    ("mixed", rf.Bethe(), rf.Coloured(), 0.3, True),
+    ("tied", rf.TRW(0.7), rf.Parallel(), 0.0, False),
+    ("four", rf.Bethe(), rf.Sequential(), 0.0, False),
+    ("four", rf.Bethe(), rf.Parallel(), 0.2, True),
+]
+
+
+def numbers(graph, batch=2, seed=0, impossible=False):
+    generator = torch.Generator().manual_seed(seed)
+    theta = 2 * torch.randn(batch, graph.theta_size, dtype=torch.float64, generator=generator)
+    if impossible:
+        for k, variable in enumerate(np.flatnonzero(graph.num_states > 1)):
+            graph.node(theta, variable)[k % batch, 0] = -torch.inf
+        theta[:, graph.node_size] = -torch.inf
+    return theta
+
+
+# Without Triton -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("schedule", [rf.Sequential(), rf.Coloured(), rf.Parallel()], ids=repr)
+@pytest.mark.parametrize("name", GRAPHS)
+def test_the_plan_has_every_number_once_and_sends_what_the_torch_kernels_send(name, schedule):
+    graph = GRAPHS[name]()
+    at_once = isinstance(schedule, rf.Parallel)
+    plan = make_plan(graph, schedule_levels(graph, schedule), at_once, torch.device("cpu"))
+
+    def entries(places):
+        there = places.start >= 0
+        return (places.start[there][:, None] + places.offsets[places.order[there].long()]).flatten().tolist()
+
+    nodes = [entry for own in plan.nodes.values() for entry in entries(own)]
+    assert sorted(nodes) == list(range(graph.node_size))
+    messages = [entry for own in plan.kinds.values() for entry in entries(own.messages)]
+    assert sorted(messages) == list(range(graph.message_size))
+    mu = [entry for own in plan.kinds.values() for entry in entries(own.mu)]
+    assert sorted(mu) == list(range(graph.node_size, graph.mu_size))
+    for own in plan.kinds.values():  # a variable's message slot, seen from its neighbours
+        for o, kind in enumerate(own.other_kinds):
+            there = own.neighbours[0] >= 0
+            mates = plan.kinds[kind].slot_factor[own.cavities[o][there].long()]
+            assert torch.equal(mates, own.slot_factor[there])
+    problem = MessagePassingProblem(graph, rf.Bethe().counting(graph), schedule, 0.0, False)
+    reference = Reference(problem, graph.zeros()[None], None)
+    expected = [
+        sorted(int(reference.layout.messages[g][s][row, 0]) for g, s, rows in stage.sends for row in rows)
+        for stage in reference.stages
+    ]
+    sent = [sorted(_sent(plan, stage)) for stage in plan.stages]
+    assert list(filter(None, sent)) == list(filter(None, expected))
+
+
+def _sent(plan, stage):
+    """Where the messages that a stage sends begin."""
+    for block, direction in stage:
+        for part in block.parts:
+            own = plan.kinds[part.kind]
+            low, high = part.fresh[direction]
+            for slot in range(part.first + low * block.count, part.first + high * block.count):
+                if own.messages.start[slot] >= 0 and own.updated[slot] >> direction & 1:
+                    yield int(own.messages.start[slot])
+
+
+def test_plans_sum_gradients_of_tied_tables():
+    for tables in ([0, 0, 1, 0, 1], [0, 1, 0, 1, 2], [0, 1, 1, 0, 0]):
+        graph = rf.FactorGraph([2] * 5, [(0, 1), (1, 2), (2, 3), (3, 4), (4, 0)], tables=tables)
+        plan = make_plan(graph, schedule_levels(graph, rf.Sequential()), False, torch.device("cpu"))
+        gradient = torch.randn(3, graph.mu_size, dtype=torch.float64)
+        torch.testing.assert_close(plan.collapse(gradient.t()).t(), graph.collapse(gradient))
+
+
+@pytest.mark.skipif(not TRITON, reason="Triton is not installed")
+def test_what_the_engine_lacks_has_a_name():
+    graph = rf.chain(3, 2)
+
+    def found(graph=graph, theta=None, damping=0.0, record=None, counting=None):
+        theta = graph.zeros()[None] if theta is None else theta
+        problem = MessagePassingProblem(graph, counting or rf.Bethe().counting(graph), rf.Sequential(), damping, False)
+        return lacks(problem, theta, None, record)
+
+    assert found() is None
+    assert found(record=kernels.EVERY_SWEEP) is None
+    assert "checkpoints" in found(record=3)
+    assert "more than 4 variables" in found(rf.FactorGraph([2] * 5, [(0, 1, 2, 3, 4)]))
+    assert "8192 entries" in found(rf.chain(2, 100))
+    assert "damping" in found(damping=torch.tensor(0.1, requires_grad=True))
+    assert "complex128" in found(theta=graph.zeros()[None].to(torch.complex128))
+    assert "autograd" in found(theta=graph.zeros()[None].requires_grad_())
+
+
+@pytest.mark.skipif(TRITON, reason="Triton is installed")
+def test_without_triton_the_torch_kernels_run_and_say_so(monkeypatch):
+    monkeypatch.setattr(kernels, "_GPUS", {"cpu"})
+    monkeypatch.setattr(kernels, "_warned", set())
+    graph = rf.chain(3, 2)
+    with pytest.warns(rf.errors.PerformanceWarning, match="without Triton"):
+        rf.infer(graph, graph.zeros())
+    rf.infer(graph, graph.zeros())  # once
+    with pytest.warns(rf.errors.PerformanceWarning, match="mean field"):
+        rf.infer(graph, graph.zeros(), rf.MeanField())
+
+
+@pytest.mark.skipif(not TRITON or INTERPRETED or DEVICE == "cuda", reason="runs here, or not at all")
+def test_with_the_interpreter_of_triton():
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", __file__]
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run(
+        command, env=environment, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert "passed" in done.stdout
+
+
+# On the engine --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """Let the engine serve the device of the tests."""
+    monkeypatch.setattr(kernels, "_GPUS", {DEVICE})
+    monkeypatch.setattr(kernels, "_warned", set())
+
+
+def check(name, entropy, schedule, damping, impossible, sweeps=2):
+    from riskfield.kernels.gpu.run import MessagePassingRun
+
+    graph = GRAPHS[name]()
+    theta = numbers(graph, impossible=impossible).to(DEVICE).requires_grad_()
+    messages = torch.randn(2, graph.message_size, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    messages = None if damping else messages.to(DEVICE)
+    problem = MessagePassingProblem(graph, entropy.counting(graph), schedule, damping, False)
+    reference = Reference(problem, theta, messages)
+    run = MessagePassingRun(problem, theta, messages, record=True)
+    for _ in range(2):
+        residuals = [one.advance(sweeps, -1.0)[0] for one in (run, reference)]
+        if name != "no factors":
+            torch.testing.assert_close(*residuals, rtol=1e-9, atol=1e-12)
+    expected = reference.marginals()
+    torch.testing.assert_close(run.marginals(), expected, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(run.messages(), reference.messages(), rtol=1e-9, atol=1e-11)
+    grad = torch.randn(expected.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2)).to(DEVICE)
+    (gradient,) = torch.autograd.grad(expected, theta, grad)
+    found = [run.backward(grad) for _ in range(2 if DEVICE == "cpu" else 4)]  # from the third on a replay
+    torch.testing.assert_close(found[0], gradient, rtol=1e-9, atol=1e-11)
+    for again in found[1:]:
+        assert torch.equal(again, found[0])  # in a fixed order
+
+
+@on_engine
+@pytest.mark.parametrize(("name", "entropy", "schedule", "damping", "impossible"), CASES)
+def test_the_same_sweeps_and_gradients(name, entropy, schedule, damping, impossible):
+    check(name, entropy, schedule, damping, impossible)
+
+
+@on_engine
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "entropy", "schedule", "damping", "impossible"), MORE)
+def test_more_sweeps_and_gradients(name, entropy, schedule, damping, impossible):
+    check(name, entropy, schedule, damping, impossible)
+
+
+@on_engine
+def test_rounding_does_not_grow():
+    from riskfield.kernels.gpu.run import MessagePassingRun
+
+    graph = rf.grid(3, 3, 2)
+    theta = numbers(graph, batch=1).to(DEVICE).requires_grad_()
+    problem = MessagePassingProblem(graph, rf.Bethe().counting(graph), rf.Coloured(), 0.0, False)
+    run, reference = MessagePassingRun(problem, theta, None, record=True), Reference(problem, theta, None)
+    for one in (run, reference):
+        one.advance(14, -1.0)
+    expected = reference.marginals()
+    grad = torch.randn(expected.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2)).to(DEVICE)
+    (gradient,) = torch.autograd.grad(expected, theta, grad)
+    torch.testing.assert_close(run.backward(grad), gradient, rtol=1e-10, atol=1e-12)
+
+
+@on_engine
+def test_max_product_in_single_precision():
+    from riskfield.kernels.gpu.run import MessagePassingRun
+
+    graph = mixed()
+    theta = numbers(graph).to(DEVICE, torch.float32)
+    problem = MessagePassingProblem(graph, rf.Bethe().counting(graph), rf.Coloured(), 0.0, True)
+    run, reference = MessagePassingRun(problem, theta, None), Reference(problem, theta, None)
+    for one in (run, reference):
+        one.advance(2, -1.0)
+    torch.testing.assert_close(run.marginals(), reference.marginals(), rtol=1e-4, atol=1e-5)
+
+
+@on_engine
+def test_runs_to_a_tolerance_and_their_gradients(gpu):
+    graph = rf.chain(3, 2)
+    theta = numbers(graph) * torch.tensor([[0.01], [1.0]], dtype=torch.float64)
+    algorithm, stop = rf.MessagePassing(rf.TRW(0.7), rf.Coloured(), 0.3), rf.Stop(100, 1e-9)
+    results = []
+    for device, names in ((DEVICE, None), ("cpu", "torch")):
+        leaf = theta.to(device).requires_grad_()
+        solution = rf.infer(graph, leaf, algorithm, stop=stop, adjoint=rf.Unroll(), kernels=names)
+        assert solution.converged.all()
+        results.append([solution.mu.cpu(), *(g.cpu() for g in torch.autograd.grad((solution.mu**2).sum(), leaf))])
+        if names is None:
+            assert solution.sweeps[0] < solution.sweeps[1]  # what has converged is left alone
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)
+
+
+@on_engine
+def test_impossible_models(gpu):
+    graph = rf.grid(2, 2, 2)
+    theta = torch.zeros(3, graph.theta_size, dtype=torch.float64)
+    graph.factor_views(theta)[0][1, 0] = -torch.inf
+    algorithm = rf.MessagePassing(schedule=rf.Coloured())
+    run = algorithm.start(graph, theta.to(DEVICE), None, None)
+    residual, _ = run.advance(20, 1e-6)
+    assert torch.isnan(residual).tolist() == [False, True, False]
+    assert torch.isnan(run.marginals().sum(-1)).tolist() == [False, True, False]
+
+
+@on_engine
+def test_infer_takes_the_engine_and_names_what_it_lacks(gpu):
+    graph = rf.chain(2, 2)
+    theta = numbers(graph).to(DEVICE)
+    algorithm, stop = rf.MessagePassing(), rf.Stop(1, tol=None)
+    assert type(algorithm.start(graph, theta, None, None)).__module__ == "riskfield.kernels.gpu.run"
+    leaf = theta.clone().requires_grad_()
+    (first,) = torch.autograd.grad((rf.infer(graph, leaf, algorithm, stop=stop).mu ** 3).sum(), leaf, create_graph=True)
+    (second,) = torch.autograd.grad((first**2).sum(), leaf)  # by the torch kernels
+    other = theta.clone().requires_grad_()
+    mu = rf.infer(graph, other, algorithm, stop=stop, kernels="torch").mu
+    (expected,) = torch.autograd.grad((mu**3).sum(), other, create_graph=True)
+    torch.testing.assert_close(first, expected)
+    torch.testing.assert_close(second, torch.autograd.grad((expected**2).sum(), other)[0])
+    with pytest.warns(rf.errors.PerformanceWarning, match="checkpoints"):
+        rf.infer(graph, leaf, algorithm, stop=stop, adjoint=rf.Unroll(checkpoint=1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", rf.errors.PerformanceWarning)
+        rf.infer(graph, leaf, algorithm, stop=stop, adjoint=rf.Unroll(checkpoint=1))  # said once
+    empty = torch.zeros(0, graph.theta_size, dtype=torch.float64, device=DEVICE)
+    assert rf.infer(graph, empty, algorithm, stop=stop).mu.shape == (0, graph.mu_size)
+
+
+@on_engine
+def test_deep_schedules_are_named(gpu):
+    graph = rf.grid(2, 70, 2)
+    theta = graph.zeros()[None].to(DEVICE)
+    with pytest.warns(rf.errors.PerformanceWarning, match=r"Sequential.*Coloured\(\)"):
+        rf.MessagePassing().start(graph, theta, None, None)
+    rf.MessagePassing(schedule=rf.Coloured()).start(graph, theta, None, None)
+    rf.MessagePassing().start(rf.chain(300, 2), rf.chain(300, 2).zeros()[None].to(DEVICE), None, None)
+
+
+def test_a_coloured_grid_has_two_stages():
+    graph = rf.grid(4, 5, 2)
+    plan = make_plan(graph, schedule_levels(graph, rf.Coloured()), False, torch.device("cpu"))
+    assert [sum(block.count for block, _ in stage) for stage in plan.stages] == [10, 10]
+    assert len(coloured_order(graph)) == 20
