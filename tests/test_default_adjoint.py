@@ -79,7 +79,7 @@ DAMPED = rf.MessagePassing(rf.TRW(0.5), damping=0.5)
 
 # torch compiles parts of its forward derivatives with a tool it has itself deprecated.
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated:DeprecationWarning")
-@pytest.mark.filterwarnings("ignore::riskfield.ConvergenceWarning")
+@pytest.mark.filterwarnings("ignore::riskfield.errors.ConvergenceWarning")
 @pytest.mark.parametrize("algorithm", [rf.MessagePassing(), DAMPED, rf.MeanField()], ids=["bp", "damped", "mean-field"])
 @pytest.mark.parametrize("scale", [1.0, 8.0])
 def test_every_adjoint_stops_where_plain_inference_does(algorithm, scale):

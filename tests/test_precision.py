@@ -95,7 +95,7 @@ def conflict(size, dtype):
     return graph, theta
 
 
-@pytest.mark.filterwarnings("ignore::riskfield.ConvergenceWarning")  # rounding keeps some from settling
+@pytest.mark.filterwarnings("ignore::riskfield.errors.ConvergenceWarning")  # rounding keeps some from settling
 @both_types
 @all_algorithms
 def test_conflicts_just_below_the_limit_are_resolved(kernels, algorithm, dtype):
@@ -109,7 +109,7 @@ def test_conflicts_just_below_the_limit_are_resolved(kernels, algorithm, dtype):
             torch.testing.assert_close(graph.node(solution.mu, variable).double(), expected, rtol=0, atol=3e-3)
 
 
-@pytest.mark.filterwarnings("ignore::riskfield.ConvergenceWarning")
+@pytest.mark.filterwarnings("ignore::riskfield.errors.ConvergenceWarning")
 @both_types
 @all_algorithms
 @pytest.mark.parametrize("factor", [3.0, 1e4, 1e15])
