@@ -1,6 +1,7 @@
-"""A file imports only from its own layer and those above it."""
+"""ARCHITECTURE.md is true: files import only from their own layer and those above it, and the file map is complete."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 import riskfield
 
 PACKAGE = Path(riskfield.__file__).parent
+ROOT = Path(__file__).parent.parent
 
 # Top to bottom. A package stands for the files in it.
 LAYERS = [
@@ -56,3 +58,49 @@ def test_imports_follow_the_layers(path):
             continue
         assert other in LEVEL, f"{path.name} imports {module}: import from the module that defines the name"
         assert LEVEL[other] <= LEVEL[own], f"{path.name} is above {module} and must not import it"
+
+
+# A list of names, then two spaces and a description, in an indented block.
+_LINE = re.compile(r"^    ( *)([\w./]+(?:, [\w./]+)*)(?:  .*)?$")
+
+
+def block(heading):
+    """The lines of the indented block under a heading of ARCHITECTURE.md: (depth, names)."""
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8").partition(f"\n## {heading}\n")[2]
+    for line in text.partition("\n## ")[0].splitlines():
+        if line.startswith("    "):
+            match = _LINE.match(line)
+            assert match, f"no list of names: {line!r}"
+            yield len(match[1]) // 2, match[2].split(", ")
+
+
+def file_map():
+    """The paths in the file map. A line with one folder opens it; two more spaces of indentation mean inside it."""
+    found, folders = set(), []
+    for depth, names in block("File map"):
+        assert depth <= len(folders), f"indented too far: {names}"
+        del folders[depth:]
+        found.update("".join(folders) + name for name in names)
+        if len(names) == 1 and names[0].endswith("/"):
+            folders.append(names[0])
+    return found
+
+
+def test_the_layers_are_those_of_the_architecture_page():
+    own = {"_native", "__main__"}  # parts of kernels and cli
+    written = [[name.rstrip("/") for name in names] for _, names in block("Layers")]
+    assert written == [[name for name in names if name not in own] for names in LAYERS]
+
+
+def test_every_path_in_the_file_map_exists():
+    assert [path for path in sorted(file_map()) if not (ROOT / path).exists()] == []
+
+
+def test_the_file_map_names_every_source_file():
+    suffixes = {".py", ".cu", ".css", ".hpp", ".cpp"}
+    files = [
+        path for folder in ("src/riskfield", "cpp") for path in (ROOT / folder).rglob("*") if path.suffix in suffixes
+    ]
+    names = {path.relative_to(ROOT).as_posix() for path in files if path.name not in ("__init__.py", "__main__.py")}
+    assert len(names) > 100
+    assert sorted(names - file_map()) == []

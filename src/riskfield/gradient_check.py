@@ -21,8 +21,8 @@ from riskfield.adjoints.adjoint import AbstractAdjoint
 from riskfield.adjoints.envelope import Envelope
 from riskfield.adjoints.fixed_point import FixedPoint
 from riskfield.adjoints.kkt import KKT
+from riskfield.adjoints.kkt_solvers import Direct, Minres
 from riskfield.adjoints.perturb import Perturb
-from riskfield.adjoints.solvers import Direct, Minres
 from riskfield.adjoints.unroll import Unroll
 from riskfield.errors import AdjointError, AdjointWarning, ConvergenceWarning
 from riskfield.graph.factor_graph import FactorGraph

@@ -3,11 +3,11 @@
 from riskfield.adjoints.adjoint import AbstractAdjoint
 from riskfield.adjoints.envelope import Envelope
 from riskfield.adjoints.fixed_point import FixedPoint
+from riskfield.adjoints.fixed_point_solvers import GMRES, Iterate
 from riskfield.adjoints.kkt import KKT
-from riskfield.adjoints.linear_fixed_point import GMRES, Iterate
+from riskfield.adjoints.kkt_solvers import Direct, Minres
 from riskfield.adjoints.perturb import Perturb
 from riskfield.adjoints.second_order import hessian_vector_product
-from riskfield.adjoints.solvers import Direct, Minres
 from riskfield.adjoints.unroll import Unroll
 
 __all__ = [

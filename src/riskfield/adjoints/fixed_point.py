@@ -32,7 +32,7 @@ from torch import Tensor
 from riskfield.adjoints._attach import Jacobian, attach
 from riskfield.adjoints._refusals import require_convergence, require_finite, require_fixed_point
 from riskfield.adjoints.adjoint import AbstractAdjoint
-from riskfield.adjoints.linear_fixed_point import AbstractLinearSolver, Iterate, LinearSolution
+from riskfield.adjoints.fixed_point_solvers import AbstractLinearSolver, Iterate, LinearSolution
 from riskfield.errors import AdjointError, AdjointWarning
 from riskfield.inference.algorithm import RecordingRun
 from riskfield.inference.request import Request

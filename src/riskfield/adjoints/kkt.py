@@ -38,7 +38,7 @@ from riskfield.adjoints._refusals import (
     require_theta_only,
 )
 from riskfield.adjoints.adjoint import AbstractAdjoint
-from riskfield.adjoints.solvers import AbstractSolver, Direct, FloatArray, System
+from riskfield.adjoints.kkt_solvers import AbstractSolver, Direct, FloatArray, System
 from riskfield.errors import AdjointWarning
 from riskfield.graph._scopes import IntArray
 from riskfield.graph.factor_graph import FactorGraph

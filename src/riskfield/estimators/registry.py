@@ -13,10 +13,10 @@ from torch import optim
 
 from riskfield.adjoints.envelope import Envelope
 from riskfield.adjoints.fixed_point import FixedPoint
+from riskfield.adjoints.fixed_point_solvers import GMRES, Iterate
 from riskfield.adjoints.kkt import KKT
-from riskfield.adjoints.linear_fixed_point import GMRES, Iterate
+from riskfield.adjoints.kkt_solvers import Direct, Minres
 from riskfield.adjoints.perturb import Perturb
-from riskfield.adjoints.solvers import Direct, Minres
 from riskfield.adjoints.unroll import Unroll
 from riskfield.decoders import MAP, EqualCount, ExpectedValue, MaxMarginal, SoftArgmax, SoftEqualCount
 from riskfield.entropy import TRW, Bethe, CountingNumbers

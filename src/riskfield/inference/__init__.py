@@ -11,11 +11,10 @@ from riskfield.inference.convex import (
     SumProduct,
     Term,
 )
-from riskfield.inference.diagnostics import effective_sample_size
 from riskfield.inference.evidence import clamp
 from riskfield.inference.exact import Exact
 from riskfield.inference.exact_map import ExactMAP
-from riskfield.inference.gibbs import frequencies, sample
+from riskfield.inference.gibbs import effective_sample_size, frequencies, sample
 from riskfield.inference.mean_field import MeanField
 from riskfield.inference.message_passing import MaxProduct, MessagePassing
 from riskfield.inference.request import Stop

@@ -1,12 +1,14 @@
-r"""Gibbs sampling: draw joint states by redrawing one variable after the other given the rest.
+r"""Gibbs sampling: draw joint states by resampling one variable after the other, given all others.
 
     x_j  ~  p(x_j | all others)  propto  exp( theta_j(x_j) + sum_{c containing j} theta_c(x_j, x_{c \ j}) )
 
-Variables of one colour share no factor, so they are redrawn together, for all chains and batch items at once. A draw is
-the largest of logit minus log of an exponential variate (the Gumbel-max trick), which never picks an impossible state.
+Variables of one colour share no factor, so they are resampled together, for all chains and batch items at once. A draw
+is the argmax of logit minus the logarithm of an exponential variate (the Gumbel-max trick), which never selects an
+impossible state.
 
-Samples are exact in the limit only. Strong couplings make chains move slowly, and hard constraints may cut the joint
-states into islands that single-variable moves cannot leave: compare several chains, or use `Exact` where it fits.
+Samples are exact only in the limit. Strong couplings make chains mix slowly. Hard constraints may divide the joint
+states into parts between which no change of a single variable leads. Compare several chains, or use `Exact` if the
+treewidth is small.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from riskfield.inference.evidence import clamp
 
 NEG_INF = float("-inf")
 _START_SWEEPS = 1000
-_START_PENALTY = 4.0  # per violated constraint: enough to go downhill, not so much as to get stuck
+_START_PENALTY = 4.0  # per violated constraint: large enough to remove violations, small enough not to get stuck
 
 
 def sample(
@@ -49,14 +51,14 @@ def sample(
         theta: log-potentials of shape (*batch, graph.theta_size), float32 or float64; -inf marks impossible states.
         num_samples: how many samples each chain returns.
         chains: how many independent chains to run per batch item.
-        burn_in: how many sweeps to throw away first.
-        thinning: keep the last of every so many sweeps.
+        burn_in: how many sweeps to discard first.
+        thinning: keep one sample every `thinning` sweeps.
         seed: an integer or a `torch.Generator` on theta's device; the same seed gives the same samples. By default
-            torch's global generator.
+            torch's global generator is used.
         evidence: observed states, a dict {variable: state} or an integer tensor of shape (*batch, variable) with -1 for
             unobserved variables.
-        start: states to start from, of a shape that broadcasts to (*batch, chains, variable). By default random ones;
-            where constraints forbid those, a search for possible ones comes first.
+        start: states to start from, of a shape that broadcasts to (*batch, chains, variable). By default random
+            states; if constraints forbid these, a search for possible states comes first.
         progress: show a progress bar.
 
     Returns:
@@ -68,7 +70,7 @@ def sample(
     >>> from riskfield import chain
     >>> graph = chain(3, num_states=2)
     >>> theta = graph.zeros()
-    >>> graph.factor_views(theta)[0][:, [0, 1], [0, 1]] = 1.0  # neighbours like to agree
+    >>> graph.factor_views(theta)[0][:, [0, 1], [0, 1]] = 1.0  # neighbours tend to agree
     >>> states = sample(graph, theta, num_samples=500, chains=40, evidence={0: 1}, seed=0)
     >>> states.shape, (states[..., 2] == 1).double().mean().round(decimals=2)  # 0.6068 by exact inference
     (torch.Size([40, 500, 3]), tensor(0.6000, dtype=torch.float64))
@@ -117,9 +119,54 @@ def frequencies(graph: FactorGraph, states: Tensor, *, dtype: torch.dtype = torc
     return (total / count).reshape(*batch, graph.mu_size)
 
 
+def effective_sample_size(draws: Tensor) -> Tensor:
+    r"""How many independent samples would estimate a mean as well as these samples do.
+
+        n_eff = chains * samples / tau,        tau = 1 + 2 sum_t rho_t,
+
+    where rho_t is the autocorrelation at lag t, computed from the variances within and between chains. The sum ends
+    before the first pair of lags whose sum is not positive (Geyer 1992; Gelman et al., Bayesian Data Analysis, 3rd ed.,
+    section 11.5).
+
+    A value near the number of chains means that the chains have not mixed: use a longer burn-in. If the value is well
+    below the number of samples, increase the thinning or draw more samples.
+
+    Arguments:
+        draws: floats of shape (*batch, chain, sample, quantity), such as `sample(...).double()`.
+
+    Returns:
+        A tensor of shape (*batch, quantity). The samples of a quantity that never changes count as independent.
+
+    >>> import torch
+    >>> from riskfield.inference import effective_sample_size
+    >>> draws = torch.randn(50, 40, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    >>> float(effective_sample_size(draws)) > 1800, float(effective_sample_size(draws.repeat_interleave(2, 1))) < 2200
+    (True, True)
+    """
+    if draws.ndim < 3 or draws.shape[-2] < 4 or not draws.is_floating_point():
+        raise ValueError(
+            "`draws` must be floats of shape (*batch, chain, sample, quantity), with at least 4 samples. "
+            f"Got {tuple(draws.shape)} of {draws.dtype}."
+        )
+    chains, samples = draws.shape[-3:-1]
+    means = draws.mean(-2, keepdim=True)
+    centred = draws - means
+    lags = [(centred[..., : samples - t, :] * centred[..., t:, :]).sum(-2).mean(-2) / samples for t in range(samples)]
+    covariance = torch.stack(lags)  # (lag, *batch, quantity)
+    within = covariance[0] * samples / (samples - 1)
+    between = means.squeeze(-2).var(-2) if chains > 1 else torch.zeros_like(within)
+    total = covariance[0] + between
+    constant = total == 0
+    rho = 1 - (within - covariance) / torch.where(constant, 1, total)
+    pairs = rho[: samples // 2 * 2].unflatten(0, (-1, 2)).sum(1)  # rho_0 + rho_1, rho_2 + rho_3, ...
+    positive = (pairs > 0).cumprod(0)
+    tau = 2 * (pairs * positive).sum(0) - 1
+    return chains * samples / torch.where(constant, 1, tau.clamp(min=1))
+
+
 @dataclass(frozen=True, eq=False)
 class _Contribution:
-    """The part one slot of one factor group has in the logits of a block."""
+    """What one slot of one factor group adds to the logits of a block."""
 
     owner: Tensor  # (factor,)         the position of the variable in the block
     start: Tensor  # (factor,)         where the factor's table starts in theta
@@ -130,10 +177,10 @@ class _Contribution:
 
 @dataclass(frozen=True, eq=False)
 class _Block:
-    """Variables of one colour with the same number of states, redrawn together."""
+    """Variables of one colour with the same number of states, resampled together."""
 
     variables: Tensor  # (member,)
-    entries: Tensor  # (member, state)  where their potentials lie in theta
+    entries: Tensor  # (member, state)  positions of their potentials in theta
     contributions: tuple[_Contribution, ...]
 
 
@@ -177,7 +224,7 @@ def _blocks(graph: FactorGraph, device: torch.device) -> list[_Block]:
 def _sweep(
     graph: FactorGraph, theta: Tensor, states: Tensor, blocks: list[_Block], generator: torch.Generator | None
 ) -> None:
-    """Redraw every variable once, in place; states of shape (batch, chain, variable)."""
+    """Resample every variable once; `states`, of shape (batch, chain, variable), change in place."""
     for block in blocks:
         logits = _logits(theta, states, block)
         noise = torch.empty_like(logits).exponential_(generator=generator).log_()
@@ -221,28 +268,28 @@ def _first_states(
     for block in blocks:
         logits = theta[:, block.entries].unsqueeze(1).repeat(1, chains, 1, 1)
         if (logits == NEG_INF).all(-1).any():
-            raise ImpossibleEvidenceError("Every state of some variable is impossible by `theta` or `evidence`.")
+            raise ImpossibleEvidenceError("`theta` and `evidence` make every state of some variable impossible.")
         noise = torch.empty_like(logits).exponential_(generator=generator).log_()
         states[:, :, block.variables] = (logits - noise).argmax(-1)
-    return _repaired(graph, theta, states, blocks, generator)
+    return _made_possible(graph, theta, states, blocks, generator)
 
 
-def _repaired(
+def _made_possible(
     graph: FactorGraph, theta: Tensor, states: Tensor, blocks: list[_Block], generator: torch.Generator | None
 ) -> Tensor:
-    """Move chains that start at an impossible state to a possible one: sample with a price on violated constraints."""
-    price = torch.where(theta == NEG_INF, -_START_PENALTY, 0.0).to(theta.dtype)
-    # A state excluded by evidence is never the way out.
-    price[:, : graph.node_size] = torch.where(theta[:, : graph.node_size] == NEG_INF, NEG_INF, 0.0)
+    """Move chains from impossible states to possible ones: sample with a penalty for each violated constraint."""
+    penalty = torch.where(theta == NEG_INF, -_START_PENALTY, 0.0).to(theta.dtype)
+    # States that evidence excludes, or that are impossible for a single variable, stay excluded.
+    penalty[:, : graph.node_size] = torch.where(theta[:, : graph.node_size] == NEG_INF, NEG_INF, 0.0)
     for _ in range(_START_SWEEPS):
         stuck = _scores(graph, theta, states) == NEG_INF
         if not stuck.any():
             return states
         moved = states.clone()
-        _sweep(graph, price, moved, blocks, generator)
+        _sweep(graph, penalty, moved, blocks, generator)
         states = torch.where(stuck.unsqueeze(-1), moved, states)
     raise ImpossibleEvidenceError(
-        f"No state of non-zero probability was found in {_START_SWEEPS} sweeps. If there is one, give it as `start`."
+        f"No state of non-zero probability was found in {_START_SWEEPS} sweeps. If you know one, pass it as `start`."
     )
 
 
