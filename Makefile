@@ -21,13 +21,13 @@ fuzz: $(INSTALLED)
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run --Werror cpp/*.cpp cpp/*.hpp src/riskfield/kernels/*.cu
+	$(BIN)/clang-format --dry-run --Werror cpp/*.cpp cpp/*.hpp
 	$(BIN)/mypy
 
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i cpp/*.cpp cpp/*.hpp src/riskfield/kernels/*.cu
+	$(BIN)/clang-format -i cpp/*.cpp cpp/*.hpp
 
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/sweeps.py --json results/sweeps.json

@@ -97,7 +97,7 @@ def test_every_path_in_the_file_map_exists():
 
 
 def test_the_file_map_names_every_source_file():
-    suffixes = {".py", ".cu", ".css", ".hpp", ".cpp"}
+    suffixes = {".py", ".css", ".hpp", ".cpp"}
     files = [
         path for folder in ("src/riskfield", "cpp") for path in (ROOT / folder).rglob("*") if path.suffix in suffixes
     ]
