@@ -237,6 +237,43 @@ def test_rounding_does_not_grow():
 
 
 @on_engine
+def test_results_outlive_the_buffers_of_their_run():
+    from riskfield.kernels.gpu.run import MessagePassingRun
+
+    graph = rf.chain(2, 2)
+    problem = MessagePassingProblem(graph, rf.Bethe().counting(graph), rf.Coloured(), 0.0, False)
+    results = []
+    for seed in (0, 1):
+        theta = numbers(graph, 1, seed).to(DEVICE)
+        run = MessagePassingRun(problem, theta, None, record=True)
+        run.advance(1, -1.0)
+        results.append([run.marginals(), run.messages(), run.backward(torch.ones(1, graph.mu_size).to(theta) * theta)])
+        del run
+        results.append([tensor.clone() for tensor in results[-1]])
+    for kept, copied in zip(results[0], results[1], strict=True):
+        assert torch.equal(kept, copied)
+    assert not torch.equal(results[0][0], results[2][0])
+
+
+@on_engine
+def test_addresses_of_64_bits():
+    from riskfield.kernels.gpu.engine import engine_of
+    from riskfield.kernels.gpu.run import MessagePassingRun
+
+    graph = rf.FactorGraph([2, 3, 2], [(0, 1), (0, 1, 2)])
+    theta = numbers(graph).to(DEVICE)
+    problem = MessagePassingProblem(graph, rf.Bethe().counting(graph), rf.Sequential(), 0.0, False)
+    found = []
+    for wide in (False, True):
+        engine_of(problem, theta).wide = wide
+        run = MessagePassingRun(problem, theta, None, record=True)
+        run.advance(1, -1.0)
+        found.append([run.marginals(), run.backward(theta.new_ones(2, graph.mu_size).cumsum(1))])
+    for narrow, wide in zip(*found, strict=True):
+        assert torch.equal(narrow, wide)
+
+
+@on_engine
 def test_max_product_in_single_precision():
     from riskfield.kernels.gpu.run import MessagePassingRun
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from riskfield.kernels.gpu.ends import factor_gradient, factor_marginal_cotangent, node_marginal_cotangent
-from riskfield.kernels.gpu.engine import NODES, Buffers, Engine
+from riskfield.kernels.gpu.engine import NODES, Buffers, Engine, rows
 from riskfield.kernels.gpu.plan import Block, Part
 from riskfield.kernels.gpu.storage import power_of_two, programs
 from riskfield.kernels.gpu.sweeps import belief_cotangent, message_cotangent, table_cotangent
@@ -34,7 +34,7 @@ def backward(engine: Engine, buffers: Buffers, sweeps: Tensor, grad_mu: Tensor) 
         engine.replay(buffers, ("backward", buffers.recorded, buffers.current), work)
     else:
         work()
-    return engine.plan.collapse(going.gradient).t().contiguous()
+    return rows(engine.plan.collapse(going.gradient))
 
 
 class _Backward:

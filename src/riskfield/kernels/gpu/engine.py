@@ -298,7 +298,7 @@ class Engine:
     def marginals(self, buffers: Buffers) -> Tensor:
         """Mu of shape (batch, mu)."""
         self.replay(buffers, ("marginals", buffers.current), lambda: self._marginals(buffers))
-        return buffers.mu.t().contiguous()
+        return rows(buffers.mu)
 
     def _marginals(self, buffers: Buffers) -> None:
         now = buffers.current
@@ -322,7 +322,12 @@ class Engine:
             self.unpack(buffers.messages[buffers.current][self.message_start[kind] :], messages, own.messages)
         for states, nodes in self.plan.nodes.items():
             self.unpack(buffers.beliefs[buffers.current][self.node_start[states] :], beliefs, nodes)
-        return messages.t().contiguous(), beliefs.t().contiguous()
+        return rows(messages), rows(beliefs)
+
+
+def rows(columns: Tensor) -> Tensor:
+    """A copy with the batch first; of one item, too, whose columns are rows already and belong to a buffer."""
+    return columns.t().clone(memory_format=torch.contiguous_format)
 
 
 def _starts(sizes: dict[Any, int]) -> tuple[dict[Any, int], int]:

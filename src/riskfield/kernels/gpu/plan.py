@@ -264,8 +264,10 @@ def _collect(graph: FactorGraph, kind: Kind, members: list[tuple[int, int]], pla
     assert len({piece[3] for piece in pieces}) == 1
     joined = [np.concatenate([piece[k] for piece in pieces]) for k in (0, 1, 4, 5, 6, 7, 8)]
     mates = [np.concatenate([piece[2][o] for piece in pieces]) for o in range(len(kind) - 1)]
-    table = np.unique(np.stack([joined[3], joined[4]], axis=1), axis=0, return_inverse=True)[1].reshape(-1)
     variable, neighbours, factor, base, entries, message, mu = joined
+    table = np.arange(len(variable))
+    if any(graph.factor_groups[g].tied for g, _ in members):
+        table = np.unique(base * (entries.max() + 1) + entries, return_inverse=True)[1].reshape(-1)
     return _Incidences(variable, neighbours, mates, pieces[0][3], factor, base, entries, message, table, mu)
 
 

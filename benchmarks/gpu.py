@@ -1,0 +1,217 @@
+"""Time of message passing and its gradient on a GPU, beside eager PyTorch, torch.compile, one CPU core and the bound.
+
+    PYTHONPATH=src python benchmarks/gpu.py --json gpu.json
+
+Needs torch, NumPy and Triton; pytorch-crf and the compiled extension are measured where they are installed. All times
+are milliseconds per image (or chain), the best of several calls, in float32. "sweeps" and "backward" are the engine
+alone; "call" is all of `infer`, "call_with_gradient" includes the gradient. The traffic bound is the bytes that the
+sweeps must move, divided by the bandwidth of a copy measured in the same run.
+"""
+
+import argparse
+import json
+import platform
+import time
+import warnings
+from importlib.util import find_spec
+
+import torch
+
+import riskfield as rf
+from riskfield.kernels import MessagePassingProblem, native_available
+
+SWEEPS = 20
+
+
+def clock(work, repeats=5, warm=3):
+    """Milliseconds of the fastest call."""
+    for _ in range(warm):  # compiles, captures, replays
+        work()
+    best = float("inf")
+    for _ in range(repeats):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        work()
+        torch.cuda.synchronize()
+        best = min(best, 1e3 * (time.perf_counter() - began))
+    return best
+
+
+def copy_bandwidth():
+    """Bytes per second that a large copy reads and writes."""
+    source = torch.empty(2**28, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / (1e-3 * clock(lambda: target.copy_(source)))
+
+
+def bytes_moved(graph, batch, sweeps):
+    """Bytes of all sweeps: of a message its table, the other's belief and message, itself; of a belief it and theta."""
+    numbers = 0
+    for group in graph.factor_groups:
+        for slot, states in enumerate(group.shape):
+            others = sum(group.shape) - group.shape[slot]
+            numbers += group.num_factors * (group.table_size + 2 * others + states)
+    return 4 * sweeps * batch * (numbers + 2 * graph.node_size)
+
+
+def engine_times(graph, batch, schedule, sweeps, entropy, calls=True):
+    """Sweeps and backward pass of the engine alone, and whole calls."""
+    theta, grad = (torch.randn(batch, size, device="cuda") for size in (graph.theta_size, graph.mu_size))
+    problem = MessagePassingProblem(graph, entropy.counting(graph), schedule, 0.0, False)
+    times = _alone(problem, theta, grad, sweeps)
+    if not calls:
+        return times
+    algorithm, stop = rf.MessagePassing(entropy, schedule), rf.Stop(sweeps, tol=None)
+    times["call"] = clock(lambda: rf.infer(graph, theta, algorithm, stop=stop).mu) / batch
+    leaf = theta.clone().requires_grad_()
+
+    def gradient():
+        mu = rf.infer(graph, leaf, algorithm, stop=stop, adjoint=rf.Unroll()).mu
+        torch.autograd.grad(mu, leaf, grad)
+
+    times["call_with_gradient"] = clock(gradient) / batch
+    return times
+
+
+def _alone(problem, theta, grad, sweeps):
+    from riskfield.kernels.gpu.run import MessagePassingRun
+
+    began = time.perf_counter()
+    run = MessagePassingRun(problem, theta, None)
+    run.advance(sweeps, -1.0)
+    torch.cuda.synchronize()
+    times = {"first_call_s": time.perf_counter() - began}
+    times["sweeps"] = clock(lambda: run.advance(sweeps, -1.0)) / len(theta)
+    recorded = MessagePassingRun(problem, theta, None, record=True)
+    recorded.advance(sweeps, -1.0)
+    times["backward"] = clock(lambda: recorded.backward(grad)) / len(theta)
+    return times
+
+
+def flooding(nodes, right, down, east, west, south, north):
+    """One sweep in plain PyTorch on a grid: nodes (batch, row, column, state), tables with one more axis of states."""
+    pad = torch.nn.functional.pad
+    # TRW with rho = 1/2: tables are scaled by 2, and messages count half.
+    received = pad(east, (0, 0, 1, 0)) + pad(west, (0, 0, 0, 1))
+    received = received + pad(south, (0, 0, 0, 0, 1, 0)) + pad(north, (0, 0, 0, 0, 0, 1))
+    belief = nodes + 0.5 * received
+    new = (
+        torch.logsumexp(2 * right + (belief[:, :, :-1] - west).unsqueeze(-1), -2),
+        torch.logsumexp(2 * right + (belief[:, :, 1:] - east).unsqueeze(-2), -1),
+        torch.logsumexp(2 * down + (belief[:, :-1] - north).unsqueeze(-1), -2),
+        torch.logsumexp(2 * down + (belief[:, 1:] - south).unsqueeze(-2), -1),
+    )
+    return tuple(m - torch.logsumexp(m, -1, keepdim=True) for m in new)
+
+
+def torch_times(rows, columns, states, batch):
+    """Eager flooding, and torch.compile of a sweep of it."""
+    nodes = torch.randn(batch, rows, columns, states, device="cuda")
+    right = torch.randn(batch, rows, columns - 1, states, states, device="cuda")
+    down = torch.randn(batch, rows - 1, columns, states, states, device="cuda")
+
+    def run(sweep):
+        messages = [torch.zeros_like(tables[..., 0]) for tables in (right, right, down, down)]
+        for _ in range(SWEEPS):
+            messages = sweep(nodes, right, down, *messages)
+
+    times = {"eager": clock(lambda: run(flooding), 3, 1) / batch}
+    if batch > 32:  # compiling once more takes long and tells little
+        return times
+    try:
+        compiled = torch.compile(flooding, dynamic=False)
+        times["compiled"] = clock(lambda: run(compiled), 3, 1) / batch
+    except Exception as error:  # no compiler for the host, for example
+        print(f"  torch.compile failed: {type(error).__name__}")
+    return times
+
+
+def cpu_time(graph, schedule, sweeps, entropy):
+    """One image on one core of our own engine, in float32; its best schedule is the numbering."""
+    if not native_available():
+        return {}
+    rf.set_num_threads(1)
+    theta = torch.randn(graph.theta_size)
+    algorithm, stop = rf.MessagePassing(entropy, schedule), rf.Stop(sweeps, tol=None)
+    best = float("inf")
+    for _ in range(3):
+        began = time.perf_counter()
+        rf.infer(graph, theta, algorithm, stop=stop)
+        best = min(best, 1e3 * (time.perf_counter() - began))
+    return {"one_core": best}
+
+
+def grids(shape, states, batches, bandwidth, compare=True):
+    graph, entropy = rf.grid(*shape, states), rf.TRW(0.5)
+    core = cpu_time(graph, rf.Sequential(), SWEEPS, entropy) if compare else {}
+    for batch in batches:
+        name = f"{shape[0]}x{shape[1]}, {states} states, {batch} images"
+        times = engine_times(graph, batch, rf.Coloured(), SWEEPS, entropy, calls=compare) | core
+        if compare:
+            times |= torch_times(*shape, states, batch)
+        times["bound"] = 1e3 * bytes_moved(graph, batch, SWEEPS) / bandwidth / batch
+        yield name, times
+        torch.cuda.empty_cache()
+
+
+def chains(count, length, states, bandwidth):
+    """Belief propagation is exact in one sweep; the gradient of a log-likelihood needs no more than its marginals."""
+    graph = rf.chain(length, states)
+    times = engine_times(graph, count, rf.Sequential(), 1, rf.Bethe())
+    times |= cpu_time(graph, rf.Sequential(), 1, rf.Bethe())
+    times["bound"] = 1e3 * bytes_moved(graph, count, 1) / bandwidth / count
+    if find_spec("torchcrf"):
+        from torchcrf import CRF
+
+        crf = CRF(states, batch_first=True).cuda()
+        emissions = torch.randn(count, length, states, device="cuda", requires_grad=True)
+        tags = torch.randint(states, (count, length), device="cuda")
+
+        def gradient():
+            torch.autograd.grad(crf(emissions, tags), [emissions, *crf.parameters()])
+
+        times["pytorch_crf_with_gradient"] = clock(gradient, 3, 1) / count
+    return f"{count} chains of {length}, {states} states", times
+
+
+def show(name, times):
+    print(name)
+    for key, value in times.items():
+        print(f"  {key:28s}{value:10.4f}")
+    for key in ("bound", "eager", "compiled", "one_core"):
+        if key in times:
+            print(f"  {'sweeps / ' + key:28s}{times['sweeps'] / times[key]:10.3f}")
+    print(f"  {'backward / sweeps':28s}{times['backward'] / times['sweeps']:10.2f}", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", help="where to write the numbers")
+    parser.add_argument("--large", type=int, default=3163, help="rows and columns of the large graph; 0 leaves it out")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("needs a CUDA device")
+    warnings.simplefilter("ignore", rf.errors.PerformanceWarning)
+    began, bandwidth = time.perf_counter(), copy_bandwidth()
+    machine = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "host": platform.processor()}
+    print(f"{machine['device']}, torch {machine['torch']}: copies move {bandwidth / 1e12:.2f} TB/s")
+    results = {}
+
+    def keep(found):
+        for name, times in found:
+            show(name, times)
+            results[name] = times
+            if options.json:
+                with open(options.json, "w") as file:
+                    json.dump({"machine": machine, "bandwidth": bandwidth, "ms_per_image": results}, file, indent=1)
+
+    keep(grids((200, 300), 2, (1, 32, 256), bandwidth))
+    keep(grids((240, 320), 8, (1, 8), bandwidth))
+    keep([chains(512, 128, 45, bandwidth)])
+    if options.large:
+        keep(grids((options.large, options.large), 2, (1,), bandwidth, compare=False))
+    print(f"{time.perf_counter() - began:.0f} s in all")
+
+
+if __name__ == "__main__":
+    main()
