@@ -53,7 +53,7 @@ GRAPHS = {
 CASES = [  # graph, entropy, schedule, damping, whether some states are impossible
     ("grid", rf.TRW(0.5), rf.Coloured(), 0.0, False),
     ("mixed", rf.Bethe(), rf.Sequential(), 0.0, True),
-    ("mixed", rf.Bethe(), rf.Parallel(), 0.4, False),
+    ("four", rf.Bethe(), rf.Parallel(), 0.2, True),
     ("tied", rf.TRW(0.7), rf.Sequential(), 0.0, False),
     ("no factors", rf.Bethe(), rf.Sequential(), 0.0, False),
 ]
@@ -62,7 +62,7 @@ MORE = [
     ("mixed", rf.Bethe(), rf.Coloured(), 0.3, True),
     ("tied", rf.TRW(0.7), rf.Parallel(), 0.0, False),
     ("four", rf.Bethe(), rf.Sequential(), 0.0, False),
-    ("four", rf.Bethe(), rf.Parallel(), 0.2, True),
+    ("mixed", rf.Bethe(), rf.Parallel(), 0.4, False),
 ]
 
 

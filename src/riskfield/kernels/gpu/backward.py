@@ -160,16 +160,18 @@ class _Backward:
         engine, buffers = self.engine, self.buffers
         own, shape = engine.plan.kinds[part.kind], engine.shape(part.kind)
         after = self.cavities[1 - self.now] if engine.plan.at_once else self.cavities[0]
-        message_cotangent[programs(part.degree * block.count * engine.batch, shape["BN"])](
-            buffers.tables[part.kind], self.cavities[self.now], after, self.message,
-            self.belief[engine.node_start[block.states]:], self.grads, buffers.counting[part.kind], own.neighbours,
-            own.cavities, own.tables, own.updated, engine.starts[part.kind], buffers.tape, buffers.damping,
-            part.first, part.degree, *part.fresh[direction], own.slots, block.first, block.count, engine.batch,
-            sweep * engine.tape_size + tape[0], sweep * engine.grad_size + tape[1], 1 << direction,
-            engine.message_start[part.kind],
-            SHARED=own.shared, MASKED=part.masked[direction], DAMPED=engine.damped, KEEP=self.keep, ADD=add,
-            CLEAR=clear, **shape,
-        )  # fmt: skip
+        split = engine.plan.at_once and len(part.kind) > 2
+        for slot in range(len(part.kind) if split else 1):
+            message_cotangent[programs(part.degree * block.count * engine.batch, shape["BN"])](
+                buffers.tables[part.kind], self.cavities[self.now], after, self.message,
+                self.belief[engine.node_start[block.states]:], self.grads, buffers.counting[part.kind],
+                own.neighbours, own.cavities, own.tables, own.updated, engine.starts[part.kind], buffers.tape,
+                buffers.damping, part.first, part.degree, *part.fresh[direction], own.slots, block.first, block.count,
+                engine.batch, sweep * engine.tape_size + tape[0], sweep * engine.grad_size + tape[1], 1 << direction,
+                slot, engine.message_start[part.kind],
+                SHARED=own.shared, MASKED=part.masked[direction], DAMPED=engine.damped, KEEP=self.keep, ADD=add,
+                CLEAR=clear, SPLIT=split, **shape,
+            )  # fmt: skip
 
     def _tables(self) -> None:
         """The gradient, factor by factor, in the layout of mu."""

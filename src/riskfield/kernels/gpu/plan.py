@@ -22,7 +22,7 @@ from riskfield.graph.schedule import Levels
 
 Kind = tuple[int, ...]  # own states, then the others' states in ascending order
 _Views = dict[tuple[int, int], tuple[Kind, list[int], int, int]]
-_Order = tuple[np.ndarray, list[np.ndarray]]
+_Order = tuple[np.ndarray, list[np.ndarray], int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +54,9 @@ class KindStorage:
     cavities: Tensor  # int32 (others, slot): slot of the message to that variable, among those of its own kind
     other_kinds: tuple[Kind, ...]
     tables: Tensor  # int32 (slot,): which packed table
-    updated: Tensor  # int8 (slot,): bit 0, updated in the forward direction; bit 1, in the backward direction
+    updated: (
+        Tensor  # int8 (slot,): bit 0, updated in the forward direction; bit 1, backward; then its slot in the factor
+    )
     shared: bool  # whether some factors share a table; else every slot has its own, at its place
     slot_factor: Tensor  # int64 (slot,): number of the factor, 0 in an empty slot
     table_factor: Tensor  # int64 (table,): number of a factor that uses the table
@@ -212,7 +214,7 @@ def _tied(graph: FactorGraph, device: torch.device) -> tuple[tuple[Tensor, Tenso
 def _enumerate(graph: FactorGraph) -> tuple[_Views, list[_Order]]:
     """What each (group, slot) sees: its kind, its others, where its incidences begin in its kind, its order of entries.
 
-    An order of entries is a permutation of the table, and for each other the entries as that other sees them.
+    An order of entries is a permutation of the table, for each other the entries as that other sees them, and the slot.
     """
     places: _Views = {}
     orders: list[np.ndarray] = []
@@ -230,7 +232,7 @@ def _enumerate(graph: FactorGraph) -> tuple[_Views, list[_Order]]:
         [np.argsort(orders[places[g, s][3]])[orders[order]] for s in others]
         for (g, _), (_, others, _, order) in places.items()
     ]
-    return places, list(zip(orders, maps, strict=True))
+    return places, list(zip(orders, maps, [slot for _, slot in places], strict=True))
 
 
 def _by_kind(places: _Views) -> dict[Kind, list[tuple[int, int]]]:
@@ -376,7 +378,7 @@ def _store(
         _tensor(cavities, np.int32, device),
         found.mate_kinds,
         _tensor(placed(table, own, slots), np.int32, device),
-        _tensor(placed(flags, own, slots), np.int8, device),
+        _tensor(placed(flags + 4 * np.array([orders[k][2] for k in used])[order], own, slots), np.int8, device),
         shared,
         _tensor(placed(found.factor, own, slots), np.int64, device),
         _tensor(placed(found.factor, table, num_tables), np.int64, device),

@@ -233,18 +233,22 @@ def belief_cotangent(
     tl.store(belief_grad + node_at, total, mask=own)
 
 
-@triton.jit(do_not_specialize=[n for n in _SIZES if n != "own_nodes"] + ["grad_start"])
+@triton.jit(do_not_specialize=[n for n in _SIZES if n != "own_nodes"] + ["grad_start", "slot"])
 def message_cotangent(
     table, cavity_in, cavity_out, message_grad, belief_grad, grad_tape, counting,
     neighbours, cavities, tables, updated, starts, tape, damping,
-    first_slot, degree, fresh_first, fresh_last, slots, first_node, count, batch, tape_start, grad_start, bit,
+    first_slot, degree, fresh_first, fresh_last, slots, first_node, count, batch, tape_start, grad_start, bit, slot,
     own_messages,
     S: tl.constexpr, SX: tl.constexpr, OTHERS: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, D3: tl.constexpr,
     Q1: tl.constexpr, Q2: tl.constexpr, Q3: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr,
     SHARED: tl.constexpr, MASKED: tl.constexpr, DAMPED: tl.constexpr, KEEP: tl.constexpr, ADD: tl.constexpr,
-    CLEAR: tl.constexpr,
+    CLEAR: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """From the cotangents of the messages a block received to those of the cavities and tables behind them."""
+    """From the cotangents of the messages a block received to those of the cavities and tables behind them.
+
+    Where several variables of a factor receive at once, SPLIT takes those in one slot of their factors, so that no two
+    messages of a launch pass cotangents on to the same cavity.
+    """
     pid = tl.program_id(0)
     if WIDE:
         pid = pid.to(tl.int64)
@@ -255,6 +259,8 @@ def message_cotangent(
     e = first_slot + within
     r = e * batch + item
     valid = inside & (tl.load(neighbours + e, mask=inside, other=-1) >= 0)
+    if SPLIT:
+        valid = valid & ((tl.load(updated + e, mask=inside, other=0) >> 2) == slot)
     x = tl.arange(0, SX)
     mine = (x < S)[:, None] & valid[None]
     message_at = own_messages + _at(r[None], x[:, None], S)
@@ -293,7 +299,7 @@ def message_cotangent(
         tl.store(message_grad + message_at, tl.where(fresh[None], kept * g, g), mask=mine)
     g = tl.where(fresh[None], (1 - kept) * g, 0.0)
     gv = tl.where(share > NEG, tl.exp(share) * g[:, None, :], 0.0)
-    tl.store(grad_tape + grad_start + _at(place[None], x[:, None], S), g, mask=(x < S)[:, None] & inside[None])
+    tl.store(grad_tape + grad_start + _at(place[None], x[:, None], S), g, mask=mine)
     if OTHERS > 0:
         gc = tl.sum(gv, axis=0)
         if OTHERS == 1:
