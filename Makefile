@@ -3,9 +3,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-NATIVE_SOURCES := CMakeLists.txt $(wildcard cpp/*)
+NATIVE_SOURCES := CMakeLists.txt $(wildcard cpp/*.?pp)
 
-.PHONY: demo test fuzz lint format bench papers-quick docs clean
+# What `make sanitize` runs; `make sanitize SANITIZE_ISAS=avx2 SANITIZE_ROUNDS=5` is a short slice.
+SANITIZE_ISAS ?= baseline avx2 avx512
+SANITIZE_ROUNDS ?= 300
+SANITIZE_SEED ?= 0
+
+.PHONY: demo test fuzz lint format bench papers-quick docs sanitize clean
 
 demo: $(INSTALLED)
 	$(BIN)/python examples/textures.py --out demo
@@ -21,13 +26,13 @@ fuzz: $(INSTALLED)
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run --Werror cpp/*.cpp cpp/*.hpp
+	$(BIN)/clang-format --dry-run --Werror cpp/*.cpp cpp/*.hpp cpp/check/*.cpp
 	$(BIN)/mypy
 
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i cpp/*.cpp cpp/*.hpp
+	$(BIN)/clang-format -i cpp/*.cpp cpp/*.hpp cpp/check/*.cpp
 
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/sweeps.py --json results/sweeps.json
@@ -43,6 +48,10 @@ papers-quick: $(INSTALLED)
 
 docs: $(INSTALLED)
 	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html
+
+# The engine under AddressSanitizer with UndefinedBehaviorSanitizer, and under ThreadSanitizer.
+sanitize:
+	SANITIZE_ISAS='$(SANITIZE_ISAS)' cpp/check/sanitize $(SANITIZE_SEED) $(SANITIZE_ROUNDS)
 
 $(INSTALLED): pyproject.toml constraints.txt $(NATIVE_SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

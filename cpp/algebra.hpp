@@ -22,7 +22,7 @@ enum class Power { kOne, kHalf, kAny };
 
 template <class T>
 RF_INLINE V<T> reciprocal_or_zero(V<T> x) {
-  return select<T>(x > T(0), T(1) / x, V<T>{});
+  return select<T>(x == T(0), V<T>{}, T(1) / x);
 }
 
 template <class T, int S, class Old>
@@ -121,9 +121,9 @@ struct Probability {
       RF_FOR (x, 0, n) b[x] = vexp<T>(inverse_total * vlog<T>(b[x]));
     if (n == 2) {
       const V<T> possible = b[0] + b[1];
-      const I<T> one = b[1] > T(0);
-      b[0] = select<T>(one, b[0] / b[1], splat<T>(1));
-      b[1] = select<T>(one, splat<T>(1), V<T>{});
+      const I<T> zero = b[1] == T(0);
+      b[0] = select<T>(zero, splat<T>(1), b[0] / b[1]);
+      b[1] = select<T>(zero, V<T>{}, splat<T>(1));
       return possible;
     }
     V<T> total = b[0];
@@ -155,7 +155,7 @@ struct Logarithm {
     for (int x = 0; x < states; ++x) {
       const V<T> m = stored(x);
       // An impossible state stays impossible: 0 / 0 is 0 here.
-      out[x] = select<T>(m > kNegInf<T>, belief(x) - m * inverse, splat<T>(kNegInf<T>));
+      out[x] = select<T>(m == kNegInf<T>, splat<T>(kNegInf<T>), belief(x) - m * inverse);
     }
   }
   static RF_INLINE V<T> combine(V<T> a, V<T> b) { return a + b; }
@@ -168,14 +168,14 @@ struct Logarithm {
     for (int x = 0; x < n; ++x) total += vexp<T>(m[x] - finite_top);
     return finite_top + vlog<T>(total);
   }
-  static RF_INLINE V<T> finite_or_zero(V<T> x) { return select<T>(x > kNegInf<T>, x, V<T>{}); }
+  static RF_INLINE V<T> finite_or_zero(V<T> x) { return select<T>(x == kNegInf<T>, V<T>{}, x); }
 
   template <int S, class Old>
   static RF_INLINE void finish_message(V<T>* m, int states, const MessageSettings<T>& s, Old old) {
     V<T> shift = finite_or_zero(log_total(m, states));
     if (s.damping > 0) {
       for (int x = 0; x < states; ++x)
-        m[x] = select<T>(m[x] > kNegInf<T>, (1 - s.damping) * (m[x] - shift) + s.damping * (old(x) * s.inverse), m[x]);
+        m[x] = select<T>(m[x] == kNegInf<T>, m[x], (1 - s.damping) * (m[x] - shift) + s.damping * (old(x) * s.inverse));
       shift = finite_or_zero(log_total(m, states));
     }
     for (int x = 0; x < states; ++x) m[x] = (m[x] - shift) * s.counting;
@@ -236,7 +236,7 @@ struct Expectation {
     const int n = S ? S : states;
     V<T> top = b[0];
     for (int x = 1; x < n; ++x) top = vmax<T>(top, b[x]);
-    const V<T> shift = select<T>(top > kNegInf<T>, top, V<T>{});
+    const V<T> shift = select<T>(top == kNegInf<T>, V<T>{}, top);
     V<T> total{};
     for (int x = 0; x < n; ++x) total += b[x] = vexp<T>(b[x] - shift);
     const V<T> scale = reciprocal_or_zero<T>(total);
@@ -306,7 +306,7 @@ RF_INLINE void contract_log(const T* table, Index stride, const V<T>* before, In
     }
     out[x] = top;
     if constexpr (!Max) {
-      const V<T> shift = select<T>(top > kNegInf<T>, top, V<T>{});
+      const V<T> shift = select<T>(top == kNegInf<T>, V<T>{}, top);
       V<T> total{};
       for (Index a = 0; a < num_before; ++a) {
         const T* row = table + (a * states + x) * num_after * stride;

@@ -6,11 +6,14 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
+#include <unistd.h>
 
 #include <complex>
 #include <mutex>
 #include <type_traits>
 
+#include "interrupt.hpp"
+#include "polling_mutex.hpp"
 #include "run.hpp"
 
 namespace nb = nanobind;
@@ -24,37 +27,54 @@ using Matrix = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 namespace {
 
+// Signals are handled by Python's main thread alone. Others need not ask, which would mean to wait for the GIL.
+bool handles_signals() {
+#if defined(__linux__)
+  return getpid() == gettid();
+#else
+  return true;
+#endif
+}
+
+void check_signals() {
+  const nb::gil_scoped_acquire acquire;
+  if (PyErr_CheckSignals() != 0) throw nb::python_error();
+}
+
+// While it exists, the GIL is released and Ctrl-C is noticed.
+class EngineCall {
+ public:
+  EngineCall() : call_(handles_signals() ? check_signals : nullptr) {}
+
+ private:
+  nb::gil_scoped_release release_;
+  riskfield::Call call_;
+};
+
 // Factors of one shape: (shape, variables, tables, shared numbers or None, theta, mu, message and factor starts).
 using GroupTuple = std::tuple<std::vector<int>, Matrix<const Index>, Vector<const Index>,
                               std::optional<Vector<const Index>>, Index, Index, Index, Index>;
 
-std::shared_ptr<Plan> make_plan(const std::string& isa, bool single, int parts, const std::string& sweep,
+std::shared_ptr<Plan> make_plan(const std::string& isa, bool single, int parts, riskfield::Sweep sweep,
                                 Vector<const Index> num_states, Vector<const Index> node_start,
                                 Vector<const Index> rank, Vector<const Index> level,
                                 const std::vector<GroupTuple>& groups) {
   const auto& engine = riskfield::engine(isa);
   const int lanes = single ? engine.lanes_float : engine.lanes_double;
-  const auto mode = sweep == "forward-backward" ? riskfield::Sweep::kForwardBackward
-                    : sweep == "all-at-once"    ? riskfield::Sweep::kAllAtOnce
-                                                : riskfield::Sweep::kLevelByLevel;
-  std::vector<riskfield::UserGroup> user;
-  for (const auto& [shape, variables, tables, shared, theta, mu, message, factor] : groups) {
-    riskfield::UserGroup group;
-    group.shape = shape;
-    group.count = static_cast<Index>(variables.shape(0));
-    group.variables = variables.data();
-    group.tables = tables.data();
-    group.tied = shared.has_value();
-    group.shared = shared ? shared->data() : nullptr;
-    group.theta_start = theta;
-    group.mu_start = mu;
-    group.message_start = message;
-    group.factor_start = factor;
-    user.push_back(group);
-  }
-  const nb::gil_scoped_release release;
-  return std::make_shared<Plan>(lanes, parts, mode, static_cast<Index>(num_states.shape(0)), num_states.data(),
-                                node_start.data(), rank.data(), level.data(), user);
+  std::vector<riskfield::GroupInput> input;
+  for (const auto& [shape, variables, tables, shared, theta, mu, message, factor] : groups)
+    input.push_back({{shape,
+                      static_cast<Index>(variables.shape(0)),
+                      {tables.data(), tables.data() + tables.shape(0)},
+                      theta,
+                      mu,
+                      message,
+                      factor},
+                     variables.data(),
+                     shared ? shared->data() : nullptr});
+  const EngineCall call;
+  return std::make_shared<Plan>(lanes, parts, sweep, static_cast<Index>(num_states.shape(0)), num_states.data(),
+                                node_start.data(), rank.data(), level.data(), input);
 }
 
 // Dual numbers come as complex ones: the slope is the imaginary part.
@@ -73,16 +93,14 @@ const T* engine_numbers(const Number<T>* numbers) {
 template <class T>
 class PythonRun {
  public:
-  PythonRun(const std::string& isa, std::shared_ptr<Plan> plan, const std::string& kind, double damping, Index record,
+  PythonRun(const std::string& isa, std::shared_ptr<Plan> plan, riskfield::Kind kind, double damping, Index record,
             Matrix<const Number<T>> theta, std::optional<Vector<const double>> factor_counting,
             std::optional<Vector<const double>> node_counting, std::optional<Matrix<const Number<T>>> state,
             std::optional<Matrix<const Number<T>>> direction, std::optional<Vector<const double>> steps,
             Index node_size, Index message_size, Index mu_size, int threads) {
     riskfield::RunInput<T> input;
     input.plan = std::move(plan);
-    input.kind = kind == "sum-product"   ? riskfield::Kind::kSumProduct
-                 : kind == "max-product" ? riskfield::Kind::kMaxProduct
-                                         : riskfield::Kind::kMeanField;
+    input.kind = kind;
     input.damping = damping;
     input.record = record;
     input.rows = static_cast<Index>(theta.shape(0));
@@ -98,7 +116,7 @@ class PythonRun {
     input.node_counting = node_counting ? node_counting->data() : nullptr;
     input.state = state ? engine_numbers<T>(state->data()) : nullptr;
     const auto& engine = riskfield::engine(isa);
-    const nb::gil_scoped_release release;
+    const EngineCall call;
     if constexpr (std::is_same_v<T, double>)
       run_ = engine.run_double(input, threads);
     else if constexpr (std::is_same_v<T, float>)
@@ -108,41 +126,41 @@ class PythonRun {
   }
 
   void advance(Index sweeps, double tol, int threads, Vector<double> residual, Vector<Index> ran) {
-    const nb::gil_scoped_release release;
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const EngineCall call;
+    const std::lock_guard<riskfield::PollingMutex> lock(mutex_);
     run_->advance(sweeps, tol, threads, residual.data(), ran.data());
   }
   void marginals(std::optional<Vector<const double>> weights, Matrix<Number<T>> out, int threads) {
-    const nb::gil_scoped_release release;
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const EngineCall call;
+    const std::lock_guard<riskfield::PollingMutex> lock(mutex_);
     run_->marginals(weights ? weights->data() : nullptr, engine_numbers<T>(out.data()), threads);
   }
   void backward(Matrix<const Number<T>> grad_mu, Matrix<Number<T>> grad_theta, int threads) {
-    const nb::gil_scoped_release release;
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const EngineCall call;
+    const std::lock_guard<riskfield::PollingMutex> lock(mutex_);
     run_->backward(engine_numbers<T>(grad_mu.data()), engine_numbers<T>(grad_theta.data()), threads);
   }
   void backward_counting(Matrix<const Number<T>> grad_mu, Matrix<Number<T>> grad_theta, Vector<double> grad_counting) {
-    const nb::gil_scoped_release release;
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const EngineCall call;
+    const std::lock_guard<riskfield::PollingMutex> lock(mutex_);
     run_->backward_counting(engine_numbers<T>(grad_mu.data()), engine_numbers<T>(grad_theta.data()),
                             grad_counting.data());
   }
   void backward_fixed_point(Matrix<const Number<T>> grad_mu, Matrix<Number<T>> grad_theta, Index steps, double tol,
                             int threads, Vector<double> residual, Vector<Index> ran) {
-    const nb::gil_scoped_release release;
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const EngineCall call;
+    const std::lock_guard<riskfield::PollingMutex> lock(mutex_);
     run_->backward_fixed_point(engine_numbers<T>(grad_mu.data()), engine_numbers<T>(grad_theta.data()), steps, tol,
                                threads, residual.data(), ran.data());
   }
   void state(Matrix<Number<T>> out, int threads) {
-    const nb::gil_scoped_release release;
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const EngineCall call;
+    const std::lock_guard<riskfield::PollingMutex> lock(mutex_);
     run_->state(engine_numbers<T>(out.data()), threads);
   }
 
  private:
-  std::mutex mutex_;  // several Python threads may use one run
+  riskfield::PollingMutex mutex_;  // several Python threads may use one run
   std::unique_ptr<riskfield::Run<T>> run_;
 };
 
@@ -150,8 +168,8 @@ template <class T>
 void bind_run(nb::module_& module, const char* name) {
   using nb::arg;
   nb::class_<PythonRun<T>>(module, name)
-      .def(nb::init<const std::string&, std::shared_ptr<Plan>, const std::string&, double, Index,
-                    Matrix<const Number<T>>, std::optional<Vector<const double>>, std::optional<Vector<const double>>,
+      .def(nb::init<const std::string&, std::shared_ptr<Plan>, riskfield::Kind, double, Index, Matrix<const Number<T>>,
+                    std::optional<Vector<const double>>, std::optional<Vector<const double>>,
                     std::optional<Matrix<const Number<T>>>, std::optional<Matrix<const Number<T>>>,
                     std::optional<Vector<const double>>, Index, Index, Index, int>(),
            arg("isa"), arg("plan"), arg("kind"), arg("damping"), arg("record"), arg("theta"),
@@ -170,9 +188,15 @@ void bind_run(nb::module_& module, const char* name) {
 NB_MODULE(_native, module) {
   // Runs that live until the interpreter ends, held by a tensor, are no leaks worth telling users about.
   nb::set_leak_warnings(false);
-  nb::class_<Plan>(module, "Plan")
-      .def_ro("mean_stage_entries", &Plan::mean_stage_entries)
-      .def_prop_ro("num_stages", &Plan::num_stages);
+  nb::enum_<riskfield::Kind>(module, "Kind")
+      .value("SUM_PRODUCT", riskfield::Kind::kSumProduct)
+      .value("MAX_PRODUCT", riskfield::Kind::kMaxProduct)
+      .value("MEAN_FIELD", riskfield::Kind::kMeanField);
+  nb::enum_<riskfield::Sweep>(module, "Sweep")
+      .value("FORWARD_BACKWARD", riskfield::Sweep::kForwardBackward)
+      .value("ALL_AT_ONCE", riskfield::Sweep::kAllAtOnce)
+      .value("LEVEL_BY_LEVEL", riskfield::Sweep::kLevelByLevel);
+  nb::class_<Plan>(module, "Plan");
   module.def("make_plan", &make_plan, nb::arg("isa"), nb::arg("single"), nb::arg("parts"), nb::arg("sweep"),
              nb::arg("num_states"), nb::arg("node_start"), nb::arg("rank"), nb::arg("level"), nb::arg("groups"));
   module.def(

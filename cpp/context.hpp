@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "algebra.hpp"
+#include "interrupt.hpp"
 #include "item.hpp"
 
 namespace riskfield::RISKFIELD_ISA {
@@ -63,6 +64,7 @@ template <class T>
 struct Scratch {
   Buffer<T> storage;
   V<T>*table, *cavities, *before, *after, *spare, *weights, *out, *rates;
+  Ticker tick;           // of the thread that uses this
   T* tape = nullptr;     // where to write down what updates were made from; null for none
   bool measure = false;  // whether to look at the change of beliefs
   V<T> change{};         // the largest one, lane by lane

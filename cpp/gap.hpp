@@ -3,7 +3,7 @@
 // derives it.
 #pragma once
 
-#include "packing.hpp"
+#include "unpacking.hpp"
 
 namespace riskfield::RISKFIELD_ISA {
 

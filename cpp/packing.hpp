@@ -1,8 +1,9 @@
-// Into the storage of a plan and out of it again: theta, messages, marginals.
+// Into the storage of a plan: theta, and messages to start from.
 #pragma once
 
 #include "threads.hpp"
 #include "tiles.hpp"
+#include "user_layout.hpp"
 
 namespace riskfield::RISKFIELD_ISA {
 
@@ -22,20 +23,6 @@ struct Theta {
     return buffer.data();
   }
 };
-
-// Where the caller keeps the table and the messages of a factor.
-inline Index user_table(const Plan& plan, const Group& group, Index f) {
-  const Index u = group.user_group[f];
-  return plan.user_groups[u].theta_start + plan.user_tables[u][group.user_row[f]] * group.table_size;
-}
-
-inline Index user_message(const Plan& plan, const Group& group, Index f, int slot) {
-  const UserGroup& from = plan.user_groups[group.user_group[f]];
-  const int axis = group.permutations[group.permutation[f]][slot];
-  Index start = from.message_start;
-  for (int k = 0; k < axis; ++k) start += from.count * from.shape[k];
-  return start + group.user_row[f] * from.shape[axis];
-}
 
 // The caller's numbers of neighbouring factors lie apart: ask early for those of the tile after this one.
 template <class T, class Address>
@@ -67,13 +54,15 @@ class Packer {
       item->tables.allocate(plan_.table_size);
       item->beliefs.allocate(plan_.node_size);
       item->node_theta.allocate(plan_.node_size);
+      item->node_theta.fill(0);  // rows may be padded
     }
     for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
       const auto& tiles = plan_.groups[g].all_tiles;
       widths_.emplace_back(plan_.groups[g].count);
-      in_shares(threads, tiles.size(), [&](Index t) { pack_tables(g, tiles[t]); });
+      const Index work = plan_.groups[g].table_size * kLanes<T> * static_cast<Index>(models_.size());
+      in_shares(threads, tiles.size(), work, [&](Index t) { pack_tables(g, tiles[t]); });
       if (state_ && context_.kind == Kind::kSumProduct)
-        in_shares(threads, tiles.size(), [&](Index t) { widen(g, tiles[t]); });
+        in_shares(threads, tiles.size(), work, [&](Index t) { widen(g, tiles[t]); });
     }
     for (const auto& [item, theta] : models_)
       for (const SharedTable& shared : plan_.shared_tables) pack_shared(shared, *item, theta);
@@ -89,18 +78,23 @@ class Packer {
   }
 
  private:
+  // Calls body(0) ... body(count - 1); `work` is how much each of them does (see Ticker).
   template <class Body>
-  static void in_shares(int threads, Index count, Body body) {
+  static void in_shares(int threads, Index count, Index work, Body body) {
     parallel(threads, [&](int thread) {
       const Share part = share(0, count, thread, threads);
-      for (Index k = part.begin; k < part.end; ++k) body(k);
+      Ticker tick;
+      for (Index k = part.begin; k < part.end; ++k) {
+        body(k);
+        tick(work);
+      }
     });
   }
 
   static void exponentiate(int threads, Buffer<T>& logarithms) {
     constexpr Index kBlock = 4096;
     T* values = logarithms.get();
-    in_shares(threads, (logarithms.size() + kBlock - 1) / kBlock, [&](Index block) {
+    in_shares(threads, (logarithms.size() + kBlock - 1) / kBlock, kBlock, [&](Index block) {
       const Index end = std::min(logarithms.size(), (block + 1) * kBlock);
       for (Index k = block * kBlock; k < end; k += kLanes<T>)
         store_some<T>(values + k, vexp<T>(load<T>(values + k)), static_cast<int>(std::min<Index>(kLanes<T>, end - k)));
@@ -115,15 +109,19 @@ class Packer {
   // of a node do not.
   bool probabilities_are_safe() const {
     std::vector<double> spread(plan_.num_variables);
+    Ticker tick;
     for (const auto& [item, theta] : models_)
       for (Index p = 0; p < plan_.num_variables; ++p) {
+        tick(plan_.states[p]);
         const T* values = theta.at(plan_.node_start[plan_.variable[p]], plan_.states[p]);
         spread[p] = std::max(spread[p], range_of(values, plan_.states[p]).width());
       }
     for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
       const Group& group = plan_.groups[g];
-      for (Index f = 0; f < group.count; ++f)
+      for (Index f = 0; f < group.count; ++f) {
+        tick(group.arity);
         for (int slot = 0; slot < group.arity; ++slot) spread[group.position[f * group.arity + slot]] += widths_[g][f];
+      }
     }
     // Gradients multiply two messages (see reverse_binary); floats have no room for that.
     constexpr double kLimit = std::is_same<T, float>::value ? 80 : 345;
@@ -133,6 +131,7 @@ class Packer {
       const Group& group = plan_.groups[g];
       const double states = std::log(double(group.table_size));
       for (Index f = 0; f < group.count; ++f) {
+        tick(group.arity);
         double total = states + (1 + 2 * group.arity) * widths_[g][f] * double(context_.inverse[g][f]);
         for (int slot = 0; slot < group.arity; ++slot) {
           const Index p = group.position[f * group.arity + slot];
@@ -145,8 +144,10 @@ class Packer {
   }
 
   void pack_nodes(Item<T>& item, const Theta<T>& theta) const {
+    Ticker tick;
     for (Index p = 0; p < plan_.num_variables; ++p) {
       const int n = plan_.states[p];
+      tick(n);
       const T* from = theta.at(plan_.node_start[plan_.variable[p]], n);
       const T top = range_of(from, n).top();
       T* to = item.node_theta.get() + plan_.node_address[p];
@@ -220,7 +221,7 @@ class Packer {
       widths_[g][tile.first + l] =
           low[l] == kNegInf<T> ? std::numeric_limits<double>::infinity() : double(high[l]) - double(low[l]);
     if (context_.kind == Kind::kMeanField) return;
-    const V<T> top = select<T>(high > kNegInf<T>, high, V<T>{}), inverse = load<T>(&context_.inverse[g][tile.first]);
+    const V<T> top = select<T>(high == kNegInf<T>, V<T>{}, high), inverse = load<T>(&context_.inverse[g][tile.first]);
     for (const auto& [item, theta] : models_)
       for (Index e = 0; e < group.table_size; ++e) {
         T* at = item->tables.get() + tile.table + e * tile.table_stride;
@@ -250,7 +251,7 @@ class Packer {
     if (given) {
       for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
         const auto& tiles = plan_.groups[g].all_tiles;
-        in_shares(threads, tiles.size(), [&](Index t) { pack_given(g, tiles[t]); });
+        in_shares(threads, tiles.size(), plan_.groups[g].table_size, [&](Index t) { pack_given(g, tiles[t]); });
       }
       if (probabilities()) exponentiate(threads, first.messages[0]);
     }
@@ -285,7 +286,7 @@ class Packer {
     for_given(g, tile, [&](const auto& lanes, int, const auto&, const V<T>& high, const V<T>& low) {
       for (int l = 0; l < tile.count; ++l) {
         const Index f = lanes.factor(l);
-        if (low[l] > kNegInf<T>)
+        if (!(low[l] == kNegInf<T>))
           widths_[g][f] = std::max(widths_[g][f], double(context_.counting[g][f]) * (double(high[l]) - double(low[l])));
       }
     });
@@ -307,7 +308,7 @@ class Packer {
       }
       const V<T> c = lanes.per_factor(context_.counting[g]);
       for (int x = 0; x < n; ++x)
-        lanes.set_message(to, slot, x, select<T>(low > kNegInf<T>, c * (given(x) - scale), V<T>{}));
+        lanes.set_message(to, slot, x, select<T>(low == kNegInf<T>, V<T>{}, c * (given(x) - scale)));
     });
   }
 
@@ -319,86 +320,24 @@ class Packer {
   std::vector<std::vector<double>> widths_;  // group -> factor: range of its log-potentials and c log m
 };
 
-// mu_c propto table_c prod_i b_i / m_c of a tile, an array of vectors in `scratch`.
-template <class Algebra, class T, class Lanes>
-V<T>* joint_marginals(const Context<T>& context, const Item<T>& item, int g, const Lanes& lanes, Scratch<T>& scratch) {
-  const Group& group = context.plan->groups[g];
-  const V<T> inverse = lanes.per_factor(context.inverse[g]);
-  auto cavity = [&](int slot, V<T>* out) {
-    cavity_of<Algebra, T, 0>(lanes, group, slot, item.beliefs.get(), item.messages[item.current].get(), inverse, out);
-  };
-  joint_cavity<Algebra, T>(group, 0, group.arity, cavity, scratch, scratch.before);
-  V<T>* joint = scratch.before;
-  if constexpr (!std::is_same<Algebra, Expectation<T>>::value) {
-    Index stride;
-    const T* table = lanes.tables(item.tables.get(), scratch.table, stride);
-    for (Index e = 0; e < group.table_size; ++e) joint[e] = Algebra::combine(joint[e], load<T>(table + e * stride));
-    if constexpr (IsLogarithm<Algebra>::value) {
-      V<T> top = joint[0];
-      for (Index e = 1; e < group.table_size; ++e) top = vmax<T>(top, joint[e]);
-      for (Index e = 0; e < group.table_size; ++e) joint[e] = vexp<T>(joint[e] - top);
-    }
-    V<T> total{};
-    for (Index e = 0; e < group.table_size; ++e) total += joint[e];
-    const V<T> scale = T(1) / total;
-    for (Index e = 0; e < group.table_size; ++e) joint[e] *= scale;
-  }
-  return joint;
-}
-
-// Where the caller keeps the marginals of a factor.
-inline Index user_marginals(const Plan& plan, const Group& group, Index f) {
-  return plan.user_groups[group.user_group[f]].mu_start + group.user_row[f] * group.table_size;
-}
-
-// An item, and the weight of its marginals in a sum.
+// The beliefs mean field starts from: uniform over the possible states, or the marginals given.
 template <class T>
-struct Weighted {
-  const Item<T>* item;
-  T weight;
-};
-
-// Writes the weighted sum of the items' marginals of a tile.
-template <class Algebra, class T, class Lanes>
-void unpack_factor(const Context<T>& context, const std::vector<Weighted<T>>& items, int g, const Lanes& lanes,
-                   int count, Scratch<T>& scratch, T* mu) {
-  const Plan& plan = *context.plan;
-  const Group& group = plan.groups[g];
-  V<T>* sum = scratch.weights;
-  for (Index e = 0; e < group.table_size; ++e) sum[e] = V<T>{};
-  for (const auto& [item, weight] : items) {
-    const V<T>* joint = joint_marginals<Algebra, T>(context, *item, g, lanes, scratch);
-    for (Index e = 0; e < group.table_size; ++e) sum[e] += joint[e] * weight;
-  }
-  for (int l = 0; l < count; ++l) {
-    const Index f = lanes.factor(l);
-    T* to = mu + user_marginals(plan, group, f);
-    const Index* map = group.entry_maps[group.permutation[f]].data();
-    for (Index e = 0; e < group.table_size; ++e) to[map[e]] = sum[e][l];
-  }
-}
-
-// Normalised log-messages of a tile, scattered into the caller's layout.
-template <class T, class Lanes>
-void unpack_messages(const Context<T>& context, const Item<T>& item, int g, const Lanes& lanes, int count,
-                     Scratch<T>& scratch, T* out) {
-  using Log = Logarithm<T, false>;
-  const Plan& plan = *context.plan;
-  const Group& group = plan.groups[g];
-  const V<T> inverse = lanes.per_factor(context.inverse[g]);
-  for (int slot = 0; slot < group.arity; ++slot) {
-    const int n = group.dims[slot];
-    V<T>* m = scratch.out;
+void start_mean_field(const Plan& plan, Item<T>& item, const Theta<T>& theta, const T* state) {
+  using std::exp;
+  Ticker tick;
+  for (Index p = 0; p < plan.num_variables; ++p) {
+    tick(plan.states[p]);
+    const Index from = plan.node_start[plan.variable[p]];
+    const int n = plan.states[p];
+    const T* given = theta.at(from, n);
+    T* b = item.beliefs.get() + plan.node_address[p];
+    T total = 0;
     for (int x = 0; x < n; ++x) {
-      const V<T> stored = lanes.message(item.messages[item.current].get(), slot, x);
-      m[x] = (item.log_domain ? stored : vlog<T>(stored)) * inverse;
+      const T weight = given[x] == kNegInf<T> ? T(0) : state ? exp(state[from + x]) : T(1);
+      total += b[Index(x) * plan.node_stride[p]] = weight;
     }
-    const V<T> shift = Log::finite_or_zero(Log::log_total(m, n));
-    for (int x = 0; x < n; ++x) m[x] -= shift;
-    for (int l = 0; l < count; ++l) {
-      T* to = out + user_message(plan, group, lanes.factor(l), slot);
-      for (int x = 0; x < n; ++x) to[x] = m[x][l];
-    }
+    for (int x = 0; x < n; ++x) b[Index(x) * plan.node_stride[p]] /= total;
+    item.impossible |= !(total > 0);
   }
 }
 

@@ -18,12 +18,15 @@ using Index = std::int64_t;
 struct UserGroup {
   std::vector<int> shape;
   Index count = 0;
-  const Index* variables = nullptr;  // (count, arity)
-  const Index* tables = nullptr;     // (count,)  table of theta
-  // Tied groups only: factors with the same number here have the same table and counting number.
-  const Index* shared = nullptr;  // (count,)
+  std::vector<Index> tables;  // factor -> table of theta
   Index theta_start = 0, mu_start = 0, message_start = 0, factor_start = 0;
-  bool tied = false;
+};
+
+// The same with what only the making of a plan reads. The arrays belong to the caller.
+struct GroupInput {
+  UserGroup layout;
+  const Index* variables;  // (count, arity)
+  const Index* shared;  // (count,): factors with the same number have one table and counting number; null if not tied
 };
 
 enum class Sweep { kForwardBackward, kAllAtOnce, kLevelByLevel };
@@ -100,15 +103,14 @@ struct SharedTable {
 
 struct Plan {
   Plan(int lanes, int parts, Sweep sweep, Index num_variables, const Index* num_states, const Index* node_start,
-       const Index* rank, const Index* level, const std::vector<UserGroup>& user_groups);
+       const Index* rank, const Index* level, const std::vector<GroupInput>& groups);
 
   int lanes, parts;
   Sweep sweep;
   Index num_variables, node_size = 0, message_size = 0, table_size = 0;
   int max_states = 1;
   Index max_table = 1;
-  std::vector<UserGroup> user_groups;  // pointers cleared; tables kept in user_tables
-  std::vector<std::vector<Index>> user_tables;
+  std::vector<UserGroup> user_groups;
   std::vector<Index> node_start;                  // caller's layout
   std::vector<std::int32_t> variable;             // packed node -> variable
   std::vector<Index> node_address;                // packed node
@@ -121,8 +123,7 @@ struct Plan {
   std::vector<Connection> connections;
   std::vector<Index> lane_messages;
   std::vector<std::int32_t> lane_strides;
-  std::vector<Part> stages;       // (stage, part)
-  double mean_stage_entries = 0;  // table entries read in a stage, a measure of its work
+  std::vector<Part> stages;  // (stage, part)
 
   Index num_stages() const { return static_cast<Index>(stages.size()) / parts; }
 

@@ -4,6 +4,7 @@
 #include <tuple>
 #include <utility>
 
+#include "interrupt.hpp"
 #include "plan_steps.hpp"
 
 namespace riskfield {
@@ -24,13 +25,14 @@ struct Placer {
   const Index* num_states;
   const Index* rank;
   const Index* level;
-  const std::vector<UserGroup>& user;
+  const std::vector<GroupInput>& input;
   Placement out;
   std::vector<std::int32_t> packed;            // variable -> packed node
   std::vector<std::vector<Index>> shared_key;  // group -> factor -> shared table or -1
+  mutable Ticker tick;
 
-  Placer(Plan& p, const Index* s, const Index* r, const Index* l, const std::vector<UserGroup>& u)
-      : plan(p), num_states(s), rank(r), level(l), user(u) {}
+  Placer(Plan& p, const Index* s, const Index* r, const Index* l, const std::vector<GroupInput>& i)
+      : plan(p), num_states(s), rank(r), level(l), input(i) {}
 
   void run() {
     pack_nodes();
@@ -44,50 +46,76 @@ struct Placer {
   void pack_nodes() {
     const Index n = plan.num_variables;
     std::vector<Index> degree(n, 0);
-    for (const auto& g : user)
-      for (Index k = 0; k < g.count * static_cast<Index>(g.shape.size()); ++k) ++degree[g.variables[k]];
+    for (const auto& g : input)
+      for (Index k = 0; k < g.layout.count * static_cast<Index>(g.layout.shape.size()); ++k) ++degree[g.variables[k]];
     std::vector<std::int32_t> order(n);
     std::iota(order.begin(), order.end(), 0);
     auto key = [&](Index v) { return std::make_tuple(level[v], num_states[v], degree_bucket(degree[v])); };
-    std::sort(order.begin(), order.end(),
-              [&](Index a, Index b) { return std::make_tuple(key(a), rank[a]) < std::make_tuple(key(b), rank[b]); });
+    std::sort(order.begin(), order.end(), [&](Index a, Index b) {
+      tick(1);
+      return std::make_tuple(key(a), rank[a]) < std::make_tuple(key(b), rank[b]);
+    });
     plan.variable = order;
     packed.resize(n);
     plan.node_address.resize(n);
     plan.node_stride.resize(n);
     plan.states.resize(n);
     out.node_level.resize(n);
-    Index address = 0;
+    for (Index p = 0; p < n; ++p) {
+      packed[order[p]] = static_cast<std::int32_t>(p);
+      plan.states[p] = static_cast<std::int32_t>(num_states[order[p]]);
+      out.node_level[p] = level[order[p]];
+      out.num_levels = std::max(out.num_levels, level[order[p]] + 1);
+    }
+    divide_levels();
     for (Index first = 0; first < n;) {
       Index last = first;
-      while (last < n && last - first < kLongestBlock && key(order[last]) == key(order[first])) ++last;
-      const Index states = num_states[order[first]];
+      while (last < n && last - first < kLongestBlock && key(order[last]) == key(order[first]) &&
+             out.node_part[last] == out.node_part[first])
+        ++last;
+      const Index stride = row_length(last - first);
       for (Index p = first; p < last; ++p) {
-        packed[order[p]] = static_cast<std::int32_t>(p);
-        plan.node_address[p] = address + (p - first);
-        plan.node_stride[p] = static_cast<std::int32_t>(last - first);
-        plan.states[p] = static_cast<std::int32_t>(states);
-        out.node_level[p] = level[order[p]];
-        out.num_levels = std::max(out.num_levels, level[order[p]] + 1);
+        plan.node_address[p] = plan.node_size + (p - first);
+        plan.node_stride[p] = static_cast<std::int32_t>(stride);
       }
-      address += states * (last - first);
-      plan.max_states = std::max(plan.max_states, static_cast<int>(states));
+      plan.node_size += plan.states[first] * stride;
+      first = last;
+      tick(1);
+    }
+  }
+
+  // Each part of a level gets about as many vectors of nodes as the others.
+  void divide_levels() {
+    out.node_part.assign(plan.num_variables, 0);
+    for (Index first = 0; first < plan.num_variables && plan.parts > 1;) {
+      Index last = first;
+      while (last < plan.num_variables && out.node_level[last] == out.node_level[first]) ++last;
+      const Index vectors = (last - first + plan.lanes - 1) / plan.lanes;
+      for (int part = 0; part < plan.parts; ++part) {
+        const Index begin = first + vectors * part / plan.parts * plan.lanes;
+        const Index end = std::min(last, first + vectors * (part + 1) / plan.parts * plan.lanes);
+        for (Index p = begin; p < end; ++p) out.node_part[p] = part;
+      }
       first = last;
     }
-    plan.node_size = address;
   }
+
+  // Entry x of all members of a block is a row. Vectors are read whole, past the end of a row if they begin near it.
+  // Where threads share a plan, rows end with room for that, so that no thread reads what another one may be writing.
+  Index row_length(Index members) const { return plan.parts == 1 ? members : members + plan.lanes - 1; }
 
   // Sort the variables of every factor by rank and gather factors of equal (re-ordered) shape.
   void collect_factors() {
     std::map<std::vector<int>, int> group_of;
-    for (std::size_t u = 0; u < user.size(); ++u) {
-      const UserGroup& from = user[u];
-      const int arity = static_cast<int>(from.shape.size());
+    for (std::size_t u = 0; u < input.size(); ++u) {
+      const GroupInput& from = input[u];
+      const int arity = static_cast<int>(from.layout.shape.size());
       std::map<std::pair<std::vector<std::int32_t>, Index>, Index> shared_ids;
       std::map<std::vector<std::int32_t>, std::pair<int, std::int32_t>> known;  // permutation -> (group, its number)
       std::vector<std::int32_t> permutation(arity), last_permutation;
       std::pair<int, std::int32_t> place;
-      for (Index row = 0; row < from.count; ++row) {
+      for (Index row = 0; row < from.layout.count; ++row) {
+        tick(1);
         const Index* variables = from.variables + row * arity;
         std::iota(permutation.begin(), permutation.end(), 0);
         std::sort(permutation.begin(), permutation.end(),
@@ -95,7 +123,7 @@ struct Placer {
         if (row == 0 || permutation != last_permutation) {
           auto found = known.find(permutation);
           if (found == known.end())
-            found = known.emplace(permutation, place_permutation(group_of, from, permutation)).first;
+            found = known.emplace(permutation, place_permutation(group_of, from.layout, permutation)).first;
           place = found->second;
           last_permutation = permutation;
         }
@@ -105,7 +133,7 @@ struct Placer {
         group.permutation.push_back(place.second);
         for (int k = 0; k < arity; ++k) group.position.push_back(packed[variables[permutation[k]]]);
         Index shared = -1;
-        if (from.tied) {
+        if (from.shared) {
           auto inserted = shared_ids.emplace(std::make_pair(permutation, from.shared[row]), plan.shared_tables.size());
           if (inserted.second) {
             plan.shared_tables.push_back({place.first, place.second, plan.table_size, 0});
@@ -161,6 +189,7 @@ struct Placer {
     const auto& position = group.position;
     const auto& shared = shared_key[g];
     auto less = [&](Index a, Index b) {
+      tick(1);
       const std::int32_t *pa = &position[a * arity], *pb = &position[b * arity];
       for (int k = arity - 1; k >= 0; --k)
         if (out.node_level[pa[k]] != out.node_level[pb[k]]) return out.node_level[pa[k]] < out.node_level[pb[k]];
@@ -208,15 +237,17 @@ struct Placer {
     for (Index first = 0; first < group.count;) {
       Index last = first + 1;
       while (last < group.count && adjacent(group, g, last - 1)) ++last;
+      tick(last - first);
       const bool long_run = 2 * (last - first) >= plan.lanes;
       for (Index f = first; f < last;) {
         const Index block = long_run ? std::min(kLongestBlock, last - f) : 1;
+        const Index stride = long_run ? row_length(block) : 1;
         for (int k = 0; k < group.arity; ++k) {
           for (Index i = 0; i < block; ++i) {
             group.message[(f + i) * group.arity + k] = plan.message_size + i;
-            group.message_stride[f + i] = static_cast<std::int32_t>(block);
+            group.message_stride[f + i] = static_cast<std::int32_t>(stride);
           }
-          plan.message_size += block * group.dims[k];
+          plan.message_size += stride * group.dims[k];
         }
         for (Index start = f; start < f + block; start += plan.lanes) {
           const Index count = std::min<Index>(plan.lanes, f + block - start);
@@ -244,8 +275,8 @@ struct Placer {
 }  // namespace
 
 Placement make_placement(Plan& plan, const Index* num_states, const Index* rank, const Index* level,
-                         const std::vector<UserGroup>& user) {
-  Placer placer(plan, num_states, rank, level, user);
+                         const std::vector<GroupInput>& input) {
+  Placer placer(plan, num_states, rank, level, input);
   placer.run();
   return std::move(placer.out);
 }

@@ -18,20 +18,22 @@ struct Piece {
 struct Placement {
   Index num_levels = 0;
   std::vector<Index> node_level;           // packed node
+  std::vector<std::int32_t> node_part;     // packed node: which part of its level updates it
   std::vector<std::vector<Piece>> pieces;  // group
 };
 
 // Give nodes, messages and tables their addresses.
 Placement make_placement(Plan& plan, const Index* num_states, const Index* rank, const Index* level,
-                         const std::vector<UserGroup>& user);
+                         const std::vector<GroupInput>& input);
 
 // Gather the updates into tiles and these into stages.
 void make_tiles(Plan& plan, const Placement& placement);
 
 // Whether the states of node q lie next to those of p, and both are updated together.
 inline bool side_by_side(const Plan& plan, const Placement& placement, Index p, Index q) {
-  return placement.node_level[p] == placement.node_level[q] && plan.states[p] == plan.states[q] &&
-         plan.node_stride[p] == plan.node_stride[q] && plan.node_address[q] == plan.node_address[p] + 1;
+  return placement.node_level[p] == placement.node_level[q] && placement.node_part[p] == placement.node_part[q] &&
+         plan.states[p] == plan.states[q] && plan.node_stride[p] == plan.node_stride[q] &&
+         plan.node_address[q] == plan.node_address[p] + 1;
 }
 
 }  // namespace riskfield

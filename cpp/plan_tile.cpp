@@ -2,6 +2,7 @@
 #include <numeric>
 #include <utility>
 
+#include "interrupt.hpp"
 #include "plan_steps.hpp"
 
 namespace riskfield {
@@ -18,6 +19,7 @@ struct Tiler {
   const Placement& placement;
   Incoming incoming;
   std::vector<Index> part_tiles;  // (level, part) -> first node tile
+  Ticker tick;
 
   Tiler(Plan& p, const Placement& q) : plan(p), placement(q) {}
 
@@ -59,10 +61,8 @@ struct Tiler {
 
   // Long runs of nodes whose messages lie side by side get tiles of their own; what stands between them is gathered.
   void tile_nodes() {
-    std::vector<Index> level_tiles(placement.num_levels + 1, 0);
-    Index current = 0;
     for (Index first = 0; first < plan.num_variables;) {
-      while (current < placement.node_level[first]) level_tiles[++current] = static_cast<Index>(plan.node_tiles.size());
+      begin_parts(part_of(first) + 1);
       Index last = run_end(first);
       if (2 * (last - first) < plan.lanes) {
         while (last < plan.num_variables && side_by_side(plan, placement, last - 1, last)) {
@@ -71,20 +71,20 @@ struct Tiler {
           last = next;
         }
       }
+      tick(last - first);
       for (; first < last; first += plan.lanes) add_node_tile(first, std::min<Index>(plan.lanes, last - first));
       first = last;
     }
-    while (current < placement.num_levels) level_tiles[++current] = static_cast<Index>(plan.node_tiles.size());
-    for (Index l = 0; l < placement.num_levels; ++l)
-      for (int part = 0; part < plan.parts; ++part)
-        part_tiles.push_back(level_tiles[l] + (level_tiles[l + 1] - level_tiles[l]) * part / plan.parts);
-    part_tiles.push_back(static_cast<Index>(plan.node_tiles.size()));
+    begin_parts(placement.num_levels * plan.parts + 1);
   }
 
-  // The packed node at which a part of a level begins.
-  Index part_begin(Index level_and_part) const {
-    const Index tile = part_tiles[level_and_part];
-    return tile < static_cast<Index>(plan.node_tiles.size()) ? plan.node_tiles[tile].first : plan.num_variables;
+  // The level and part of a packed node as one number, which grows along the packed nodes.
+  Index part_of(Index p) const { return placement.node_level[p] * plan.parts + placement.node_part[p]; }
+
+  // The first `count` parts of all levels begin at or before the next node tile.
+  void begin_parts(Index count) {
+    while (static_cast<Index>(part_tiles.size()) < count)
+      part_tiles.push_back(static_cast<Index>(plan.node_tiles.size()));
   }
 
   Index run_end(Index first) const {
@@ -108,7 +108,8 @@ struct Tiler {
   void connect_lanes(const NodeTile& tile, Index d) {
     const auto& [start, address, stride] = incoming;
     const Index first = start[tile.first] + d;
-    bool contiguous = true;
+    // A vector may be read past the last lane only in rows that end with room for it (see Placer::row_length).
+    bool contiguous = plan.parts == 1 || (first < start[tile.first + 1] && stride[first] >= plan.lanes);
     for (Index l = 0; l < tile.count && contiguous; ++l) {
       const Index p = tile.first + l, at = start[p] + d;
       contiguous = at < start[p + 1] && address[at] == address[first] + l && stride[at] == stride[first];
@@ -179,11 +180,6 @@ struct Tiler {
     } else {
       add_stages(+1, [](int, int) { return true; });
     }
-    double entries = 0;
-    for (const auto& range : plan.ranges)
-      for (Index t = range.begin; t < range.end; ++t)
-        entries += static_cast<double>(plan.factor_tiles[t].count * plan.groups[range.group].table_size);
-    plan.mean_stage_entries = plan.stages.empty() ? 0 : entries / static_cast<double>(plan.num_stages());
   }
 
   template <class Updated>
@@ -220,37 +216,28 @@ struct Tiler {
   // Tiles for the messages to one slot, level by level of the receiving nodes and part by part.
   void tile_slot(std::size_t g, int slot, std::vector<std::pair<Index, TileRange>>& found) {
     Group& group = plan.groups[g];
-    auto node_of = [&](Index f) { return static_cast<Index>(group.position[f * group.arity + slot]); };
-    auto level_of = [&](Index k) { return placement.node_level[node_of(placement.pieces[g][k].first)]; };
-    std::vector<Index> order(placement.pieces[g].size());
+    const auto& pieces = placement.pieces[g];
+    // The factors of a piece reach nodes of one part.
+    auto key_of = [&](Index k) { return part_of(group.position[pieces[k].first * group.arity + slot]); };
+    std::vector<Index> order(pieces.size());
     std::iota(order.begin(), order.end(), 0);
-    std::stable_sort(order.begin(), order.end(), [&](Index a, Index b) { return level_of(a) < level_of(b); });
-    for (std::size_t first = 0; first < order.size();) {
-      const Index current = level_of(order[first]);
-      std::size_t last = first;
-      while (last < order.size() && level_of(order[last]) == current) ++last;
-      for (int part = 0; part < plan.parts; ++part) {
-        const Index key = current * plan.parts + part;
-        const Index low = part_begin(key), high = part == plan.parts - 1 ? plan.num_variables : part_begin(key + 1);
-        const Index begin = static_cast<Index>(plan.factor_tiles.size());
-        Pool pool{group, plan.factor_tiles, plan.lanes, {}};
-        for (std::size_t k = first; k < last; ++k) {
-          const Piece& piece = placement.pieces[g][order[k]];
-          // Consecutive factors of a piece reach consecutive nodes.
-          const Index node = node_of(piece.first);
-          const Index skip = std::max<Index>(0, low - node);
-          const Index count = std::min<Index>(piece.count, high - node) - skip;
-          if (count <= 0) continue;
-          if (piece.long_run)
-            plan.factor_tiles.push_back(contiguous_tile(group, piece.first + skip, count));
-          else
-            pool.add(piece.first + skip, count);
-        }
-        pool.flush();
-        const Index end = static_cast<Index>(plan.factor_tiles.size());
-        if (begin < end) found.push_back({key, {static_cast<std::int32_t>(g), slot, begin, end}});
+    std::stable_sort(order.begin(), order.end(), [&](Index a, Index b) {
+      tick(1);
+      return key_of(a) < key_of(b);
+    });
+    for (std::size_t k = 0; k < order.size();) {
+      const Index key = key_of(order[k]), begin = static_cast<Index>(plan.factor_tiles.size());
+      Pool pool{group, plan.factor_tiles, plan.lanes, {}};
+      for (; k < order.size() && key_of(order[k]) == key; ++k) {
+        const Piece& piece = pieces[order[k]];
+        if (piece.long_run)
+          plan.factor_tiles.push_back(contiguous_tile(group, piece.first, piece.count));
+        else
+          pool.add(piece.first, piece.count);
       }
-      first = last;
+      pool.flush();
+      const auto end = static_cast<Index>(plan.factor_tiles.size());
+      found.push_back({key, {static_cast<std::int32_t>(g), slot, begin, end}});
     }
   }
 };

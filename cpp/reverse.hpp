@@ -8,7 +8,7 @@
 // one row for a binary variable, its gradient is with respect to the logarithm of that ratio.
 #pragma once
 
-#include "packing.hpp"
+#include "unpacking.hpp"
 
 namespace riskfield::RISKFIELD_ISA {
 

@@ -29,12 +29,14 @@ struct Simd<double> {
   typedef double V __attribute__((vector_size(kVectorBytes)));
   typedef double Unaligned __attribute__((vector_size(kVectorBytes), aligned(sizeof(double))));
   typedef std::int64_t I __attribute__((vector_size(kVectorBytes)));
+  typedef std::uint64_t U __attribute__((vector_size(kVectorBytes)));
 };
 template <>
 struct Simd<float> {
   typedef float V __attribute__((vector_size(kVectorBytes)));
   typedef float Unaligned __attribute__((vector_size(kVectorBytes), aligned(sizeof(float))));
   typedef std::int32_t I __attribute__((vector_size(kVectorBytes)));
+  typedef std::uint32_t U __attribute__((vector_size(kVectorBytes)));
 };
 
 // Numbers in a vector.
@@ -43,9 +45,12 @@ constexpr int kLanes = kVectorBytes / static_cast<int>(sizeof(T));
 template <class T>
 using V = typename Simd<T>::V;
 template <class T>
-using I = typename Simd<T>::I;
+using I = typename Simd<T>::I;  // results of comparisons
+template <class T>
+using U = typename Simd<T>::U;  // bit patterns; unsigned, so that arithmetic on them may wrap around
 
 #define RF_INLINE inline __attribute__((always_inline))
+#define RF_NOINLINE __attribute__((noinline))
 // After the parameters of a lambda.
 #define RF_LAMBDA __attribute__((always_inline))
 // A loop over states: unrolled, the arrays of vectors it indexes stay in registers.
@@ -91,14 +96,14 @@ RF_INLINE V<T> splat(T x) {
 }
 
 template <class T>
-RF_INLINE I<T> as_bits(V<T> v) {
-  I<T> bits;
+RF_INLINE U<T> as_bits(V<T> v) {
+  U<T> bits;
   std::memcpy(&bits, &v, sizeof(v));
   return bits;
 }
 
 template <class T>
-RF_INLINE V<T> from_bits(I<T> bits) {
+RF_INLINE V<T> from_bits(U<T> bits) {
   V<T> v;
   std::memcpy(&v, &bits, sizeof(v));
   return v;
@@ -126,9 +131,10 @@ RF_INLINE V<T> first_lanes(V<T> a, V<T> b, int count) {
   return select<T>(lane < T(count), a, b);
 }
 
+// The larger one; NaN if either is.
 template <class T>
 RF_INLINE V<T> vmax(V<T> a, V<T> b) {
-  return select<T>(a > b, a, b);
+  return select<T>((a > b) | (a != a), a, b);
 }
 
 template <class T>
@@ -138,7 +144,7 @@ RF_INLINE V<T> vabs(V<T> a) {
 
 template <class T>
 RF_INLINE V<T> vsqrt(V<T> a) {
-  V<T> r;
+  V<T> r{};
   for (int l = 0; l < kLanes<T>; ++l) r[l] = std::sqrt(a[l]);
   return r;
 }
@@ -146,34 +152,38 @@ RF_INLINE V<T> vsqrt(V<T> a) {
 template <class T>
 constexpr T kNegInf = -std::numeric_limits<T>::infinity();
 
-// Constants of the two formats: adding kRound to a small number leaves its nearest integer in the low mantissa bits.
+// Constants of the two formats: adding kRound to a small number n leaves the bits of n + kBias, n rounded to an
+// integer, at the low end of the mantissa.
 template <class T>
 struct Format;
 template <>
 struct Format<double> {
-  static constexpr double kRound = 6755399441055744.0;  // 1.5 * 2^52
+  using Bits = std::uint64_t;
   static constexpr int kMantissa = 52;
-  static constexpr std::int64_t kBias = 1023;
+  static constexpr Bits kBias = 1023;
+  static constexpr double kRound = 6755399441055744.0 + 1023;  // 1.5 * 2^52 + kBias
   static constexpr double kLn2Hi = 6.93147180369123816490e-01, kLn2Lo = 1.90821492927058770002e-10;
   static constexpr double kSmallest = -708.0;
   static constexpr int kExpTerms = 13, kLogTerms = 11;
 };
 template <>
 struct Format<float> {
-  static constexpr float kRound = 12582912.0f;  // 1.5 * 2^23
+  using Bits = std::uint32_t;
   static constexpr int kMantissa = 23;
-  static constexpr std::int32_t kBias = 127;
+  static constexpr Bits kBias = 127;
+  static constexpr float kRound = 12582912.0f + 127;  // 1.5 * 2^23 + kBias
   static constexpr float kLn2Hi = 6.93359375e-01f, kLn2Lo = -2.12194440e-04f;
   static constexpr float kSmallest = -87.0f;
   static constexpr int kExpTerms = 7, kLogTerms = 5;
 };
 
-// exp(x) = 2^n exp(r) with |r| <= ln(2)/2 and the Taylor series of exp(r). Results below the normal range are 0.
+// exp(x) = 2^n exp(r) with |r| <= ln(2)/2 and the Taylor series of exp(r). Results below the normal range are 0; NaN
+// stays NaN. Not for x whose exponential overflows.
 template <class T>
 RF_INLINE V<T> vexp(V<T> x) {
   using F = Format<T>;
   const V<T> floor = splat<T>(F::kSmallest);
-  const V<T> y = select<T>(x > floor, x, floor);
+  const V<T> y = select<T>(x < floor, floor, x);
   const V<T> shifted = y * T(1.4426950408889634074) + F::kRound;
   const V<T> n = shifted - F::kRound;
   const V<T> r = (y - n * F::kLn2Hi) - n * F::kLn2Lo;
@@ -194,27 +204,28 @@ RF_INLINE V<T> vexp(V<T> x) {
   V<T> p = splat<T>(inverse_factorial[F::kExpTerms]);
 #pragma GCC unroll 16
   for (int k = F::kExpTerms - 1; k >= 0; --k) p = p * r + inverse_factorial[k];
-  const I<T> scaled = as_bits<T>(p) + (as_bits<T>(shifted) << F::kMantissa);
-  const V<T> result = from_bits<T>(scaled);
-  return select<T>(x > floor, result, V<T>{});
+  const U<T> power = as_bits<T>(shifted) << F::kMantissa;  // the bits of 2^n
+  return select<T>(x < floor, V<T>{}, p * from_bits<T>(power));
 }
 
-// log(x) = e ln 2 + 2 atanh((m - 1) / (m + 1)) with x = m 2^e, m in [sqrt(1/2), sqrt(2)). For x = 0 it is -inf.
+// log(x) = e ln 2 + 2 atanh((m - 1) / (m + 1)) with x = m 2^e, m in [sqrt(1/2), sqrt(2)). For x = 0 it is -inf; NaN
+// stays NaN.
 template <class T>
 RF_INLINE V<T> vlog(V<T> x) {
   using F = Format<T>;
-  const I<T> bits = as_bits<T>(x);
-  constexpr auto kOneBits = F::kBias << F::kMantissa;
-  constexpr auto kMask = (decltype(kOneBits)(1) << F::kMantissa) - 1;
-  I<T> exponent = (bits >> F::kMantissa) - F::kBias;
-  I<T> mantissa_bits = (bits & kMask) | kOneBits;
+  using Bits = typename F::Bits;
+  const U<T> bits = as_bits<T>(x);
+  constexpr Bits kOneBits = F::kBias << F::kMantissa;
+  constexpr Bits kMask = (Bits(1) << F::kMantissa) - 1;
+  U<T> exponent = bits >> F::kMantissa;  // biased
+  const U<T> mantissa_bits = (bits & kMask) | kOneBits;
   V<T> m = from_bits<T>(mantissa_bits);
   const I<T> large = m > T(1.41421356237309504880);
   m = select<T>(large, m * T(0.5), m);
-  exponent -= large;  // a true lane is -1
+  exponent -= reinterpret_cast<U<T>>(large);  // a true lane is -1
   // The exponent as a number, by putting it into the low bits of kRound.
   const V<T> round = splat<T>(F::kRound);
-  const I<T> packed = as_bits<T>(round) + exponent;
+  const U<T> packed = as_bits<T>(round) + exponent - F::kBias;
   const V<T> e = from_bits<T>(packed) - F::kRound;
   const V<T> s = (m - T(1)) / (m + T(1));
   const V<T> s2 = s * s;
@@ -222,7 +233,7 @@ RF_INLINE V<T> vlog(V<T> x) {
 #pragma GCC unroll 16
   for (int k = F::kLogTerms - 1; k >= 0; --k) p = p * s2 + T(1) / T(2 * k + 1);
   const V<T> result = e * F::kLn2Hi + (T(2) * s * p + e * F::kLn2Lo);
-  return select<T>(x > T(0), result, splat<T>(kNegInf<T>));
+  return select<T>(x > T(0), result, x + kNegInf<T>);
 }
 
 }  // namespace riskfield::RISKFIELD_ISA

@@ -53,6 +53,7 @@ RF_INLINE I<double> operator<(DualVector a, Dual b) { return a.value < b.value; 
 RF_INLINE I<double> operator>(DualVector a, Dual b) { return a.value > b.value; }
 
 RF_INLINE I<double> operator==(DualVector a, Dual b) { return a.value == b.value; }
+RF_INLINE I<double> operator!=(DualVector a, DualVector b) { return a.value != b.value; }
 
 template <>
 constexpr Dual kNegInf<Dual> = Dual(-std::numeric_limits<double>::infinity());
@@ -96,11 +97,11 @@ RF_INLINE DualVector vsqrt<Dual>(DualVector a) {
 template <>
 RF_INLINE DualVector vexp<Dual>(DualVector a) {
   const V<double> value = vexp<double>(a.value);
-  return {value, select<double>(value > 0.0, a.slope * value, V<double>{})};
+  return {value, select<double>(value == 0.0, V<double>{}, a.slope * value)};
 }
 template <>
 RF_INLINE DualVector vlog<Dual>(DualVector a) {
-  return {vlog<double>(a.value), select<double>(a.value > 0.0, a.slope / a.value, V<double>{})};
+  return {vlog<double>(a.value), select<double>(a.value == 0.0, V<double>{}, a.slope / a.value)};
 }
 
 }  // namespace riskfield::RISKFIELD_ISA

@@ -2,32 +2,41 @@
 
 #include <unistd.h>
 
-#include <condition_variable>
+#include <chrono>
 #include <exception>
-#include <mutex>
 #include <thread>
-#include <vector>
+
+#include "interrupt.hpp"
+#include "polling_mutex.hpp"
 
 namespace riskfield {
 namespace {
 
+// How long threads sleep before they look whether their call has stopped.
+constexpr std::chrono::milliseconds kNap{20};
+
 class Pool {
  public:
   void run(int count, const std::function<void(int)>& body) {
-    const std::lock_guard<std::mutex> one_caller(callers_);
+    const std::lock_guard<PollingMutex> one_caller(callers_);
     while (static_cast<int>(workers_) < count - 1) start_worker();
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       body_ = &body;
+      call_ = current_call();
       wanted_ = count;
       running_ = count - 1;
       error_ = nullptr;
       ++job_;
     }
     start_.notify_all();
-    execute(0, body);
+    execute([&] { body(0); });
     std::unique_lock<std::mutex> lock(mutex_);
-    done_.wait(lock, [&] { return running_ == 0; });
+    while (!done_.wait_for(lock, kNap, [&] { return running_ == 0; })) {
+      lock.unlock();
+      execute(poll);
+      lock.lock();
+    }
     if (error_) std::rethrow_exception(error_);
   }
 
@@ -42,14 +51,19 @@ class Pool {
     std::thread([this, number, seen]() mutable {
       while (true) {
         const std::function<void(int)>* body;
+        Call* call;
         {
           std::unique_lock<std::mutex> lock(mutex_);
           start_.wait(lock, [&] { return job_ != seen; });
           seen = job_;
           if (number >= wanted_) continue;
           body = body_;
+          call = call_;
         }
-        execute(number, *body);
+        {
+          const Helper helper(call);
+          execute([&] { (*body)(number); });
+        }
         {
           const std::lock_guard<std::mutex> lock(mutex_);
           --running_;
@@ -60,18 +74,23 @@ class Pool {
     ++workers_;  // only now: starting a thread may fail
   }
 
-  void execute(int number, const std::function<void(int)>& body) {
+  template <class Body>
+  void execute(Body body) {
     try {
-      body(number);
+      body();
+    } catch (const Abandoned&) {
     } catch (...) {
       const std::lock_guard<std::mutex> lock(mutex_);
       if (!error_) error_ = std::current_exception();
+      current_call()->stop();
     }
   }
 
-  std::mutex callers_, mutex_;
+  PollingMutex callers_;
+  std::mutex mutex_;
   std::condition_variable start_, done_;
   const std::function<void(int)>* body_ = nullptr;
+  Call* call_ = nullptr;
   std::exception_ptr error_;
   int wanted_ = 0, running_ = 0, workers_ = 0;
   unsigned job_ = 0;
@@ -93,10 +112,14 @@ Pool& pool() {
 }  // namespace
 
 void parallel(int count, const std::function<void(int)>& body) {
-  if (count <= 1)
+  if (count <= 1) {
     body(0);
-  else
+  } else if (current_call()) {
     pool().run(count, body);
+  } else {
+    Call call(nullptr);
+    pool().run(count, body);
+  }
 }
 
 void Barrier::pause() {
@@ -105,6 +128,28 @@ void Barrier::pause() {
 #endif
 }
 
-void Barrier::yield() { std::this_thread::yield(); }
+void Barrier::sleep(unsigned round) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  ++sleepers_;
+  // Either the last thread to arrive sees a sleeper and wakes it, or this thread sees the new round.
+  while (!changed_.wait_for(lock, kNap, [&] { return round_.load() != round; })) {
+    lock.unlock();
+    try {
+      poll();
+    } catch (...) {
+      --sleepers_;
+      throw;
+    }
+    lock.lock();
+  }
+  --sleepers_;
+}
+
+void Barrier::wake() {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+  }  // whoever counts as a sleeper now waits for the notification
+  changed_.notify_all();
+}
 
 }  // namespace riskfield

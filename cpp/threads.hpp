@@ -2,13 +2,15 @@
 #pragma once
 
 #include <atomic>
+#include <condition_variable>
 #include <cstdint>
 #include <functional>
+#include <mutex>
 
 namespace riskfield {
 
 // Run body(0) ... body(count - 1) at the same time, body(0) on the calling thread; returns when all are done.
-// An exception thrown by any of them is thrown again here.
+// An exception thrown by any of them is thrown again here; the others notice when they next `poll`.
 void parallel(int count, const std::function<void(int)>& body);
 
 // The part of [begin, end) that falls to one of several threads.
@@ -20,31 +22,38 @@ inline Share share(std::int64_t begin, std::int64_t end, int thread, int threads
   return {begin + count * thread / threads, begin + count * (thread + 1) / threads};
 }
 
-// Spins briefly, then yields: levels take microseconds, so sleeping would cost more than it saves.
+// Waiting threads spin for about as long as a level takes, then sleep: if one of them has lost its processor to another
+// program, spinning on the other processors would keep it from getting one of those.
 class Barrier {
  public:
   explicit Barrier(int count) : count_(count) {}
+  // Throws if the call of this thread is to stop (see interrupt.hpp).
   void wait() {
-    const unsigned round = round_.load(std::memory_order_acquire);
+    const unsigned round = round_.load(std::memory_order_relaxed);
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == count_) {
       arrived_.store(0, std::memory_order_relaxed);
-      round_.store(round + 1, std::memory_order_release);
+      round_.store(round + 1);
+      if (sleepers_.load() > 0) wake();
       return;
     }
-    for (int spins = 0; round_.load(std::memory_order_acquire) == round; ++spins) {
-      if (spins < 4096)
-        pause();
-      else
-        yield();
+    for (int spins = 0; spins < kSpins; ++spins) {
+      if (round_.load(std::memory_order_acquire) != round) return;
+      pause();
     }
+    sleep(round);
   }
 
  private:
+  static constexpr int kSpins = 1000;
   static void pause();
-  static void yield();
+  void sleep(unsigned round);
+  void wake();
+
   const int count_;
-  std::atomic<int> arrived_{0};
+  std::atomic<int> arrived_{0}, sleepers_{0};
   std::atomic<unsigned> round_{0};
+  std::mutex mutex_;
+  std::condition_variable changed_;
 };
 
 }  // namespace riskfield

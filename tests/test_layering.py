@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 
 # Top to bottom. A package stands for the files in it.
 LAYERS = [
-    ["_environment", "errors", "threads", "progress"],
+    ["errors", "threads", "progress"],
     ["graph"],
     ["entropy"],
     ["kernels", "_native"],

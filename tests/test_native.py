@@ -2,8 +2,11 @@
 
 import contextlib
 import gc
+import subprocess
+import sys
 import weakref
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -157,12 +160,160 @@ def test_going_back_twice_gives_the_same_gradient():
 
 
 def test_changing_rho_on_a_tied_graph_keeps_one_plan():
-    from riskfield.kernels import native
 
     graph = rf.grid(5, 5, 2, tied=True)
     for step in range(5):
         rf.infer(graph, graph.zeros(), rf.MessagePassing(rf.TRW(0.5 + 0.01 * step)), kernels="native")
-    assert len(native._plans[graph]) == 1
+    assert len(plans_of(graph)) == 1
+
+
+def plans_of(graph):
+    """The different plans kept for a graph."""
+    from riskfield.kernels import native
+
+    return {id(plan) for plan in native._plans[graph].values()}
+
+
+def test_counting_numbers_of_one_partition_share_a_plan():
+    graph = rf.grid(2, 2, 2, tied=True)
+    for numbers in ([0.5, 0.5, 0.7, 0.7], [0.9, 0.9, 0.7, 0.7], [0.2, 0.2, 0.3, 0.3]):
+        entropy = rf.CountingNumbers(torch.tensor(numbers, dtype=torch.float64), 1.0)
+        rf.infer(graph, graph.zeros(), rf.MessagePassing(entropy), stop=rf.Stop(2, tol=None), kernels="native")
+    assert len(plans_of(graph)) == 1
+    other = rf.CountingNumbers(torch.tensor([0.5, 0.7, 0.5, 0.7], dtype=torch.float64), 1.0)
+    rf.infer(graph, graph.zeros(), rf.MessagePassing(other), stop=rf.Stop(2, tol=None), kernels="native")
+    assert len(plans_of(graph)) == 2
+
+
+def test_the_plans_of_a_graph_are_bounded():
+    from riskfield.kernels import native
+
+    graph, stop = rf.grid(3, 3, 2), rf.Stop(1, tol=None)
+    orders = [torch.randperm(9, generator=torch.manual_seed(k)).tolist() for k in range(2 * native._MOST_PLANS)]
+    for order in orders:
+        rf.infer(graph, graph.zeros(), rf.MessagePassing(schedule=rf.Sequential(order)), stop=stop, kernels="native")
+    assert len(native._plans[graph]) == native._MOST_PLANS
+
+
+def test_one_plan_is_made_for_several_threads(monkeypatch):
+    from riskfield.kernels import native
+
+    made = []
+    make_plan = native._make_plan
+    monkeypatch.setattr(native, "_make_plan", lambda *arguments: made.append(arguments) or make_plan(*arguments))
+    try:
+        rf.set_num_threads(2)
+        for graph in (rf.grid(4, 4, 2), rf.grid(100, 100, 8)):  # threads share the second one
+            made.clear()
+            for batch in ((), (1,)):
+                rf.infer(graph, graph.zeros().expand(*batch, -1), stop=rf.Stop(1, tol=None), kernels="native")
+            assert len(made) == 1
+    finally:
+        rf.set_num_threads(1)
+
+
+def test_a_slip_in_the_kind_of_a_run_is_an_error(monkeypatch):
+    from riskfield.kernels import native
+
+    graph = rf.grid(3, 3, 2)
+    for name, wrong in (("MEAN_FIELD", "mean field"), ("LEVEL_BY_LEVEL", "level by level")):
+        monkeypatch.setattr(native, "Kind" if name == "MEAN_FIELD" else "Sweep", SimpleNamespace(**{name: wrong}))
+        with pytest.raises(TypeError):
+            rf.infer(graph, graph.zeros(), rf.MeanField(), kernels="native")
+
+
+@pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.complex128], ids=str)
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=repr)
+def test_nan_survives(isa, dtype, algorithm, monkeypatch):
+    """Arithmetic never turns NaN into a probability: every marginal of a model with a NaN in it is NaN."""
+    from riskfield.kernels import native
+
+    monkeypatch.setattr(native, "_isa", isa)
+    try:
+        native.engine_name()
+    except ValueError:
+        pytest.skip(f"this processor has no {isa}")
+    nan = torch.tensor([0x7FF8000000000001], dtype=torch.int64).view(torch.float64)  # a payload must not matter
+    for states, scale in ((2, 1.0), (3, 1.0), (3, 1000.0)):
+        graph = rf.grid(3, 12, states)
+        theta = scale * torch.randn(1, graph.theta_size, dtype=torch.float64, generator=torch.manual_seed(0))
+        for place in (0, graph.node_size + 1):  # in a variable's potentials, in a table
+            broken = theta.clone()
+            broken[:, place] = nan
+            run = start(graph, algorithm, broken.to(dtype))
+            run.advance(40, -1.0)  # all at once, messages reach one neighbour in a sweep
+            assert run.marginals()[:, : graph.node_size].real.isnan().all()
+
+
+def start(graph, algorithm, theta):
+    """A native run on numbers that `infer` would refuse."""
+    from riskfield.kernels import native
+    from riskfield.kernels.problem import MessagePassingProblem
+
+    if isinstance(algorithm, rf.MeanField):
+        return native.MeanFieldRun(graph, None, theta, None)
+    maximise = isinstance(algorithm, rf.MaxProduct)
+    entropy = rf.Bethe() if maximise else algorithm.entropy
+    problem = MessagePassingProblem(
+        graph, entropy.counting(graph), algorithm.schedule, float(algorithm.damping), maximise
+    )
+    return native.MessagePassingRun(problem, theta, None)
+
+
+# Each of these works until it is interrupted.
+LONG_CALLS = """
+def sweeps(): run.advance(10**9, -1.0)
+def sweeps_of_a_batch(): batch.advance(10**9, -1.0)
+def gradient(): back.backward_fixed_point(torch.ones_like(back.marginals()), 10**9, 0.0)
+def plan():
+    while True:
+        native._plans.clear()
+        start(rf.grid(1000, 1000, 2), 1)
+"""
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_interrupts_end_native_calls(threads):
+    """Ctrl-C is noticed within .3 s. Processor time is measured, which does not depend on other programs."""
+    code = f"""
+import os, signal, threading, time, torch
+import riskfield as rf
+from riskfield.kernels import LAST_SWEEP, native
+from riskfield.kernels.problem import MessagePassingProblem
+
+def start(graph, batch, **options):
+    theta = torch.zeros(batch, graph.theta_size, dtype=torch.float64)
+    problem = MessagePassingProblem(graph, rf.TRW(0.5).counting(graph), rf.Sequential(), 0.0, False)
+    return native.MessagePassingRun(problem, theta, None, **options)
+
+rf.set_num_threads({threads})
+graph = rf.grid(300, 300, 4)
+run, batch, back = start(graph, 1), start(rf.grid(30, 30, 4), 5), start(graph, 1, record=LAST_SWEEP)
+back.advance(1, -1.0)
+{LONG_CALLS}
+for call in (sweeps, sweeps_of_a_batch, gradient, plan):
+    sent = []
+    def interrupt():
+        sent.append(time.process_time())
+        os.kill(os.getpid(), signal.SIGINT)
+    threading.Timer(0.3, interrupt).start()
+    try:
+        call()
+    except KeyboardInterrupt:
+        print(call.__name__, time.process_time() - sent[0])
+try:
+    run.marginals()
+except RuntimeError as error:
+    print("marginals", error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    *calls, marginals = done.stdout.splitlines()
+    assert marginals == "marginals this run was interrupted in the middle of a sweep"
+    assert len(calls) == 4
+    for line in calls:
+        assert float(line.split()[1]) < 0.3 * threads, line
 
 
 def test_a_lone_variable_with_more_states_than_any_table_has_entries():

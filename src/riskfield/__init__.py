@@ -7,7 +7,6 @@ The names used most stand here. All public names are in the namespaces `graph`, 
 import typing as _typing
 
 from riskfield import (
-    _environment,  # noqa: F401  (before all that loads torch)
     adjoints,
     datasets,
     decoders,

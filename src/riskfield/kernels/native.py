@@ -6,6 +6,7 @@ storage, sweeps there, and unpacks the marginals at the end.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from weakref import WeakKeyDictionary
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from riskfield import _native
+from riskfield._native import Kind, Sweep
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.graph.schedule import Levels, Parallel
 from riskfield.kernels.problem import MessagePassingProblem, mean_field_levels, schedule_levels
@@ -22,7 +24,8 @@ from riskfield.threads import get_num_threads
 
 NATIVE = True  # runs can record their sweeps to go back through them, and step along a direction
 
-_plans: WeakKeyDictionary[FactorGraph, dict[Hashable, object]] = WeakKeyDictionary()
+_plans: WeakKeyDictionary[FactorGraph, OrderedDict[Hashable, _native.Plan]] = WeakKeyDictionary()
+_MOST_PLANS = 8  # kept for one graph
 # Table entries read in a stage from which several threads gain more than they lose by waiting for each other.
 _WORTH_SHARING = 3000
 _isa = ""  # the instruction set; tests set it to try the others
@@ -90,8 +93,8 @@ class _NativeRun:
 
     def _start(
         self,
-        plan: object,
-        kind: str,
+        plan: _native.Plan,
+        kind: Kind,
         theta: Tensor,
         state: Tensor | None,
         *,
@@ -137,7 +140,7 @@ class MessagePassingRun(_NativeRun):
         state = None if messages is None else messages_like(problem.graph, theta, messages)
         self._start(
             _message_passing_plan(problem, factor_counting, theta),
-            "max-product" if problem.maximise else "sum-product",
+            Kind.MAX_PRODUCT if problem.maximise else Kind.SUM_PRODUCT,
             theta,
             state,
             record=record,
@@ -166,16 +169,9 @@ class MeanFieldRun(_NativeRun):
         along: Along | None = None,
     ):
         super().__init__(graph, theta, along)
-        plan = _plan(
-            graph,
-            ("mean field", order),
-            theta,
-            lambda parts: _make_plan(
-                graph, mean_field_levels(graph, order), "level-by-level", None, theta.dtype, parts
-            ),
-        )
+        plan = _plan(graph, ("mean field", order), lambda: mean_field_levels(graph, order), Sweep.LEVEL_BY_LEVEL, theta)
         state = None if messages is None else starting_marginals(graph, theta.real, messages.real)
-        self._start(plan, "mean-field", theta, state, record=record, along=along)
+        self._start(plan, Kind.MEAN_FIELD, theta, state, record=record, along=along)
 
     def messages(self) -> Tensor:
         """Log node marginals."""
@@ -192,55 +188,97 @@ def engine_name() -> str:
     return str(_native.engine_name(_isa))
 
 
-def _message_passing_plan(problem: MessagePassingProblem, factor_counting: Tensor, theta: Tensor) -> object:
+def _message_passing_plan(problem: MessagePassingProblem, factor_counting: Tensor, theta: Tensor) -> _native.Plan:
     graph, schedule = problem.graph, problem.schedule
-    # Tied factors share a packed table only where they also share a counting number: a plan depends on which do.
-    tied = any(group.tied for group in graph.factor_groups)
-    counting = np.unique(factor_counting.numpy(), return_inverse=True)[1].tobytes() if tied else None
-    sweep = "all-at-once" if isinstance(schedule, Parallel) else "forward-backward"
-
-    def make(parts: int) -> object:
-        return _make_plan(graph, schedule_levels(graph, schedule), sweep, factor_counting, theta.dtype, parts)
-
-    return _plan(graph, (schedule, counting), theta, make)
+    shared = _shared_tables(graph, factor_counting.numpy())
+    # A plan depends on which factors share a table, not on the counting numbers themselves.
+    key = (schedule, tuple(None if s is None else s.tobytes() for s in shared))
+    sweep = Sweep.ALL_AT_ONCE if isinstance(schedule, Parallel) else Sweep.FORWARD_BACKWARD
+    return _plan(graph, key, lambda: schedule_levels(graph, schedule), sweep, theta, shared)
 
 
-def _plan(graph: FactorGraph, key: Hashable, theta: Tensor, make: Callable[[int], object]) -> object:
-    """The plan kept under `key`: for one thread, or for several where they share the work on a single model."""
-    plans = _plans.setdefault(graph, {})
+def _shared_tables(graph: FactorGraph, factor_counting: np.ndarray | None = None) -> list[np.ndarray | None]:
+    """Per group, which factors share a packed table: those with one table and one counting number; None if not tied.
 
-    def kept(parts: int) -> object:
-        full_key = (key, theta.dtype == torch.float32, _isa, parts)
-        if full_key not in plans:
-            plans[full_key] = make(parts)
-        return plans[full_key]
+    Packed tables are numbered in the order of their first factors, so that equal partitions have equal numbers.
+    """
+    shared: list[np.ndarray | None] = []
+    start = 0
+    for group in graph.factor_groups:
+        number = None
+        if group.tied:
+            pairs = group.tables[:, None]
+            if factor_counting is not None:
+                counting = factor_counting[start : start + group.num_factors]
+                pairs = np.stack([group.tables, np.unique(counting, return_inverse=True)[1].reshape(-1)], axis=1)
+            _, first, number = np.unique(pairs, axis=0, return_index=True, return_inverse=True)
+            number = np.argsort(np.argsort(first))[number.reshape(-1)].astype(np.int64)
+        shared.append(number)
+        start += group.num_factors
+    return shared
 
-    plan = kept(1)
+
+def _plan(
+    graph: FactorGraph,
+    key: Hashable,
+    levels: Callable[[], Levels],
+    sweep: Sweep,
+    theta: Tensor,
+    shared: list[np.ndarray | None] | None = None,
+) -> _native.Plan:
+    """The plan kept under `key`, made if there is none yet. Each graph keeps the last few that were used."""
     threads = get_num_threads()
-    if len(theta) < threads and plan.mean_stage_entries >= _WORTH_SHARING:  # type: ignore[attr-defined]
-        plan = kept(threads)
+    most_parts = threads if len(theta) < threads else 1
+    plans = _plans.setdefault(graph, OrderedDict())
+
+    def key_of(parts: int) -> Hashable:
+        return key, theta.dtype == torch.float32, _isa, parts
+
+    plan = plans.get(key_of(most_parts))
+    if plan is None:
+        compiled = levels()
+        # Threads share the work on a single model where there is enough of it between two of their meetings.
+        parts = most_parts if _stage_entries(graph, compiled, sweep) >= _WORTH_SHARING else 1
+        plan = plans.get(key_of(parts))
+        if plan is None:
+            shared = _shared_tables(graph) if shared is None else shared
+            plan = _make_plan(graph, compiled, sweep, shared, theta.dtype, parts)
+            plans[key_of(parts)] = plan
+        plans[key_of(most_parts)] = plan
+    plans.move_to_end(key_of(most_parts))
+    while len(plans) > _MOST_PLANS:
+        plans.popitem(last=False)
     return plan
 
 
+def _stage_entries(graph: FactorGraph, levels: Levels, sweep: Sweep) -> float:
+    """Table entries read in a stage, on average."""
+    entries = 0
+    for group in graph.factor_groups:
+        arity = len(group.shape)
+        messages = 2 * arity - 2 if sweep == Sweep.FORWARD_BACKWARD else arity
+        entries += group.num_factors * group.table_size * max(messages, 1)
+    stages = 2 * (levels.count - 1) if sweep == Sweep.FORWARD_BACKWARD else levels.count
+    return entries / max(stages, 1)
+
+
 def _make_plan(
-    graph: FactorGraph, levels: Levels, sweep: str, factor_counting: Tensor | None, dtype: torch.dtype, parts: int
-) -> object:
+    graph: FactorGraph,
+    levels: Levels,
+    sweep: Sweep,
+    shared: list[np.ndarray | None],
+    dtype: torch.dtype,
+    parts: int,
+) -> _native.Plan:
     groups = []
     factor_start = 0
-    for group in graph.factor_groups:
-        shared = None
-        if group.tied:
-            shared = group.tables
-            if factor_counting is not None:
-                counting = factor_counting[factor_start : factor_start + group.num_factors].numpy()
-                _, shared = np.unique(np.stack([group.tables, counting], axis=1), axis=0, return_inverse=True)
-            shared = np.ascontiguousarray(shared.reshape(-1), np.int64)
+    for group, numbers in zip(graph.factor_groups, shared, strict=True):
         groups.append(
             (
                 list(group.shape),
                 group.variables,
                 group.tables,
-                shared,
+                numbers,
                 group.theta_start,
                 group.mu_start,
                 group.message_start,

@@ -1,0 +1,193 @@
+// The backward pass: sweep by sweep from the marginals to theta.
+#pragma once
+
+#include "reverse.hpp"
+#include "tape_layout.hpp"
+
+namespace riskfield::RISKFIELD_ISA {
+
+// The gradient with respect to theta of grad_mu . mu: begin at the marginals, go back sweep by sweep, finish.
+template <class T>
+class Backward {
+ public:
+  Backward(const Context<T>& context, const Item<T>& item, Gradients<T>& grad, Scratch<T>& scratch)
+      : context_(context), plan_(*context.plan), item_(item), grad_(grad), scratch_(scratch), layout_(context, item) {}
+
+  void begin(const T* grad_mu, bool counting) {
+    grad_.clear();
+    if (counting) grad_.begin_counting(plan_);
+    for (Index p = 0; p < plan_.num_variables; ++p) {
+      from_node(p, grad_mu + plan_.node_start[plan_.variable[p]]);
+      scratch_.tick(plan_.states[p]);
+    }
+    for (int g = 0; g < static_cast<int>(plan_.groups.size()); ++g)
+      with_algebra(context_, item_, g, [&](auto algebra) {
+        for (const FactorTile& tile : plan_.groups[g].all_tiles) {
+          with_lanes<T>(plan_, plan_.groups[g], tile, [&](const auto& lanes) {
+            reverse_marginals<decltype(algebra), T>(context_, item_, g, lanes, tile.count, grad_mu, grad_, scratch_);
+          });
+          scratch_.tick(plan_.groups[g].table_size * kLanes<T>);
+        }
+      });
+  }
+
+  // `at` is where the tape of the sweep ends.
+  template <Pass P>
+  void sweep(const T* at) {
+    const bool at_once = plan_.sweep == Sweep::kAllAtOnce;
+    for (Index s = plan_.num_stages() - 1; s >= 0; --s) {
+      const Part* parts = &plan_.stages[s * plan_.parts];
+      const int first = parts[0].ranges_begin, last = parts[plan_.parts - 1].ranges_end;
+      const Index nodes_begin = parts[0].nodes_begin, nodes_end = parts[plan_.parts - 1].nodes_end;
+      at -= layout_.nodes_size(nodes_begin, nodes_end);
+      if constexpr (P != Pass::kTables) reverse_nodes(nodes_begin, nodes_end, at);
+      T* from = P == Pass::kTables ? grad_.sum.get() : grad_.messages[grad_.current].get();
+      T* to = grad_.messages[at_once ? 1 - grad_.current : grad_.current].get();
+      for (int r = last - 1; r >= first; --r) {
+        at -= layout_.range_size(plan_.ranges[r]);
+        reverse_range<P>(plan_.ranges[r], at, from, to);
+      }
+      if (at_once) grad_.current = 1 - grad_.current;
+    }
+  }
+
+  // Gradients of counting numbers, in the caller's order of factors.
+  void finish_counting(double* out) const {
+    for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
+      const Group& group = plan_.groups[g];
+      for (Index f = 0; f < group.count; ++f)
+        out[plan_.user_groups[group.user_group[f]].factor_start + group.user_row[f]] += double(grad_.counting[g][f]);
+    }
+  }
+
+  // Into the caller's layout, where several factors may add to one table.
+  void finish(T* out) {
+    // The beliefs a run starts with are made of theta and the first messages; mean field's are given.
+    if (!mean_field()) reverse_nodes(0, static_cast<Index>(plan_.node_tiles.size()), nullptr);
+    for (Index p = 0; p < plan_.num_variables; ++p) {
+      const T* from = grad_.node_theta.get() + plan_.node_address[p];
+      T* to = out + plan_.node_start[plan_.variable[p]];
+      scratch_.tick(plan_.states[p]);
+      const bool ratio = one_row(plan_.states[p]);
+      for (int x = 0; x < plan_.states[p]; ++x)
+        to[x] += ratio && x == 0 ? -from[plan_.node_stride[p]] : from[Index(x) * plan_.node_stride[p]];
+    }
+    for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
+      const Group& group = plan_.groups[g];
+      for (Index f = 0; f < group.count; ++f)
+        if (group.shared[f] < 0) write_table(g, f, group.table_stride[f], out);
+    }
+    for (const SharedTable& shared : plan_.shared_tables) write_table(shared.group, shared.factor, 1, out);
+  }
+
+ private:
+  bool mean_field() const { return context_.kind == Kind::kMeanField; }
+  bool one_row(int states) const { return states == 2 && !mean_field() && !item_.log_domain; }
+
+  // From the gradient of a node marginal p to that of the log-belief: p(x) (g(x) - p . g); for mean field, whose log-
+  // beliefs are of the normalised p, p(x) g(x).
+  void from_node(Index p, const T* gradient) {
+    using std::exp;
+    const int n = plan_.states[p];
+    const Index stride = plan_.node_stride[p];
+    const T* belief = item_.beliefs.get() + plan_.node_address[p];
+    T* to = grad_.beliefs.get() + plan_.node_address[p];
+    auto weight = [&](int x) { return item_.log_domain ? exp(belief[x * stride]) : belief[x * stride]; };
+    T total = 0, mean = 0;
+    for (int x = 0; x < n; ++x) total += weight(x);
+    for (int x = 0; x < n; ++x) {
+      const T share = weight(x) / total * gradient[x];
+      mean += share;
+      set_lane<T>(grad_.scale, 0, T(grad_.scale[0]) + share * share);
+    }
+    if (mean_field()) mean = 0;
+    for (int x = 0; x < (one_row(n) ? 1 : n); ++x) to[x * stride] += weight(x) / total * (gradient[x] - mean);
+  }
+
+  template <class Body>
+  void with_gradient_algebra(Body body) const {
+    with_node_algebra<T, Power::kAny>(context_, item_, body);
+  }
+  // Only what is done in every sweep is worth unrolling.
+  template <class Algebra, Pass P, class Body>
+  static void with_unrolled(int states, Body body) {
+    if constexpr (P == Pass::kWhole || P == Pass::kSum)
+      with_states<Algebra>(states, body);
+    else if (P == Pass::kTables && !IsLogarithm<Algebra>::value && states == 2)
+      body(std::integral_constant<int, 2>{});
+    else
+      body(std::integral_constant<int, 0>{});
+  }
+
+  template <Pass P>
+  void reverse_range(const TileRange& range, const T* tape, T* from, T* to) {
+    const Group& group = plan_.groups[range.group];
+    with_gradient_algebra([&](auto algebra) {
+      using Algebra = decltype(algebra);
+      const Index ahead = tiles_ahead<T>(group);
+      with_unrolled<Algebra, P>(square_states(group), [&](auto states) {
+        for (Index t = range.begin; t < range.end; ++t) {
+          const FactorTile& tile = plan_.factor_tiles[t];
+          scratch_.tick(group.table_size);
+          if (t + ahead < range.end) {
+            prefetch_tables(group, plan_.factor_tiles[t + ahead], item_.tables.get());
+            if (P != Pass::kSum) prefetch_tables(group, plan_.factor_tiles[t + ahead], grad_.tables.get());
+          }
+          if (tile.contiguous)
+            reverse_message<Algebra, T, decltype(states)::value, P>(context_, item_, range.group, range.slot,
+                                                                    TileLanes<T, true>(plan_, group, tile), tape, from,
+                                                                    to, grad_, scratch_);
+          else
+            reverse_gathered<Algebra, P, decltype(states)::value == 2 ? 2 : 0>(range, tile, tape, from, to);
+        }
+      });
+    });
+  }
+  template <class Algebra, Pass P, int S>
+  __attribute__((noinline)) void reverse_gathered(const TileRange& range, const FactorTile& tile, const T*& tape,
+                                                  T* from, T* to) {
+    reverse_message<Algebra, T, S, P>(context_, item_, range.group, range.slot,
+                                      TileLanes<T, false>(plan_, plan_.groups[range.group], tile), tape, from, to,
+                                      grad_, scratch_);
+  }
+
+  void reverse_nodes(Index begin, Index end, const T* tape) {
+    with_node_algebra(context_, item_, [&](auto algebra) {
+      using Algebra = decltype(algebra);
+      for (Index t = begin; t < end; ++t) {
+        const NodeTile& tile = plan_.node_tiles[t];
+        scratch_.tick(tile.states);
+        with_states<Algebra>(tile.states, [&](auto states) {
+          reverse_belief<Algebra, T, decltype(states)::value>(context_, tile, tape, grad_, scratch_);
+        });
+      }
+    });
+  }
+
+  void write_table(std::size_t g, Index f, Index stride, T* out) const {
+    const Group& group = plan_.groups[g];
+    scratch_.tick(group.table_size);
+    T* to = out + user_table(plan_, group, f);
+    const Index* map = group.entry_maps[group.permutation[f]].data();
+    const T* from = grad_.tables.get() + group.table[f];
+    const T inverse = context_.inverse[g][f];
+    if (keeps_sums(context_, item_, group, grad_)) {
+      const T corner = from[0], row = from[stride], column = from[2 * stride];
+      to[map[0]] += corner * inverse;
+      to[map[1]] += (row - corner) * inverse;
+      to[map[2]] += (column - corner) * inverse;
+      to[map[3]] += (corner - row - column) * inverse;
+      return;
+    }
+    for (Index e = 0; e < group.table_size; ++e) to[map[e]] += from[e * stride] * inverse;
+  }
+
+  const Context<T>& context_;
+  const Plan& plan_;
+  const Item<T>& item_;
+  Gradients<T>& grad_;
+  Scratch<T>& scratch_;
+  const TapeLayout<T> layout_;
+};
+
+}  // namespace riskfield::RISKFIELD_ISA

@@ -1,0 +1,350 @@
+// Exercises the engine on random graphs, for the sanitizers: plans, sweeps, marginals, messages, gradients through
+// tapes, checkpoints, fixed points and counting numbers, dual numbers, steps along a direction, one thread and several.
+//
+//     exercise ISA SEED ROUNDS
+//
+// Compares marginals and messages on one thread with those on several, bit by bit, and checks that marginals sum to
+// one. The values themselves are tested from Python against other implementations.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <numeric>
+#include <random>
+#include <string>
+#include <type_traits>
+
+#include "../interrupt.hpp"
+#include "../run.hpp"
+
+namespace {
+
+using namespace riskfield;
+
+std::mt19937_64 generator;
+
+Index draw(Index low, Index high) { return std::uniform_int_distribution<Index>(low, high)(generator); }
+double uniform(double low, double high) { return std::uniform_real_distribution<double>(low, high)(generator); }
+
+void require(bool condition, const char* what) {
+  if (condition) return;
+  std::fprintf(stderr, "failed: %s\n", what);
+  std::exit(1);
+}
+
+// A graph in the layout of the Python package, with all variables and factors in groups of equal shape.
+struct Graph {
+  std::vector<Index> num_states, node_start, rank, level;
+  struct Factors {
+    std::vector<int> shape;
+    std::vector<Index> variables, tables, shared;
+    bool tied;
+  };
+  std::vector<Factors> groups;
+  Index theta_size = 0, mu_size = 0, node_size = 0, message_size = 0, num_factors = 0;
+  std::vector<GroupInput> input;
+  Sweep sweep = Sweep::kForwardBackward;
+
+  Index num_variables() const { return static_cast<Index>(num_states.size()); }
+
+  void add(std::vector<int> shape, bool tied) { groups.push_back({std::move(shape), {}, {}, {}, tied}); }
+  void connect(std::size_t group, const std::vector<Index>& variables) {
+    groups[group].variables.insert(groups[group].variables.end(), variables.begin(), variables.end());
+  }
+
+  // Numbers everything; `order` is that of the updates.
+  void finish(const std::vector<Index>& order) {
+    for (Index states : num_states) {
+      node_start.push_back(node_size);
+      node_size += states;
+    }
+    theta_size = mu_size = node_size;
+    for (Factors& group : groups) {
+      const Index arity = static_cast<Index>(group.shape.size());
+      const Index count = static_cast<Index>(group.variables.size()) / arity;
+      const Index entries = std::accumulate(group.shape.begin(), group.shape.end(), Index(1), std::multiplies<>());
+      const Index num_tables = group.tied ? std::min<Index>(count, 3) : count;
+      for (Index f = 0; f < count; ++f) group.tables.push_back(group.tied ? f % num_tables : f);
+      group.shared = group.tables;
+      UserGroup layout{group.shape, count, group.tables, theta_size, mu_size, message_size, num_factors};
+      input.push_back({layout, group.variables.data(), group.tied ? group.shared.data() : nullptr});
+      theta_size += num_tables * entries;
+      mu_size += count * entries;
+      for (int states : group.shape) message_size += count * states;
+      num_factors += count;
+    }
+    rank.resize(order.size());
+    for (std::size_t k = 0; k < order.size(); ++k) rank[order[k]] = static_cast<Index>(k);
+    level.assign(order.size(), 0);
+    if (sweep == Sweep::kAllAtOnce) return;
+    std::vector<std::vector<Index>> neighbours(order.size());
+    for (const Factors& group : groups) {
+      const std::size_t arity = group.shape.size();
+      for (std::size_t f = 0; f < group.variables.size(); f += arity)
+        for (std::size_t a = 0; a < arity; ++a)
+          for (std::size_t b = 0; b < arity; ++b)
+            if (a != b) neighbours[group.variables[f + a]].push_back(group.variables[f + b]);
+    }
+    for (Index v : order)
+      for (Index w : neighbours[v])
+        if (rank[w] < rank[v]) level[v] = std::max(level[v], level[w] + 1);
+  }
+};
+
+std::vector<Index> natural_order(Index n) {
+  std::vector<Index> order(n);
+  std::iota(order.begin(), order.end(), 0);
+  return order;
+}
+
+void make_grid(Graph& graph, Index rows, Index columns, int states, bool tied) {
+  graph.num_states.assign(rows * columns, states);
+  graph.add({states, states}, tied);
+  for (Index r = 0; r < rows; ++r)
+    for (Index c = 0; c < columns; ++c) {
+      if (c + 1 < columns) graph.connect(0, {r * columns + c, r * columns + c + 1});
+      if (r + 1 < rows) graph.connect(0, {r * columns + c, (r + 1) * columns + c});
+    }
+  graph.finish(natural_order(rows * columns));
+}
+
+// Variables of 2 to 4 states, factors of one to three variables.
+void make_irregular(Graph& graph, Index n) {
+  for (Index v = 0; v < n; ++v) graph.num_states.push_back(2 + v % 3);
+  std::vector<std::vector<int>> shapes;
+  for (Index f = 0; f < 2 * n; ++f) {
+    std::vector<Index> variables;
+    const std::size_t arity = static_cast<std::size_t>(draw(1, 3));
+    while (variables.size() < arity) {
+      const Index v = draw(0, n - 1);
+      if (std::find(variables.begin(), variables.end(), v) == variables.end()) variables.push_back(v);
+    }
+    std::vector<int> shape;
+    for (Index v : variables) shape.push_back(static_cast<int>(graph.num_states[v]));
+    auto found = std::find(shapes.begin(), shapes.end(), shape);
+    if (found == shapes.end()) {
+      found = shapes.insert(shapes.end(), shape);
+      graph.add(shape, draw(0, 3) == 0);
+    }
+    graph.connect(static_cast<std::size_t>(found - shapes.begin()), variables);
+  }
+  std::vector<Index> order = natural_order(n);
+  std::shuffle(order.begin(), order.end(), generator);
+  graph.finish(order);
+}
+
+template <class T>
+std::unique_ptr<Run<T>> make_run(const Engine& engine, const RunInput<T>& input, int threads) {
+  if constexpr (std::is_same<T, double>::value) return engine.run_double(input, threads);
+  if constexpr (std::is_same<T, float>::value) return engine.run_float(input, threads);
+  if constexpr (std::is_same<T, Dual>::value) return engine.run_dual(input, threads);
+}
+
+// In a stage, a thread reads no message that another one writes, unless a barrier stands between.
+void check_parts(const Plan& plan) {
+  if (plan.sweep == Sweep::kAllAtOnce) return;
+  for (Index s = 0; s < plan.num_stages(); ++s) {
+    std::map<Index, int> writer;  // address of a message's first entry -> part
+    for (int part = 0; part < plan.parts; ++part) {
+      const Part& work = plan.stages[s * plan.parts + part];
+      for (int r = work.ranges_begin; r < work.ranges_end; ++r) {
+        const TileRange& range = plan.ranges[r];
+        const Group& group = plan.groups[range.group];
+        for (Index t = range.begin; t < range.end; ++t) {
+          const FactorTile& tile = plan.factor_tiles[t];
+          for (int l = 0; l < tile.count; ++l) {
+            const Index f = tile.contiguous ? tile.first + l : group.lanes[tile.first + l];
+            const bool first = writer.emplace(group.message[f * group.arity + range.slot], part).second;
+            require(first, "a message is written once in a stage");
+          }
+        }
+      }
+    }
+    for (int part = 0; part < plan.parts; ++part) {
+      const Part& work = plan.stages[s * plan.parts + part];
+      for (Index t = work.nodes_begin; t < work.nodes_end; ++t) {
+        const NodeTile& tile = plan.node_tiles[t];
+        for (int d = 0; d < tile.degree; ++d) {
+          const Connection& connection = plan.connections[tile.connections + d];
+          for (int l = 0; l < (connection.contiguous ? plan.lanes : tile.count); ++l) {
+            const auto found = writer.find(connection.contiguous ? connection.message + l
+                                                                 : plan.lane_messages[connection.message + l]);
+            require(found == writer.end() || found->second == part, "a thread reads only the messages it writes");
+          }
+        }
+      }
+    }
+  }
+}
+
+struct Settings {
+  Kind kind;
+  double damping, scale;
+  Index record, batch;
+  bool uniform_counting, along, impossible;
+};
+
+template <class T>
+std::vector<T> random_numbers(Index count, double scale) {
+  std::vector<T> numbers;
+  for (Index k = 0; k < count; ++k) {
+    if constexpr (std::is_same<T, Dual>::value)
+      numbers.push_back(Dual(uniform(-scale, scale), uniform(-1, 1)));
+    else
+      numbers.push_back(static_cast<T>(uniform(-scale, scale)));
+  }
+  return numbers;
+}
+
+// Asks a run for everything; returns its marginals and messages.
+template <class T>
+std::vector<T> results(const Engine& engine, const Graph& graph, const Settings& settings, int threads,
+                       const std::vector<T>& theta, const std::vector<T>& grad_mu,
+                       const std::vector<double>& factor_counting, const std::vector<double>& node_counting) {
+  const Call call(nullptr);
+  const int lanes = std::is_same<T, float>::value ? engine.lanes_float : engine.lanes_double;
+  RunInput<T> input;
+  input.plan = std::make_shared<Plan>(lanes, settings.batch < threads ? threads : 1, graph.sweep, graph.num_variables(),
+                                      graph.num_states.data(), graph.node_start.data(), graph.rank.data(),
+                                      graph.level.data(), graph.input);
+  check_parts(*input.plan);
+  input.kind = settings.kind;
+  input.damping = settings.damping;
+  input.record = settings.record;
+  const std::vector<double> steps{-0.1, 0.0, 0.2};
+  const std::vector<T> direction = theta;
+  input.rows = settings.batch;
+  input.batch = settings.along ? 3 * settings.batch : settings.batch;
+  std::vector<double> each_step;
+  for (double step : steps) each_step.insert(each_step.end(), settings.batch, step);
+  input.direction = settings.along ? direction.data() : nullptr;
+  input.steps = settings.along ? each_step.data() : nullptr;
+  input.theta_size = graph.theta_size;
+  input.node_size = graph.node_size;
+  input.message_size = graph.message_size;
+  input.mu_size = graph.mu_size;
+  input.theta = theta.data();
+  input.factor_counting = factor_counting.data();
+  input.node_counting = node_counting.data();
+  input.state = nullptr;
+  const Index batch = input.batch;
+  std::vector<T> mu(batch * graph.mu_size), out;
+  auto keep = [&](const std::vector<T>& numbers) { out.insert(out.end(), numbers.begin(), numbers.end()); };
+  std::vector<double> residual(batch);
+  std::vector<Index> ran(batch);
+  const Index state_size = settings.kind == Kind::kMeanField ? graph.node_size : graph.message_size;
+  std::vector<T> state(batch * state_size);
+  {
+    auto run = make_run<T>(engine, input, threads);
+    run->advance(2, -1, threads, residual.data(), ran.data());
+    run->advance(2, 1e-4, threads, residual.data(), ran.data());
+    run->marginals(nullptr, mu.data(), threads);
+    keep(mu);
+    run->state(state.data(), threads);
+    keep(state);
+    if (settings.along) {
+      run->marginals(each_step.data(), mu.data(), threads);
+      keep(mu);
+    }
+    std::vector<T> grad_theta(batch * graph.theta_size);
+    if (settings.kind != Kind::kMaxProduct && settings.record != 0 && settings.record != kLastSweep)
+      run->backward(grad_mu.data(), grad_theta.data(), threads);
+    if constexpr (std::is_same<T, double>::value)
+      if (settings.kind == Kind::kSumProduct && settings.record == kEverySweep) {
+        std::vector<double> grad_counting(graph.num_factors);
+        run->backward_counting(grad_mu.data(), grad_theta.data(), grad_counting.data());
+      }
+    if constexpr (!std::is_same<T, Dual>::value)
+      if (settings.kind != Kind::kMaxProduct && settings.record == kLastSweep) {
+        run->backward_fixed_point(grad_mu.data(), grad_theta.data(), 4, 1e-6, threads, residual.data(), ran.data());
+      }
+  }
+  input.state = state.data();  // a warm start
+  auto run = make_run<T>(engine, input, threads);
+  run->advance(1, -1, threads, residual.data(), ran.data());
+  run->marginals(nullptr, mu.data(), threads);
+  keep(mu);
+  return out;
+}
+
+double value(double number) { return number; }
+double value(Dual number) { return number.value; }
+
+template <class T>
+void exercise(const Engine& engine, const Graph& graph, Settings settings) {
+  std::vector<T> theta = random_numbers<T>(settings.batch * graph.theta_size, settings.scale);
+  if (settings.impossible) theta[static_cast<std::size_t>(draw(0, graph.theta_size - 1))] = T(-INFINITY);
+  const Index items = settings.along ? 3 * settings.batch : settings.batch;
+  const std::vector<T> grad_mu = random_numbers<T>(items * graph.mu_size, 1);
+  std::vector<double> factor_counting, node_counting;
+  for (Index f = 0; f < graph.num_factors; ++f)
+    factor_counting.push_back(settings.uniform_counting ? 0.5 : uniform(0.3, 1.2));
+  if (!settings.uniform_counting)  // tied factors share a counting number
+    for (const GroupInput& group : graph.input)
+      for (Index f = 0; group.shared && f < group.layout.count; ++f)
+        factor_counting[group.layout.factor_start + f] = 0.4 + 0.1 * static_cast<double>(group.shared[f] % 5);
+  for (Index v = 0; v < graph.num_variables(); ++v)
+    node_counting.push_back(settings.uniform_counting ? 1 : uniform(0.8, 1.5));
+  const auto alone = results<T>(engine, graph, settings, 1, theta, grad_mu, factor_counting, node_counting);
+  for (int threads : {2, 3}) {
+    const auto together = results<T>(engine, graph, settings, threads, theta, grad_mu, factor_counting, node_counting);
+    require(
+        together.size() == alone.size() && std::memcmp(together.data(), alone.data(), alone.size() * sizeof(T)) == 0,
+        "threads give the same marginals and messages");
+  }
+  const double tolerance = std::is_same<T, float>::value ? 1e-4 : 1e-9;
+  for (Index v = 0; v < graph.num_variables() && !settings.impossible; ++v) {
+    double total = 0;
+    for (Index x = 0; x < graph.num_states[v]; ++x) total += value(alone[graph.node_start[v] + x]);
+    require(std::abs(total - 1) < tolerance, "marginals sum to one");
+  }
+}
+
+void round(const Engine& engine) {
+  const Kind kinds[] = {Kind::kSumProduct, Kind::kSumProduct, Kind::kMaxProduct, Kind::kMeanField};
+  const Kind kind = kinds[draw(0, 3)];
+  Graph graph;
+  graph.sweep = kind == Kind::kMeanField ? Sweep::kLevelByLevel
+                : draw(0, 3) == 0        ? Sweep::kAllAtOnce
+                                         : Sweep::kForwardBackward;
+  if (draw(0, 1) == 0)
+    make_grid(graph, draw(1, 40), draw(1, 40), static_cast<int>(draw(2, 6)), draw(0, 2) == 0);
+  else
+    make_irregular(graph, draw(3, 60));
+  const Index records[] = {0, kEverySweep, kLastSweep, 2};
+  Settings settings;
+  settings.kind = kind;
+  settings.damping = settings.kind == Kind::kSumProduct && draw(0, 1) == 0 ? 0.3 : 0.0;
+  settings.scale = draw(0, 1) == 0 ? 1 : 200;
+  settings.record = records[draw(0, 3)];
+  settings.batch = draw(1, 3);
+  settings.uniform_counting = draw(0, 1) == 0;
+  settings.along = draw(0, 3) == 0;
+  settings.impossible = draw(0, 4) == 0;
+  exercise<double>(engine, graph, settings);
+  exercise<float>(engine, graph, settings);
+  exercise<Dual>(engine, graph, settings);
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  if (count != 4) {
+    std::fprintf(stderr, "usage: exercise ISA SEED ROUNDS\n");
+    return 2;
+  }
+  try {
+    const Engine& chosen = engine(arguments[1]);
+    const long first = std::atol(arguments[2]), rounds = std::atol(arguments[3]);
+    for (long seed = first; seed < first + rounds; ++seed) {
+      generator.seed(static_cast<std::uint64_t>(seed));
+      round(chosen);
+    }
+    std::printf("%s: seeds %ld to %ld, nothing found\n", chosen.name, first, first + rounds - 1);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 1;
+  }
+}

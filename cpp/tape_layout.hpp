@@ -1,0 +1,42 @@
+// How much of the tape each stage of a sweep takes.
+#pragma once
+
+#include "context.hpp"
+
+namespace riskfield::RISKFIELD_ISA {
+
+// How many numbers updates write down: the cavities of every message sent and, for mean field, the beliefs made.
+template <class T>
+class TapeLayout {
+ public:
+  TapeLayout(const Context<T>& context, const Item<T>& item)
+      : plan_(*context.plan),
+        mean_field_(context.kind == Kind::kMeanField),
+        probabilities_(context.kind == Kind::kSumProduct && !item.log_domain) {}
+
+  Index range_size(const TileRange& range) const {
+    const Group& group = plan_.groups[range.group];
+    Index rows = 0;
+    for (int k = 0; k < group.arity; ++k)
+      if (k != range.slot) rows += probabilities_ && group.dims[k] == 2 ? 1 : group.dims[k];
+    return (range.end - range.begin) * rows * kLanes<T>;
+  }
+  Index nodes_size(Index begin, Index end) const {
+    Index rows = 0;
+    if (mean_field_)
+      for (Index t = begin; t < end; ++t) rows += plan_.node_tiles[t].states;
+    return rows * kLanes<T>;
+  }
+  Index sweep_size() const {
+    Index total = 0;
+    for (const TileRange& range : plan_.ranges) total += range_size(range);
+    for (const Part& part : plan_.stages) total += nodes_size(part.nodes_begin, part.nodes_end);
+    return total;
+  }
+
+ private:
+  const Plan& plan_;
+  const bool mean_field_, probabilities_;
+};
+
+}  // namespace riskfield::RISKFIELD_ISA

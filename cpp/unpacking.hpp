@@ -1,0 +1,106 @@
+// Out of the storage of a plan: marginals and messages in the caller's layout.
+#pragma once
+
+#include "tiles.hpp"
+#include "user_layout.hpp"
+
+namespace riskfield::RISKFIELD_ISA {
+
+// mu_c propto table_c prod_i b_i / m_c of a tile, an array of vectors in `scratch`.
+template <class Algebra, class T, class Lanes>
+V<T>* joint_marginals(const Context<T>& context, const Item<T>& item, int g, const Lanes& lanes, Scratch<T>& scratch) {
+  const Group& group = context.plan->groups[g];
+  const V<T> inverse = lanes.per_factor(context.inverse[g]);
+  auto cavity = [&](int slot, V<T>* out) {
+    cavity_of<Algebra, T, 0>(lanes, group, slot, item.beliefs.get(), item.messages[item.current].get(), inverse, out);
+  };
+  joint_cavity<Algebra, T>(group, 0, group.arity, cavity, scratch, scratch.before);
+  V<T>* joint = scratch.before;
+  if constexpr (!std::is_same<Algebra, Expectation<T>>::value) {
+    Index stride;
+    const T* table = lanes.tables(item.tables.get(), scratch.table, stride);
+    for (Index e = 0; e < group.table_size; ++e) joint[e] = Algebra::combine(joint[e], load<T>(table + e * stride));
+    if constexpr (IsLogarithm<Algebra>::value) {
+      V<T> top = joint[0];
+      for (Index e = 1; e < group.table_size; ++e) top = vmax<T>(top, joint[e]);
+      for (Index e = 0; e < group.table_size; ++e) joint[e] = vexp<T>(joint[e] - top);
+    }
+    V<T> total{};
+    for (Index e = 0; e < group.table_size; ++e) total += joint[e];
+    const V<T> scale = T(1) / total;
+    for (Index e = 0; e < group.table_size; ++e) joint[e] *= scale;
+  }
+  return joint;
+}
+
+// An item, and the weight of its marginals in a sum.
+template <class T>
+struct Weighted {
+  const Item<T>* item;
+  T weight;
+};
+
+// Writes the weighted sum of the items' marginals of a tile.
+template <class Algebra, class T, class Lanes>
+void unpack_factor(const Context<T>& context, const std::vector<Weighted<T>>& items, int g, const Lanes& lanes,
+                   int count, Scratch<T>& scratch, T* mu) {
+  const Plan& plan = *context.plan;
+  const Group& group = plan.groups[g];
+  V<T>* sum = scratch.weights;
+  for (Index e = 0; e < group.table_size; ++e) sum[e] = V<T>{};
+  for (const auto& [item, weight] : items) {
+    const V<T>* joint = joint_marginals<Algebra, T>(context, *item, g, lanes, scratch);
+    for (Index e = 0; e < group.table_size; ++e) sum[e] += joint[e] * weight;
+  }
+  for (int l = 0; l < count; ++l) {
+    const Index f = lanes.factor(l);
+    T* to = mu + user_marginals(plan, group, f);
+    const Index* map = group.entry_maps[group.permutation[f]].data();
+    for (Index e = 0; e < group.table_size; ++e) to[map[e]] = sum[e][l];
+  }
+}
+
+// Normalised log-messages of a tile, scattered into the caller's layout.
+template <class T, class Lanes>
+void unpack_messages(const Context<T>& context, const Item<T>& item, int g, const Lanes& lanes, int count,
+                     Scratch<T>& scratch, T* out) {
+  using Log = Logarithm<T, false>;
+  const Plan& plan = *context.plan;
+  const Group& group = plan.groups[g];
+  const V<T> inverse = lanes.per_factor(context.inverse[g]);
+  for (int slot = 0; slot < group.arity; ++slot) {
+    const int n = group.dims[slot];
+    V<T>* m = scratch.out;
+    for (int x = 0; x < n; ++x) {
+      const V<T> stored = lanes.message(item.messages[item.current].get(), slot, x);
+      m[x] = (item.log_domain ? stored : vlog<T>(stored)) * inverse;
+    }
+    const V<T> shift = Log::finite_or_zero(Log::log_total(m, n));
+    for (int x = 0; x < n; ++x) m[x] -= shift;
+    for (int l = 0; l < count; ++l) {
+      T* to = out + user_message(plan, group, lanes.factor(l), slot);
+      for (int x = 0; x < n; ++x) to[x] = m[x][l];
+    }
+  }
+}
+
+// Calls body(place in the caller's layout, states, beliefs up to a factor, their sum).
+template <class T, class Body>
+void for_each_node(const Plan& plan, const Item<T>& item, Body body) {
+  using std::exp;
+  std::vector<T> values(plan.max_states);
+  Ticker tick;
+  for (Index p = 0; p < plan.num_variables; ++p) {
+    tick(plan.states[p]);
+    const T* b = item.beliefs.get() + plan.node_address[p];
+    const int n = plan.states[p];
+    T total = 0;
+    for (int x = 0; x < n; ++x) {
+      const T value = b[Index(x) * plan.node_stride[p]];
+      total += values[x] = item.log_domain ? exp(value) : value;
+    }
+    body(plan.node_start[plan.variable[p]], n, values.data(), total);
+  }
+}
+
+}  // namespace riskfield::RISKFIELD_ISA
