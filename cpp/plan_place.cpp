@@ -28,6 +28,7 @@ struct Placer {
   const std::vector<GroupInput>& input;
   Placement out;
   std::vector<std::int32_t> packed;            // variable -> packed node
+  std::vector<Index> block;                    // packed node: equal for those that one thread would keep in one block
   std::vector<std::vector<Index>> shared_key;  // group -> factor -> shared table or -1
   mutable Ticker tick;
 
@@ -68,11 +69,14 @@ struct Placer {
       out.num_levels = std::max(out.num_levels, level[order[p]] + 1);
     }
     divide_levels();
+    block.resize(n);
+    for (Index first = 0, last = 0; first < n; first = last) {
+      while (last < n && last - first < kLongestBlock && key(order[last]) == key(order[first])) block[last++] = first;
+      tick(1);
+    }
     for (Index first = 0; first < n;) {
       Index last = first;
-      while (last < n && last - first < kLongestBlock && key(order[last]) == key(order[first]) &&
-             out.node_part[last] == out.node_part[first])
-        ++last;
+      while (last < n && block[last] == block[first] && out.node_part[last] == out.node_part[first]) ++last;
       const Index stride = row_length(last - first);
       for (Index p = first; p < last; ++p) {
         plan.node_address[p] = plan.node_size + (p - first);
@@ -80,7 +84,6 @@ struct Placer {
       }
       plan.node_size += plan.states[first] * stride;
       first = last;
-      tick(1);
     }
   }
 
@@ -220,12 +223,22 @@ struct Placer {
     if (shared_key[g][f] != shared_key[g][f + 1]) return false;
     for (int k = 0; k < group.arity; ++k) {
       const Index p = group.position[f * group.arity + k], q = group.position[(f + 1) * group.arity + k];
-      if (q != p + 1 || !side_by_side(plan, out, p, q)) return false;
+      if (q != p + 1 || block[p] != block[q]) return false;
     }
     return true;
   }
 
-  // Messages of a long run form one block; tables one block per vector, so that a tile streams through its tables.
+  // Whether factors f and f + 1, which are adjacent, are sent messages by different threads.
+  bool parted(const Group& group, Index f) const {
+    for (int k = 0; k < group.arity; ++k) {
+      const Index p = group.position[f * group.arity + k];
+      if (out.node_part[p] != out.node_part[p + 1]) return true;
+    }
+    return false;
+  }
+
+  // Messages of a long run form one block (for each thread that sends some); tables one block per vector, so that a
+  // tile streams through its tables. What counts as long, and with it the arithmetic, does not depend on the threads.
   void place_factors(std::size_t g) {
     Group& group = plan.groups[g];
     group.table.resize(group.count);
@@ -240,21 +253,22 @@ struct Placer {
       tick(last - first);
       const bool long_run = 2 * (last - first) >= plan.lanes;
       for (Index f = first; f < last;) {
-        const Index block = long_run ? std::min(kLongestBlock, last - f) : 1;
-        const Index stride = long_run ? row_length(block) : 1;
+        Index size = 1;
+        while (long_run && size < std::min(kLongestBlock, last - f) && !parted(group, f + size - 1)) ++size;
+        const Index stride = long_run ? row_length(size) : 1;
         for (int k = 0; k < group.arity; ++k) {
-          for (Index i = 0; i < block; ++i) {
+          for (Index i = 0; i < size; ++i) {
             group.message[(f + i) * group.arity + k] = plan.message_size + i;
             group.message_stride[f + i] = static_cast<std::int32_t>(stride);
           }
           plan.message_size += stride * group.dims[k];
         }
-        for (Index start = f; start < f + block; start += plan.lanes) {
-          const Index count = std::min<Index>(plan.lanes, f + block - start);
+        for (Index start = f; start < f + size; start += plan.lanes) {
+          const Index count = std::min<Index>(plan.lanes, f + size - start);
           out.pieces[g].push_back({start, static_cast<std::int32_t>(count), long_run});
           place_tables(group, g, start, count);
         }
-        f += block;
+        f += size;
       }
       first = last;
     }
