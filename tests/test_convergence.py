@@ -254,3 +254,9 @@ def test_the_next_measurement_waits_half_the_way():
     residuals = _judged([1e-2 * 0.5**k for k in range(12)])
     assert len(set(residuals[1:7])) == 1
     assert residuals[7] < residuals[6]
+
+
+@pytest.mark.parametrize("settings", [{"sweeps": 2**63}, {"tol": {}}, {"tol": 1j}, {"tol": 10**400}, {"tol": [1e-6]}])
+def test_stop_refuses_what_no_run_can_use(settings):
+    with pytest.raises(ValueError, match="must be"):
+        rf.Stop(**settings)

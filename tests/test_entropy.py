@@ -164,3 +164,10 @@ def test_a_rho_is_not_rounded():
     rho = torch.tensor(0.6, requires_grad=True)
     rf.TRW(rho).counting(graph).factor.sum().backward()
     assert rho.grad == 4
+
+
+@pytest.mark.parametrize("make", [rf.TRW, lambda value: rf.CountingNumbers(value, 0.0)])
+@pytest.mark.parametrize("value", [{}, "half", None, [[0.5], 1]])
+def test_numbers_are_checked_when_they_are_given(make, value):
+    with pytest.raises(TypeError, match="must be a number or a tensor of numbers"):
+        make(value)

@@ -93,3 +93,8 @@ def test_what_cannot_be_warm_started_is_refused(arguments, message):
     inference = None if arguments is None else rf.Inference(*arguments)
     with pytest.raises(ValueError, match=message):
         rf.fit(chain_model(), chain_examples(), LOSS, inference, warm_start=True)
+
+
+def test_a_memory_must_keep_messages():
+    with pytest.raises(TypeError, match="`memory` must keep messages"):
+        rf.Inference(memory=[0.0])

@@ -121,6 +121,9 @@ class TRW(AbstractEntropy):
 
     rho: float | Tensor = 0.5
 
+    def __post_init__(self) -> None:
+        _check_numbers("rho", self.rho)
+
     def counting(self, graph: FactorGraph) -> Counting:
         """Return rho for every factor and c^_i = 1."""
         scalar = torch.as_tensor(self.rho, dtype=torch.float64, device="cpu")
@@ -152,6 +155,10 @@ class CountingNumbers(AbstractEntropy):
     factor: float | Tensor
     node: float | Tensor
 
+    def __post_init__(self) -> None:
+        _check_numbers("factor", self.factor)
+        _check_numbers("node", self.node)
+
     def counting(self, graph: FactorGraph) -> Counting:
         """Return the given c_c, and c^_i = c_i + sum of c_c."""
         factor = torch.as_tensor(self.factor, dtype=torch.float64, device="cpu")
@@ -161,6 +168,14 @@ class CountingNumbers(AbstractEntropy):
         _check_length("factor", factor, graph.num_factors)
         _check_length("node", node, graph.num_variables)
         return _checked(factor, node + _sum_at_variables(graph, factor), name="factor")
+
+
+def _check_numbers(name: str, value: object) -> None:
+    """Refuse what is neither a number nor an array of numbers."""
+    try:
+        torch.as_tensor(value, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise TypeError(f"`{name}` must be a number or a tensor of numbers. Got {value!r}.") from error
 
 
 def spanning_tree_rho(graph: FactorGraph) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -97,6 +97,7 @@ class Role(Enum):
     CLAMPED = "clamped"
 
 
+@runtime_checkable
 class MessageMemory(Protocol):
     """Where an `Inference` keeps the messages that a run ended with. They belong to one algorithm and one role.
 
@@ -143,6 +144,10 @@ class Inference:
             raise TypeError(f"`stop` must be an object such as `Stop(sweeps=100, tol=1e-6)`. Got {self.stop!r}.")
         if self.adjoint is not None and not isinstance(self.adjoint, AbstractAdjoint):
             raise TypeError(f"`adjoint` must be an object such as `Unroll()`, or None. Got {self.adjoint!r}.")
+        if self.memory is not None and not isinstance(self.memory, MessageMemory):
+            raise TypeError(
+                f"`memory` must keep messages, as `fit(..., warm_start=True)` makes it do. Got {self.memory!r}."
+            )
 
     def __call__(
         self,

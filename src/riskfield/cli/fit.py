@@ -14,7 +14,7 @@ from riskfield.losses.names import LOSSES
 
 
 def _loss(name: str) -> str:
-    if name not in LOSSES:
+    if not isinstance(name, str) or name not in LOSSES:  # a TOML file may hold anything
         raise typer.BadParameter(f"--loss must be one of {', '.join(LOSSES)}. Got {name!r}.")
     return name
 

@@ -79,8 +79,9 @@ def load_estimator(
     """
     content = read_tree(path, _KIND, SAVED)
     kind = content.pop("estimator", None)
-    if kind != name:
-        raise FileFormatError(f"{path} must hold a {name}. It holds {kind or 'no estimator'}.")
+    if not isinstance(kind, str) or kind != name:
+        held = kind if isinstance(kind, str) and kind else "no estimator"
+        raise FileFormatError(f"{path} must hold a {name}. It holds {held}.")
     try:
         _check_types(content)
         parameters, own = content.pop("parameters"), {entry: content.pop(entry) for entry in fitted}

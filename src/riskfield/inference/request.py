@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from riskfield.inference.algorithm import AbstractAlgorithm, RecordingRun, Run
 from riskfield.inference.solution import Solution
 
 # How long one slice of sweeps may take before the loop looks up: short enough for Ctrl-C and a smooth progress bar.
+_LARGEST = float(np.finfo(np.float64).max)
 _SLICE_SECONDS = 0.1
 _QUICK = 1 << 25  # table entries that native sweeps go through in a moment
 
@@ -37,7 +39,9 @@ class Stop:
     def __post_init__(self) -> None:
         if not isinstance(self.sweeps, int | np.integer) or isinstance(self.sweeps, bool) or self.sweeps < 0:
             raise ValueError(f"`sweeps` must be a non-negative integer. Got {self.sweeps!r}.")
-        if self.tol is not None and (isinstance(self.tol, str) or not 0 <= self.tol < float("inf")):
+        if self.sweeps >= 2**63:
+            raise ValueError(f"`sweeps` must be below 2**63. Got {self.sweeps!r}.")
+        if self.tol is not None and (not isinstance(self.tol, Real) or not 0 <= self.tol <= _LARGEST):
             raise ValueError(f"`tol` must be a non-negative number or None. Got {self.tol!r}.")
 
 
@@ -148,7 +152,7 @@ def _loop(run: Run, stop: Stop, items: int, progress: bool, first: int, *, throw
     """Advance in slices, the first of `first` sweeps. With `throw`, an impossible item ends the run for all."""
     sweeps = torch.zeros(items, dtype=torch.int64)
     residual = torch.full((items,), float("inf"), dtype=torch.float64)
-    tol = -1.0 if stop.tol is None else stop.tol  # no residual is at most -1
+    tol = -1.0 if stop.tol is None else float(stop.tol)  # no residual is at most -1
     left, slice_ = stop.sweeps, first
     with _progress_bar(stop.sweeps, progress) as bar:
         while left > 0:
