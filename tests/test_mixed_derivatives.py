@@ -172,7 +172,7 @@ def test_envelope_refuses_losses_on_marginals():
     """They would be constants, and part of the gradient would be missing."""
     theta = (0.5 * potentials(GRID, 0)).requires_grad_()
     solution = rf.infer(GRID, theta, rf.Exact(), adjoint=rf.Envelope())
-    with pytest.raises(rf.AdjointError, match=r"the loss depends on the marginals\. Use another adjoint"):
+    with pytest.raises(rf.errors.AdjointError, match=r"the loss depends on the marginals\. Use another adjoint"):
         (solution.log_partition + solution.mu.square().sum()).backward()
     (solution.log_partition + solution.mu.detach().square().sum()).backward()
     torch.testing.assert_close(theta.grad, solution.mu.detach())

@@ -111,7 +111,7 @@ def test_the_curvature_of_a_log_partition_value(curvature):
     def value(t):
         adjoint = rf.Envelope(curvature)
         solution = rf.infer(GRAPH, t, stop=rf.Stop(tol=1e-13), evidence={2: 1}, adjoint=adjoint)
-        with pytest.raises(rf.AdjointError, match="`Envelope` differentiates the log-partition value only"):
+        with pytest.raises(rf.errors.AdjointError, match="`Envelope` differentiates the log-partition value only"):
             solution.mu.sum().backward()
         return solution.log_partition
 
