@@ -46,5 +46,9 @@ def test_log_loss_and_reliability():
 def test_refusals():
     with pytest.raises(ValueError, match="`predicted` must have the shape"):
         metrics.confusion_matrix(PREDICTED[:, :2], LABELS, 3)
+    with pytest.raises(ValueError, match=r"`predicted` must hold states from 0 to 1\. Got 3"):
+        metrics.confusion_matrix(torch.tensor([3]), torch.tensor([0]), 2)  # 3 = 1 * 2 + 1, the place of a right 1
+    with pytest.raises(ValueError, match=r"`labels` must hold states from 0 to 1\. Got 2"):
+        metrics.confusion_matrix(torch.tensor([0]), torch.tensor([2]), 2)
     with pytest.raises(ValueError, match="`labels` must hold at least one target"):
         metrics.reliability(torch.ones(2, 3), torch.tensor([-1, -1]))

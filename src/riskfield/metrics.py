@@ -78,6 +78,10 @@ def confusion_matrix(predicted: Tensor, labels: Tensor, num_states: int, mask: T
             [0, 1]])
     """
     mask = _checked_mask(predicted, labels, mask)
+    for name, states in (("predicted", predicted[mask]), ("labels", labels[mask])):
+        if states.min() < 0 or states.max() >= num_states:
+            wrong = states[(states < 0) | (states >= num_states)][0]
+            raise ValueError(f"`{name}` must hold states from 0 to {num_states - 1}. Got {int(wrong)}.")
     pairs = labels[mask] * num_states + predicted[mask]
     return torch.bincount(pairs, minlength=num_states**2).reshape(num_states, num_states)
 
