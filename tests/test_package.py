@@ -72,6 +72,10 @@ def test_a_name_means_one_thing():
         assert found.setdefault(name, value) is value, f"{path} is not the {name} of another namespace"
 
 
+def test_all_names_can_be_completed():
+    assert set(rf.__all__) <= set(dir(rf))
+
+
 def test_what_is_not_there_is_an_attribute_error():
     with pytest.raises(AttributeError, match="module 'riskfield' has no attribute 'CRFs'"):
         rf.CRFs  # noqa: B018

@@ -131,3 +131,7 @@ if not _typing.TYPE_CHECKING:  # a type checker would take any name for one that
 
             return getattr(import_module(f"riskfield.estimators.{_ESTIMATORS[name]}"), name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        """List the estimators too, so that shells complete their names."""
+        return sorted({*globals(), *__all__})
