@@ -133,6 +133,17 @@ def test_one_bad_picture_never_ends_a_batch(bad_pictures, capsys, monkeypatch):
     assert len(capsys.readouterr().err.splitlines()) == 4
     assert Path("page.html").is_file()
 
+    shutil.copy("images/a.png", "images/cut.png")  # all that is left can be read
+    for name in ("empty", "huge", "odd"):
+        Path(f"images/{name}.png").unlink()
+    Image.new("L", (200, 200)).save("images/large.png")
+    Image.new("L", (200, 200)).save("masks/large.png")
+    with monkeypatch.context() as patch:
+        patch.setattr("riskfield.features.image.physical_memory", lambda: 200 * 200 * 100 * 8)
+        assert main(["report", "model", *data, "--out", "page.html"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("riskfield: large: Features of a picture of 200 x 200 pixels")
+
     monkeypatch.setattr("riskfield.features.image.physical_memory", lambda: 10)
     assert main(["predict", "model", "images/a.png", "--out", "y", "-q"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
@@ -202,9 +213,13 @@ def test_a_run_goes_on(folder, capsys):
     said = complaint(capsys, again)
     assert said == "model: already holds a run. Use --resume to continue it, or another folder."
     assert main([*again, "--resume"]) == 0
-    assert capsys.readouterr().out.count("after 6 iterations") == 2
+    out = capsys.readouterr().out.splitlines()
+    assert [line.split(" after 6 iterations")[0] for line in out[:2]] == [
+        "independent: Fit(iterations",
+        "univariate-logistic: Fit(iterations",
+    ]
     said = complaint(capsys, [*again, "--resume", "--sweeps", "5"])
-    assert said == "model holds a run with sweeps 10, which cannot go on with 5."
+    assert said == "model holds a run with sweeps 10. It cannot be resumed with 5."
     with Image.open("images/d.jpg") as image:
         image.transpose(Image.Transpose.FLIP_LEFT_RIGHT).save("images/d.jpg")
     assert "model holds a run with fingerprint of the data" in complaint(capsys, [*again, "--resume"])
@@ -234,7 +249,7 @@ def test_nothing_is_lost_by_interruption(folder, end, capsys, monkeypatch):
             assert complaint(capsys, command, code=130) == "interrupted."
     predict = ["predict", "cut", "images/a.png", "--out", "out", "--quiet"]
     if end is Killed:
-        unfinished = "is the folder of a training that did not finish; `riskfield fit --resume` goes on with it"
+        unfinished = "holds an unfinished run. Use `riskfield fit --resume` to continue it"
         assert complaint(capsys, predict) == f"cut: {unfinished}."
     else:
         assert main(predict) == 0

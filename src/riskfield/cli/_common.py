@@ -6,7 +6,7 @@ import contextlib
 import sys
 import tomllib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,6 +15,7 @@ import typer
 
 from riskfield.datasets.images import ImageSet
 from riskfield.errors import DivergenceWarning
+from riskfield.features.image import ImageFeatures
 
 # What can be wrong with one picture of many: the file, its size, its values.
 BAD_IMAGE = (OSError, ValueError, MemoryError)
@@ -39,12 +40,14 @@ def message_of(error: BaseException) -> str:
     return str(error) or ("Out of memory." if isinstance(error, MemoryError) else type(error).__name__)
 
 
-def readable(pictures: ImageSet) -> ImageSet:
-    """The pictures that can be read; the others are reported on standard error."""
+def readable(pictures: ImageSet, recipes: Sequence[ImageFeatures]) -> ImageSet:
+    """The pictures that can be read and whose features fit into memory; the others are reported on standard error."""
     good = []
     for number, name in enumerate(pictures.names):
         try:
-            pictures[number]
+            image = pictures[number].image
+            for recipe in recipes:
+                recipe.check_memory(image.shape)
         except BAD_IMAGE as error:
             complain(f"{name}: {message_of(error)}")
         else:
@@ -107,7 +110,7 @@ Config = Annotated[
         metavar="FILE.toml",
         is_eager=True,
         callback=_read_config,
-        help="Read options from a file, such as `ridge = 1e-3`. The command line takes precedence.",
+        help="Read options from a file with lines `option = value`. The command line takes precedence.",
     ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and errors.")]

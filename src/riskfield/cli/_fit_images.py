@@ -28,6 +28,8 @@ from riskfield.inference.request import Stop
 from riskfield.learning.checkpoint import Checkpoints
 from riskfield.learning.lbfgs import LBFGS
 from riskfield.learning.result import Reason
+from riskfield.losses.loss import as_loss
+from riskfield.losses.names import name_of
 from riskfield.progress import bar
 
 
@@ -147,8 +149,8 @@ def fit_images(
     if len(crf.results_) < len(crf.stages()):
         typer.echo(f"riskfield: training ended before the stage with the loss {choices.loss}.", err=True)
     if not quiet:
-        for result in crf.results_:
-            typer.echo(str(result))
+        for stage, result in zip(crf.stages(), crf.results_, strict=False):  # an interrupted run has fewer results
+            typer.echo(f"{name_of(as_loss(stage.loss))}: {result}")
         typer.echo(f"wrote {out}")
     if crf.results_[-1].reason is Reason.INTERRUPTED:
         raise typer.Exit(130)

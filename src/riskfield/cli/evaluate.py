@@ -32,7 +32,7 @@ def evaluate(
     the calibration error, the mean distance of a marginal from how often such marginals are right. Then the confusion
     matrix: of the pixels of the class of a row, the share labelled as the class of a column. Masks have the values they
     had in training, and pixels to be ignored then are ignored now. A picture that cannot be read or labelled is
-    reported and left out; the exit code is 2 then.
+    reported and left out, and the exit code is 2.
 
     \b
     Examples:

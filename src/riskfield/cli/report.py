@@ -30,7 +30,7 @@ def report(
     One file of HTML that needs no network: errors, confusion, calibration of the marginals, pictures with truth,
     marginals and predictions, the course of the training, settings, timings and commands. Numbers are those of all the
     pictures in --images, by the labels in --masks; use others than in training. A picture that cannot be read
-    is reported and left out; the exit code is 2 then.
+    or labelled is reported and left out, and the exit code is 2.
 
     \b
     Examples:
@@ -42,7 +42,7 @@ def report(
 
     runs = [ImageRun.load(model) for model in models]
     test = image_folder(images, masks, classes=runs[0].classes, ignore=runs[0].ignore)
-    good = readable(test)
+    good = readable(test, [run.crf.features_ for run in runs])
     path = out or models[0] / "report.html"
     words = [
         "riskfield",

@@ -2,7 +2,7 @@
 
 model.safetensors   the estimator
 run.json            the command, its settings, the classes, the history of the training, how long things took
-checkpoint/         what it takes to go on
+checkpoint/         what is needed to resume the training
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from riskfield.learning.result import Fit, Reason, dump_history, find_best, load
 
 _KIND = "run"  # of saved files
 _MODEL, _RUN, _CHECKPOINT = "model.safetensors", "run.json", "checkpoint"
-_MAY_CHANGE = ("iterations",)  # settings that may be others when a run goes on
+_MAY_CHANGE = ("iterations",)  # settings that may change when a run is resumed
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +67,7 @@ class ImageRun:
         path = Path(folder)
         if not (path / _MODEL).is_file():
             unfinished = path / _CHECKPOINT if (path / _CHECKPOINT).is_dir() else path / _RUN
-            what = "is the folder of a training that did not finish; `riskfield fit --resume` goes on with it"
+            what = "holds an unfinished run. Use `riskfield fit --resume` to continue it"
             raise FileNotFoundError(2, what if unfinished.exists() else "holds no fitted model", str(folder))
         crf = ImageCRF.load(path / _MODEL)
         kept = _read(path / _RUN)
@@ -112,7 +112,7 @@ def prepare(folder: str | os.PathLike[str], settings: Mapping[str, Any], resume:
     Arguments:
         folder: of the run.
         settings: how it will be fitted.
-        resume: go on with what is there.
+        resume: continue the run in it, if there is one.
 
     Raises:
         FileExistsError: if there is a run, and `resume` is false.
@@ -135,10 +135,9 @@ def _check_or_begin(path: Path, settings: Mapping[str, Any], resume: bool) -> No
             raise FileExistsError(17, "already holds a run. Use --resume to continue it, or another folder", str(path))
         was = _read(path / _RUN)["settings"]
         for name in {**was, **settings}:
-            if name not in _MAY_CHANGE and was.get(name) != settings.get(name):
-                raise ValueError(
-                    f"{path} holds a run with {name} {was.get(name)!r}, which cannot go on with {settings.get(name)!r}."
-                )
+            old, new = was.get(name), settings.get(name)
+            if name not in _MAY_CHANGE and old != new:
+                raise ValueError(f"{path} holds a run with {name} {old!r}. It cannot be resumed with {new!r}.")
     else:
         _write(path / _RUN, {"settings": dict(settings)})
 

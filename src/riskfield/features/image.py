@@ -313,7 +313,7 @@ class ImageFeatures:
 
     def __call__(self, picture: npt.ArrayLike) -> FeatureMaps:
         """Compute the features of `picture`."""
-        self._check_memory(np.shape(picture))
+        self.check_memory(np.shape(picture))
         values = as_floats(picture)
         shape = self.shape(*values.shape[:2])
         pixels = torch.cat([_coarse(feature.map(values), shape) for feature in self.pixels], dim=-1)
@@ -324,8 +324,8 @@ class ImageFeatures:
             vertical.append(feature.compare(values_at[:-1], values_at[1:]))
         return FeatureMaps(pixels.float(), _joined(horizontal), _joined(vertical))
 
-    def _check_memory(self, shape: tuple[int, ...]) -> None:
-        """Raise before the maps of a picture are computed if they would not fit."""
+    def check_memory(self, shape: tuple[int, ...]) -> None:
+        """Raise a `MemoryError` if the features of a picture of this shape would not fit into memory."""
         needed, available = math.prod(shape[:2]) * self.num_pixel_features * _BYTES_PER_FEATURE, physical_memory()
         if needed > available:
             raise MemoryError(

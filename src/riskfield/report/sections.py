@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from riskfield.estimators.image_run import ImageRun
+from riskfield.losses.loss import as_loss
+from riskfield.losses.names import name_of
 from riskfield.report.charts import Chart, Line
 from riskfield.report.evaluation import NUM_BINS, Evaluation
 from riskfield.report.html import card, element, table, text
@@ -121,7 +123,7 @@ def training(runs: Sequence[ImageRun]) -> str:
 def _curve(number: int, run: ImageRun) -> str:
     lines, marks, ends, done = [], {}, [], 0
     for stage, fit in zip(run.crf.stages(), run.fits, strict=False):  # an interrupted run has fewer fits
-        name = words(type(stage.loss).__name__)
+        name = name_of(as_loss(stage.loss))
         steps = [done + record.iteration for record in fit.history]
         lines.append(Line(_style(number), steps, [record.objective for record in fit.history], label=name))
         if steps:
@@ -176,18 +178,6 @@ def commands(runs: Sequence[ImageRun], command: str) -> str:
 def percent(share: float) -> str:
     """Format a share as a percentage."""
     return _NOTHING if math.isnan(share) else f"{100 * share:.1f} %"
-
-
-def words(name: str) -> str:
-    """Return the name of a Python class as separate words.
-
-    >>> words("CliqueLogistic"), words("SurrogateEM")
-    ('clique logistic', 'surrogate EM')
-    """
-    found = "".join(
-        f" {c}" if c.isupper() and k and not name[k - 1].isupper() else c for k, c in enumerate(name)
-    ).split()
-    return " ".join(word if word.isupper() else word.lower() for word in found)
 
 
 def _best_marked(values: Sequence[float], write: Callable[[float], str]) -> list[str]:
