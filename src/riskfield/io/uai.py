@@ -294,7 +294,7 @@ def _tables(tokens: Tokens, at: int, sizes: IntArray) -> tuple[IntArray, npt.NDA
     """Take the logarithms of all tokens from `at` on, and find where in them each table starts."""
     counts = at + np.cumsum(sizes + 1) - (sizes + 1)
     for factor in np.flatnonzero(_at(tokens, counts) != sizes)[:1]:
-        name = f"the number of entries of the table of factor {factor}, {sizes[factor]} by its scope"
+        name = f"{sizes[factor]}, the number of entries of the table of factor {factor}"
         tokens.fail(min(int(counts[factor]), len(tokens)), name)
     end = int(counts[-1] + 1 + sizes[-1]) if len(sizes) else at
     if end > len(tokens):
