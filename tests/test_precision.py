@@ -1,6 +1,7 @@
 """Large potentials: right as long as the floating-point type resolves them, refused beyond."""
 
 import math
+import pickle
 from fractions import Fraction
 from itertools import product
 
@@ -130,3 +131,9 @@ def test_gradients_pass_through_the_shift():
         solution = rf.infer(graph, theta, rf.MessagePassing())
         (solution.mu.square().sum() + solution.log_partition).backward()
     torch.testing.assert_close(large.grad, plain.grad, rtol=1e-9, atol=1e-9)
+
+
+def test_solutions_of_shifted_potentials_can_be_pickled():
+    graph = rf.chain(3, 2)
+    solution = rf.infer(graph, potentials(graph, 0) + 2.0**50)
+    assert torch.equal(pickle.loads(pickle.dumps(solution)).log_partition, solution.log_partition)

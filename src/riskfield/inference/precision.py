@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -55,11 +56,18 @@ def recentred(request: Request, solve: Callable[[Request], Solution]) -> Solutio
     value = solution._value
     if isinstance(value, Tensor):
         return replace(solution, theta=theta, _value=value + total.to(value))
+    return replace(solution, theta=theta, _value=partial(_shifted_value, value, shift, total))
 
-    def log_partition(graph: FactorGraph, theta: Tensor, mu: Tensor) -> Tensor:
-        return value(graph, theta - shift, mu) + total.to(theta)
 
-    return replace(solution, theta=theta, _value=log_partition)
+def _shifted_value(
+    value: Callable[[FactorGraph, Tensor, Tensor], Tensor],
+    shift: Tensor,
+    total: Tensor,
+    graph: FactorGraph,
+    theta: Tensor,
+    mu: Tensor,
+) -> Tensor:
+    return value(graph, theta - shift, mu) + total.to(theta)
 
 
 def _shift(graph: FactorGraph, theta: Tensor) -> tuple[Tensor, Tensor]:
