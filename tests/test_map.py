@@ -177,7 +177,26 @@ def test_exact_map_refuses_what_it_cannot_do():
     with pytest.raises(ValueError, match=r"`max_bytes` must be positive. Got 0."):
         rf.ExactMAP(max_bytes=0)
     small = rf.chain(3, 2)
-    with pytest.raises(ValueError, match=r"`Unroll` needs sweeps .*, which ExactMAP does not offer"):
+    with pytest.raises(ValueError, match=r"`Unroll` needs sweeps .*, which ExactMAP does not offer. .* detach `theta`"):
         rf.infer(small, small.zeros().requires_grad_(), rf.ExactMAP())
     with pytest.raises(ValueError, match="`messages` must be None"):
         rf.infer(small, small.zeros(), rf.ExactMAP(), messages=torch.zeros(1))
+
+
+def test_a_gap_above_rounding_is_not_certified_in_float32():
+    graph = rf.grid(100, 100, 2)
+    theta = torch.randn(graph.theta_size, generator=torch.Generator().manual_seed(0))
+    for coupling, agrees in ((0.1, True), (0.3, False)):
+        weak = theta.clone()
+        graph.factor_views(weak)[0].mul_(coupling)
+        mode = rf.infer(graph, weak, rf.MaxProduct(rf.TRW(0.5))).joint_mode()
+        assert (float(mode.upper_bound) - float(graph.score(weak.double(), mode.states)) < 1e-3) == agrees
+        assert bool(mode.certified) == agrees
+
+
+@pytest.mark.parametrize("algorithm", [rf.MaxProduct(), rf.ExactMAP()], ids=str)
+def test_an_empty_batch_has_a_joint_mode(algorithm):
+    graph = rf.chain(3, 2)
+    mode = rf.infer(graph, graph.zeros(0), algorithm).joint_mode()
+    assert mode.states.shape == (0, 3)
+    assert mode.certified.shape == (0,)

@@ -95,7 +95,8 @@ def _refuse(request: Request, name: str, missing: str) -> NoReturn:
         "Unroll": algorithm.unrolls,
     }
     raise ValueError(
-        f"`{name}` needs {missing}, which {type(algorithm).__name__} does not offer. {_use(offered)}".rstrip()
+        f"`{name}` needs {missing}, which {type(algorithm).__name__} does not offer. "
+        f"{_use(offered) or 'No adjoint differentiates it: detach `theta`.'}".rstrip()
     )
 
 

@@ -154,5 +154,5 @@ class AbstractAlgorithm(ABC):
         return modes(graph, mu)
 
     def upper_bound(self, graph: FactorGraph, theta: Tensor, mu: Tensor, messages: Tensor | None) -> Tensor:
-        """A number that no joint state's score exceeds, of shape (*batch); +inf where the algorithm has none."""
-        return theta.new_full(theta.shape[:-1], float("inf"))
+        """A number that no joint state's score exceeds, of shape (*batch), float64; +inf where there is none."""
+        return theta.new_full(theta.shape[:-1], float("inf"), dtype=torch.float64)

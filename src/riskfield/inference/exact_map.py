@@ -68,7 +68,7 @@ class ExactMAP(AbstractAlgorithm):
 
     def upper_bound(self, graph: FactorGraph, theta: Tensor, mu: Tensor, messages: Tensor | None) -> Tensor:
         """The score of the best state: no other is higher."""
-        return self.log_partition(graph, theta, mu)
+        return graph.score(theta.double(), self.mode(graph, theta, mu))
 
 
 class ExactMAPRun:

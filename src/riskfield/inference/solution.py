@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class JointMode:
-    """A joint state of all variables, how it scores, and whether it is known to be the most probable one."""
+    """A joint state of all variables, how it scores, and whether it is known to be the most probable one.
+
+    Scores and bounds are float64 whatever the dtype of theta: in float32 the rounding of a large model's score can
+    exceed the lead of the best state.
+    """
 
     states: Tensor  # (*batch, variable)
     score: Tensor  # (*batch)  theta . f(x); -inf for an impossible state
@@ -34,7 +38,8 @@ class JointMode:
     @property
     def certified(self) -> Tensor:
         """Whether no state scores higher, up to rounding, of shape (*batch)."""
-        rounding = math.sqrt(torch.finfo(self.score.dtype).eps) * (1 + self.score.abs())
+        # Messages in float32 leave the bound that far above a score it should meet.
+        rounding = torch.finfo(torch.float32).eps * (1 + self.score.abs())
         return self.possible.logical_and(self.upper_bound - self.score <= rounding)
 
 
@@ -109,7 +114,7 @@ class Solution:
         with torch.no_grad():
             states = self.mode()
             bound = self._algorithm.upper_bound(self.graph, self.theta, self.mu, self.messages)
-            return JointMode(states, self.graph.score(self.theta, states), bound)
+            return JointMode(states, self.graph.score(self.theta.double(), states), bound)
 
 
 def modes(graph: FactorGraph, mu: Tensor) -> Tensor:
