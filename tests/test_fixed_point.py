@@ -131,3 +131,12 @@ def test_work_is_bounded_where_inference_did_not_converge(solver, monkeypatch):
             said = str(error)
     assert re.search(r"Inference did not converge: its residual is [0-9.e-]+ after 50 sweeps.* or `Unroll`", said)
     assert sum(steps) <= 110
+
+
+@pytest.mark.parametrize("solver", [rf.adjoints.Iterate(), rf.adjoints.GMRES()])
+def test_a_graph_without_variables_has_an_empty_gradient(solver):
+    graph = rf.FactorGraph([])
+    theta = graph.zeros(2).requires_grad_()
+    mu = rf.infer(graph, theta, adjoint=rf.FixedPoint(solver=solver)).mu
+    (gradient,) = torch.autograd.grad(mu.sum(), theta, create_graph=True)
+    assert gradient.shape == theta.shape

@@ -126,6 +126,8 @@ class _Point:
         """dL/dtheta, and dL/dnumber for each of the algorithm's parameters, from grad = dL/dmu."""
         require_finite(grad, "FixedPoint")
         theta = self.request.theta
+        if not theta.numel():
+            return tuple(torch.zeros_like(number) for number in (theta, *self.numbers))
         if self.run is not None and not any(number.requires_grad for number in self.numbers):
             found = self._native_vjp(self.run, grad)
             if found is not None:
@@ -136,6 +138,8 @@ class _Point:
 
     def jvp(self, v: tuple[Tensor, ...]) -> Tensor:
         """The derivative of mu along v, a direction for theta and one for each of the parameters."""
+        if not v[0].numel():
+            return torch.zeros_like(self.solution.mu)
         along_theta = v[0].reshape(v[0].shape[:-1].numel(), v[0].shape[-1]).double()
         (slope,) = self._best(lambda linear, steps: linear.jvp([along_theta, *v[1:]], self.adjoint, steps))
         return slope.reshape(*self.request.theta.shape[:-1], slope.shape[-1]).to(v[0].dtype)
