@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Protocol, TypeAlias, runtime_checkable
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from riskfield.adjoints.adjoint import AbstractAdjoint
 from riskfield.adjoints.unroll import Unroll
+from riskfield.errors import ConvergenceWarning
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.inference.algorithm import AbstractAlgorithm
 from riskfield.inference.evidence import clamp
@@ -19,6 +21,7 @@ from riskfield.inference.message_passing import MessagePassing
 from riskfield.inference.precision import is_resolved, recentred
 from riskfield.inference.request import Request, Stop
 from riskfield.inference.solution import Solution
+from riskfield.kernels import check_kernels, is_differentiated
 
 
 def infer(
@@ -51,8 +54,8 @@ def infer(
             and for derivatives that native code does not follow.
         progress: show a progress bar.
         throw: raise if the algorithm finds that every joint state of a batch item has probability zero. With False,
-            such items have NaN for marginals, -inf for `log_partition` and False for `converged`, `solution.reasons`
-            says why, and the other items are as they would be alone.
+            such items have NaN for marginals, -inf for `log_partition`, gradients of 0 and False for `converged`,
+            `solution.reasons` says why, and the other items are as they would be alone.
 
     Returns:
         A `Solution`. If a tolerance was asked for and some batch item did not reach it, a `ConvergenceWarning` says so
@@ -86,8 +89,34 @@ def infer(
     adjoint = Unroll() if adjoint is None else adjoint
     if not isinstance(adjoint, AbstractAdjoint):
         raise TypeError(f"`adjoint` must be an object such as `Unroll()`. Got {adjoint!r}.")
+    check_kernels(kernels)
     request = Request(graph, theta, algorithm, stop, messages, kernels, progress, throw)
-    return adjoint.apply(request) if is_resolved(graph, theta) else recentred(request, adjoint.apply)
+    solution = _solve(request, adjoint)
+    return _without_impossible(request, adjoint, solution) if not throw else solution
+
+
+def _solve(request: Request, adjoint: AbstractAdjoint) -> Solution:
+    if is_resolved(request.graph, request.theta):
+        return adjoint.apply(request)
+    return recentred(request, adjoint.apply)
+
+
+def _without_impossible(request: Request, adjoint: AbstractAdjoint, solution: Solution) -> Solution:
+    """The same solution with gradients in which impossible items take no part: theirs is 0.
+
+    Derivatives of their NaN would be NaN even for a loss that ignores them. So inference runs once more with zeros for
+    their potentials.
+    """
+    impossible = solution.residual.isnan().to(solution.mu.device)
+    if not (impossible.any() and is_differentiated(solution.mu)):
+        return solution
+    rows = impossible.unsqueeze(-1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # the first run has warned
+        finite = _solve(replace(request, theta=torch.where(rows, 0.0, request.theta)), adjoint)
+    mu = torch.where(rows, float("nan"), finite.mu)
+    value = torch.where(impossible, float("-inf"), finite.log_partition)
+    return replace(solution, mu=mu, _value=value)
 
 
 class Role(Enum):

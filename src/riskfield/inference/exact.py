@@ -63,8 +63,6 @@ class Exact(AbstractAlgorithm):
 
     def start(self, graph: FactorGraph, theta: Tensor, messages: Tensor | None, kernels: str | None) -> Run:
         """Choose the order, and refuse before anything is computed if the tables do not fit."""
-        if kernels not in (None, "native", "torch"):
-            raise ValueError(f'`kernels` must be "native", "torch" or None. Got {kernels!r}.')
         if messages is not None:
             raise ValueError("`messages` must be None: exact inference has no state to start from.")
         return ExactRun(graph, theta, self.max_bytes)

@@ -25,6 +25,7 @@ __all__ = [
     "EVERY_SWEEP",
     "LAST_SWEEP",
     "MessagePassingProblem",
+    "check_kernels",
     "is_differentiated",
     "native_available",
     "on_gpu",
@@ -50,13 +51,18 @@ def native_available() -> bool:
     return True
 
 
+def check_kernels(kernels: str | None) -> None:
+    """Raise unless `kernels` names kernels, or is None."""
+    if kernels not in (None, "native", "torch"):
+        raise ValueError(f'`kernels` must be "native", "torch" or None. Got {kernels!r}.')
+
+
 def select(theta: Tensor, kernels: str | None = None, *others: Tensor | float | None) -> ModuleType:
     """The kernels to run `theta` with: the ones named, or the fastest that can.
 
     `others` are the other numbers the run depends on. Gradients, of those or of theta, need the torch kernels.
     """
-    if kernels not in (None, "native", "torch"):
-        raise ValueError(f'`kernels` must be "native", "torch" or None. Got {kernels!r}.')
+    check_kernels(kernels)
     differentiable = any(isinstance(number, Tensor) and is_differentiated(number) for number in (theta, *others))
     if kernels == "native":
         if not native_available():

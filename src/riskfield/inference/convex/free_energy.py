@@ -105,8 +105,6 @@ class ConvexFreeEnergy(AbstractAlgorithm):
         The state is that of message passing, followed by that of the interior-point method, the one not in use 0: so
         weights may become counting numbers, or cease to be, between two runs.
         """
-        if kernels not in (None, "native", "torch"):
-            raise ValueError(f'`kernels` must be "native", "torch" or None. Got {kernels!r}.')
         size = graph.message_size + 2 * graph.mu_size
         if messages is not None and messages.shape[-1] != size:
             raise ValueError(f"`messages` must have shape (*batch, {size}). Got {tuple(messages.shape)}.")
