@@ -216,8 +216,8 @@ class MaxProduct(AbstractAlgorithm):
         if messages is None or shares is None:
             return super().upper_bound(graph, theta, mu, messages)
         batch = theta.shape[:-1]
-        flat = (rows.reshape(batch.numel(), rows.shape[-1]) for rows in (theta, messages))
-        return upper_bound(graph, *flat, self.entropy.counting(graph), shares).reshape(batch)
+        theta, messages = (rows.reshape(batch.numel(), rows.shape[-1]) for rows in (theta, messages))
+        return upper_bound(graph, theta, messages, self.entropy.counting(graph), shares).reshape(batch)
 
 
 def _possible_states(graph: FactorGraph, theta: Tensor, states: Tensor, max_bytes: int) -> Tensor:
