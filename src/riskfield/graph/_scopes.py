@@ -1,4 +1,4 @@
-"""Check what a caller says about variables, factors and tables, and bring it into arrays."""
+"""Checks of the variables, factors and tables that a caller passes, and their conversion to arrays."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def frozen(array: npt.NDArray[np.integer]) -> IntArray:
 
 
 def integers(values: object, name: str) -> npt.NDArray[np.integer]:
-    """Check that `values` are integers; anything empty passes."""
+    """`values` as an array of integers, checked. Empty input of any type is allowed."""
     array = np.asarray(values)
     if array.size == 0:
         return array.astype(np.int64)
@@ -36,19 +36,19 @@ def checked_states(num_states: object) -> IntArray:
     if (array < 1).any():
         variable = int(np.flatnonzero(array < 1)[0])
         raise ValueError(f"`num_states` must be at least 1. Got {array[variable]} for variable {variable}.")
-    return frozen(array.copy())  # the caller may go on writing to his
+    return frozen(array.copy())  # a copy, because the caller may change the original
 
 
 @dataclass(frozen=True, eq=False)
 class ScopeBlock:
-    """Factors of one arity: their numbers, of shape (factors,), and variables, of shape (factors, arity)."""
+    """Factors of one arity: their numbers, of shape (factor,), and their variables, of shape (factor, arity)."""
 
     numbers: IntArray
     variables: IntArray
 
 
 def scope_blocks(factors: object, num_variables: int) -> list[ScopeBlock]:
-    """The factors, checked, in few blocks of equal arity."""
+    """The factors, checked, in blocks of equal arity."""
     if isinstance(factors, Mapping | str):
         raise ValueError(f"`factors` must be a sequence of tuples of variables. Got {type(factors).__name__}.")
     if isinstance(factors, np.ndarray):
@@ -129,5 +129,5 @@ def check_tied_shapes(
 
 
 def index_tensor(array: npt.NDArray[np.number], device: torch.device | str = "cpu") -> Tensor:
-    """An index array of the structure as a tensor of its own."""
+    """A copy of an index array as a tensor."""
     return torch.tensor(array, device=device)

@@ -1,4 +1,4 @@
-"""Groups of variables and of factors, which are contiguous in the flat vectors of a `FactorGraph`."""
+"""Groups of variables and of factors. Each group is contiguous in the flat vectors of a `FactorGraph`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from riskfield.graph._scopes import IntArray, ScopeBlock, check_tied_shapes, fro
 
 @dataclass(frozen=True, eq=False)
 class NodeGroup:
-    """All variables with `num_states` states; they occupy `start:stop` of theta and of mu."""
+    """All variables with `num_states` states. They occupy `start:stop` in theta and in mu."""
 
     num_states: int
     variables: IntArray  # (node,)
@@ -30,7 +30,7 @@ class FactorGroup:
     """All factors whose tables have `shape`."""
 
     shape: tuple[int, ...]
-    factors: IntArray  # (factor,)        their numbers, in the order the factors were given
+    factors: IntArray  # (factor,)        their numbers, in the order in which they were given
     variables: IntArray  # (factor, slot)   the variables each factor joins
     tables: IntArray  # (factor,)        the table of theta each factor uses
     num_tables: int
@@ -69,12 +69,12 @@ class FactorGroup:
         return self.num_tables < self.num_factors
 
     def message_range(self, slot: int) -> tuple[int, int]:
-        """Where the messages to the variables in `slot` lie in a flat message vector."""
+        """The range of the messages to the variables in `slot`, in a flat message vector."""
         start = self.message_start + self.num_factors * sum(self.shape[:slot])
         return start, start + self.num_factors * self.shape[slot]
 
     def joint_states(self, states: Tensor) -> Tensor:
-        """Where in its flattened table each factor is at `states` of shape (*batch, variable): (*batch, factor)."""
+        """The entries of the flattened tables at `states`, of shape (*batch, variable): one index per factor."""
         joint = states[..., index_tensor(self.variables[:, 0], states.device)]
         for slot in range(1, self.arity):
             joint = joint * self.shape[slot] + states[..., index_tensor(self.variables[:, slot], states.device)]
@@ -82,7 +82,7 @@ class FactorGroup:
 
 
 def group_nodes(num_states: IntArray) -> tuple[tuple[NodeGroup, ...], IntArray]:
-    """Variables by their number of states, and where each begins in theta and in mu."""
+    """The groups of variables with equal numbers of states, and where each variable starts in theta and in mu."""
     groups, start = [], 0
     node_start = np.empty(len(num_states), np.int64)
     for count in np.unique(num_states):
@@ -96,7 +96,7 @@ def group_nodes(num_states: IntArray) -> tuple[tuple[NodeGroup, ...], IntArray]:
 def group_factors(
     num_states: IntArray, node_size: int, blocks: list[ScopeBlock], table_ids: IntArray | None
 ) -> tuple[FactorGroup, ...]:
-    """Factors by the shape of their tables, in the order of the first of each."""
+    """The groups of factors whose tables have equal shapes, in the order in which the shapes first appear."""
     members: dict[tuple[int, ...], list[tuple[IntArray, IntArray]]] = {}
     for block in blocks:
         shapes = num_states[block.variables]
@@ -120,7 +120,7 @@ def group_factors(
         factors, variables = factors[order], variables[order]
         tables = np.arange(len(factors))
         if table_ids is not None:
-            # Tables are numbered by first appearance, so that untied factors keep the layout of mu.
+            # Tables are numbered by first appearance, so that theta has the layout of mu if no factors are tied.
             _, first_use, inverse = np.unique(table_ids[factors], return_index=True, return_inverse=True)
             tables = np.argsort(np.argsort(first_use))[inverse.reshape(-1)]
         group = FactorGroup(
@@ -136,6 +136,8 @@ def group_factors(
         groups.append(group)
         theta_start, mu_start = group.theta_stop, group.mu_stop
         if mu_start >= 2**62:
-            raise ValueError(f"`factors` of shape {shape} have too many joint states to number.")
+            raise ValueError(
+                f"`factors` must have fewer than 2**62 joint states in all. Those of shape {shape} have more."
+            )
         message_start += group.num_factors * sum(shape)
     return tuple(groups)

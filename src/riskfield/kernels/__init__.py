@@ -1,4 +1,4 @@
-"""Kernels: the sweeps themselves, and the one place that chooses between them.
+"""Kernels: the sweeps, and the choice between their implementations.
 
 `torch_reference` is short, runs on any device and is differentiable; `native` is the C++ engine; `gpu` is the engine in
 Triton, for message passing. All offer the class `MessagePassingRun`, the first two also `MeanFieldRun`, with the same
@@ -34,8 +34,7 @@ __all__ = [
     "warn_slow",
 ]
 
-# What a run that records keeps: all that every sweep, or the last one, was made from. A number k > 0 stands for a
-# checkpoint every k sweeps.
+# What the tape of a run holds: every sweep, or only the last one. A number k > 0 means a checkpoint every k sweeps.
 EVERY_SWEEP, LAST_SWEEP = -1, -2
 
 _GPUS = {"cuda"}  # types of devices that the GPU engine serves; tests add the CPU, where Triton interprets the kernels
@@ -46,7 +45,7 @@ def native_available() -> bool:
     """Whether the compiled extension can be imported."""
     try:
         import riskfield._native  # noqa: F401
-    except ModuleNotFoundError:  # anything else is a broken build, and better said aloud
+    except ModuleNotFoundError:  # any other error means a broken build and should be seen
         return False
     return True
 
@@ -58,9 +57,10 @@ def check_kernels(kernels: str | None) -> None:
 
 
 def select(theta: Tensor, kernels: str | None = None, *others: Tensor | float | None) -> ModuleType:
-    """The kernels to run `theta` with: the ones named, or the fastest that can.
+    """The kernels for `theta`: the named ones, or else the native ones if they can run it.
 
-    `others` are the other numbers the run depends on. Gradients, of those or of theta, need the torch kernels.
+    `others` are the other numbers that the run depends on. Gradients of these or of theta by autograd need the torch
+    kernels.
     """
     check_kernels(kernels)
     differentiable = any(isinstance(number, Tensor) and is_differentiated(number) for number in (theta, *others))
@@ -70,7 +70,9 @@ def select(theta: Tensor, kernels: str | None = None, *others: Tensor | float | 
         if theta.device.type != "cpu":
             raise ValueError(f'`kernels="native"` needs theta on the CPU. Got {theta.device}.')
         if differentiable:
-            raise ValueError('`kernels="native"` carries no gradient. Use `kernels="torch"`, or detach its inputs.')
+            raise ValueError(
+                '`kernels="native"` does not support autograd. Use `kernels="torch"`, or detach the inputs.'
+            )
     native = theta.device.type == "cpu" and not differentiable and native_available()
     if kernels == "torch" or not native:
         from riskfield.kernels import torch_reference
@@ -82,7 +84,7 @@ def select(theta: Tensor, kernels: str | None = None, *others: Tensor | float | 
 
 
 def is_differentiated(tensor: Tensor) -> bool:
-    """Whether derivatives are asked for, in reverse or in forward mode."""
+    """Whether derivatives with respect to `tensor` are required, in reverse or in forward mode."""
     return (tensor.requires_grad and torch.is_grad_enabled()) or forward_ad.unpack_dual(tensor).tangent is not None
 
 

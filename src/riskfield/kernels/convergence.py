@@ -1,16 +1,16 @@
-"""When a run with a tolerance has converged. `cpp/convergence.hpp` has the same rule for the native engine.
+"""The convergence rule of runs with a tolerance. `cpp/convergence.hpp` has the same rule for the native engine.
 
-A run has converged to `tol` when its marginals, those of factors included, and each message's part in the log-partition
-value are within about `tol` of the fixed point. Two measurements tell:
+A run has converged to `tol` when its marginals, including those of factors, and the contribution of each message to the
+log-partition value are within about `tol` of the fixed point. This is judged from two measurements:
 
-- The *change* is the largest undamped change of a node marginal in a sweep. Every sweep gives it, almost for nothing.
-- The *gap* is measured on the present state, and only once the change is at most `tol`: for message passing the largest
-  inconsistency between a factor marginal and the marginals of its variables. It sees what the node marginals hide:
-  messages whose changes cancel at a variable, and damping.
+- The *change* is the largest undamped change of a node marginal in a sweep. Every sweep computes it at almost no cost.
+- The *gap* is computed from the current state, and only if the change is at most `tol`. For message passing it is the
+  largest inconsistency between a factor marginal and the marginals of its variables. It detects what the change of the
+  node marginals does not show: messages whose changes cancel at a variable, and damping.
 
-Neither is the distance to the fixed point. If the gap shrinks by the factor r per sweep, what is left is about
-gap (1 - damping) / (1 - r); r is taken from the last two measurements. While the gap is too large, the next one
-waits until half-way to where it would meet the tolerance at this rate.
+Neither is the distance to the fixed point. If the gap shrinks by the factor r per sweep, the remaining distance is
+about gap (1 - damping) / (1 - r), with r from the last two measurements. While the gap is too large, the next
+measurement is made halfway to the sweep at which the gap would reach the tolerance at this rate.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# While some log-message, even to an improbable state, still moves by more than this, a run has not converged: marginals
-# near 0 or 1 hide messages that have yet to reach other variables.
+# A run has not converged while some log-message, even to an improbable state, still moves by more than this: marginals
+# near 0 or 1 hide changes of messages that have not reached other variables yet.
 SETTLED = 0.1
-# Steps of log-messages below this many units in the last place are rounding. The unit is that of the numbers a message
-# is the sum of.
+# Steps of log-messages below this many units in the last place count as rounding errors. The unit is that of the
+# numbers whose sum a message is.
 ROUNDING = 4.0
 
-_UNKNOWN_RATE = 10.0  # the factor from gap to distance before there are two gaps to compare
-_SLOWEST = 1000.0  # the largest such factor
+_UNKNOWN_RATE = 10.0  # the ratio of distance to gap while there is only one measurement
+_SLOWEST = 1000.0  # the largest such ratio
 _LONGEST_WAIT = 16  # sweeps
 
 
@@ -38,28 +38,28 @@ _LONGEST_WAIT = 16  # sweeps
 class Gap:
     """How far the state of each batch item is from a fixed point. Both have shape (batch,)."""
 
-    marginals: Tensor  # largest inconsistency of marginals, also weighted by its part in the log-partition value
+    marginals: Tensor  # largest inconsistency of marginals, also weighted by its effect on the log-partition value
     messages: Tensor  # largest undamped step of a log-message
 
 
 class Convergence:
-    """Judges every batch item of a run after each of its sweeps; `residual`, of shape (batch,), is the judgement."""
+    """Computes the residual of every batch item of a run, of shape (batch,), after each of its sweeps."""
 
     def __init__(self, items: int, damping: float):
         self.residual = torch.full((items,), math.inf, dtype=torch.float64)
         self._damping = damping
-        self._last = torch.full((items,), math.nan, dtype=torch.float64)  # the gap measured last; NaN if there is none
+        self._last = torch.full((items,), math.nan, dtype=torch.float64)  # the last measured gap; NaN if there is none
         self._since = torch.zeros(items, dtype=torch.int64)  # sweeps since then
         self._wait = torch.zeros(items, dtype=torch.int64)  # sweeps until the next measurement
 
     def done(self, tol: float) -> Tensor:
-        """Which items need no more sweeps: those that converged, and impossible models, whose residual is NaN."""
+        """Which items need no more sweeps: converged items, and impossible models, whose residual is NaN."""
         return (self.residual <= tol) | torch.isnan(self.residual)
 
     def judge(self, items: Tensor, change: Tensor, sweeps: int, tol: float, measure: Callable[[], Gap]) -> None:
-        """Update the residuals of `items`, a mask, after `sweeps` more sweeps of which the last made `change`.
+        """Update the residuals of `items`, a mask, after `sweeps` more sweeps. The last of them made `change`.
 
-        `change` and what `measure` returns have an entry for every item.
+        `change` and the gap that `measure` returns have one entry for every item.
         """
         moving = items & ~(change <= tol)
         self.residual[moving] = change[moving]

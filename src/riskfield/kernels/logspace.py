@@ -1,4 +1,4 @@
-"""Sums of probabilities kept as logarithms."""
+"""Arithmetic on probabilities stored as logarithms."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def normalised(log_values: Tensor) -> Tensor:
 
 
 def scaled(log_values: Tensor, number: Tensor | float) -> Tensor:
-    """log_values times positive numbers; a -inf stays one and gives the number no gradient, instead of NaN."""
+    """log_values times a positive number. -inf stays -inf and adds 0, not NaN, to the gradient of the number."""
     if not isinstance(number, Tensor):
         return log_values * number
     impossible = log_values == NEG_INF
@@ -33,5 +33,5 @@ def scaled(log_values: Tensor, number: Tensor | float) -> Tensor:
 
 
 def expected(log_weights: Tensor, values: Tensor) -> Tensor:
-    """The sum of exp(log_weights) values along the last axis; values without weight may be infinite."""
+    """The sum of exp(log_weights) * values along the last axis. Values of weight 0 may be infinite."""
     return torch.where(log_weights > NEG_INF, log_weights.exp() * values, 0.0).sum(-1)

@@ -1,4 +1,4 @@
-"""What both kernels are asked to solve, and the levels a schedule compiles into."""
+"""The problem that all kernels solve, and the levels of its schedule."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from riskfield.graph.schedule import Coloured, Levels, Parallel, Schedule, colou
 
 @dataclass(frozen=True, eq=False)
 class MessagePassingProblem:
-    """A graph, counting numbers and the way messages are sent."""
+    """A graph, counting numbers, and how messages are updated."""
 
     graph: FactorGraph
     counting: Counting
     schedule: Schedule
-    damping: float | Tensor  # a tensor only where it requires a gradient
+    damping: float | Tensor  # a tensor only if it requires a gradient
     maximise: bool  # max-product instead of sum-product
 
 
 def schedule_levels(graph: FactorGraph, schedule: Schedule) -> Levels:
-    """The levels of `schedule`; a parallel schedule has one."""
+    """The levels of `schedule`. A parallel schedule has one level."""
     if isinstance(schedule, Parallel):
         n = graph.num_variables
         return Levels(np.arange(n), np.zeros(n, np.int64), min(n, 1))

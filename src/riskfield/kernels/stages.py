@@ -1,4 +1,4 @@
-"""Where the torch kernels find messages and beliefs in flat tensors, and the stages a sweep consists of."""
+"""Index tensors for the torch kernels, from factors and variables into flat tensors, and the stages of a sweep."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Layout:
         self._first = self._degree.cumsum(0) - self._degree
 
     def by_states(self, variables: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """`variables` split by their number of states, and the positions (variable, state) of each part."""
+        """`variables` split by their number of states. Each part comes with its positions (variable, state)."""
         sizes = self.num_states[variables]
         found = []
         for size in torch.unique(sizes).tolist():
@@ -59,7 +59,7 @@ class Layout:
         return found
 
     def incoming(self, variables: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
-        """The messages to `variables`: which of them receives it, where it lies (message, state), and its factor."""
+        """The messages to `variables`: the receiver, the positions (message, state) and the factor of each."""
         degree = self._degree[variables]
         owner = torch.repeat_interleave(torch.arange(len(variables), device=variables.device), degree)
         within = torch.arange(len(owner), device=variables.device) - (degree.cumsum(0) - degree)[owner]
@@ -69,7 +69,7 @@ class Layout:
 
 
 def forward_backward(graph: FactorGraph, levels: Levels, device: torch.device) -> list[Stage]:
-    """Forward: a variable hears from the factors in which it is not first; backward: in which it is not last."""
+    """Forward: a variable receives from the factors in which it is not first; backward: in which it is not last."""
     forward: list[list[tuple[int, int, np.ndarray]]] = [[] for _ in range(levels.count)]
     backward: list[list[tuple[int, int, np.ndarray]]] = [[] for _ in range(levels.count)]
     for g, group in enumerate(graph.factor_groups):
@@ -85,7 +85,7 @@ def forward_backward(graph: FactorGraph, levels: Levels, device: torch.device) -
 
 
 def colour_by_colour(graph: FactorGraph, levels: Levels, device: torch.device) -> list[Stage]:
-    """Every variable hears from all its factors, level by level."""
+    """Every variable receives from all its factors, level by level."""
     sends: list[list[tuple[int, int, np.ndarray]]] = [[] for _ in range(levels.count)]
     for g, group in enumerate(graph.factor_groups):
         for slot in range(group.arity):

@@ -1,4 +1,4 @@
-"""Where a run starts: from nothing, or from the state of an earlier run whose theta may have been another."""
+"""The state in which a run starts: uniform, or the state of an earlier run, whose theta may have been different."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from riskfield.kernels.logspace import NEG_INF, normalised
 
 
 def starting_messages(graph: FactorGraph, theta: Tensor, messages: Tensor | None) -> Tensor:
-    """Normalised log-messages of shape (batch, message): uniform, or `messages` with their zeros forgotten.
+    """Normalised log-messages of shape (batch, message): uniform, or `messages` without their zeros.
 
-    Zeros are derived afresh in the first sweeps: what was impossible in the earlier run may have become possible, and
-    a zero message would never recover.
+    A message with a zero probability becomes uniform, because a zero would never disappear again, although the state
+    may have become possible since the earlier run. The first sweeps compute the zeros of the new theta.
     """
     start = theta.new_zeros(len(theta), graph.message_size)
     if messages is not None:
@@ -22,13 +22,13 @@ def starting_messages(graph: FactorGraph, theta: Tensor, messages: Tensor | None
         for slot, size in enumerate(group.shape):
             first, last = group.message_range(slot)
             block = start[:, first:last].unflatten(1, (group.num_factors, size))
-            forget = (block == NEG_INF).any(-1, keepdim=True)
-            block.copy_(normalised(torch.where(forget, 0.0, block)))
+            impossible = (block == NEG_INF).any(-1, keepdim=True)
+            block.copy_(normalised(torch.where(impossible, 0.0, block)))
     return start
 
 
 def messages_like(graph: FactorGraph, theta: Tensor, messages: Tensor) -> Tensor:
-    """`messages` in the dtype and on the device of theta, if they are of the right size."""
+    """`messages` in the dtype and on the device of theta. Their size is checked."""
     _check_size(messages, graph.message_size)
     return messages.to(theta)
 

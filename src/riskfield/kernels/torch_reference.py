@@ -40,24 +40,24 @@ class MessagePassingRun:
 
     @cached_property
     def stages(self) -> list[Stage]:
-        """What a sweep consists of."""
+        """The stages of a sweep."""
         graph, schedule, device = self.problem.graph, self.problem.schedule, self.theta.device
         if isinstance(schedule, Parallel):
             return flooding(graph, device)
         return forward_backward(graph, schedule_levels(graph, schedule), device)
 
     def begin_from(self, log_messages: Tensor) -> None:
-        """Set the messages, zeros and all; what is computed from here on is differentiable in them."""
+        """Set the messages, zeros included. What is computed from here on is differentiable in them."""
         self.log_messages = log_messages.clone()
         self.log_beliefs = self.theta.new_zeros(len(self.theta), self.problem.graph.node_size)
         self._update_beliefs(torch.arange(self.problem.graph.num_variables, device=self.theta.device))
 
     def advance(self, sweeps: int, tol: float) -> tuple[Tensor, Tensor]:
-        """Sweep; items that reached `tol` are left as they are."""
+        """Sweep. Items that have reached `tol` do not change."""
         return _advance(self, sweeps, tol)
 
     def sweep(self) -> Tensor:
-        """Run all stages once; the largest change of a node belief, of shape (batch,)."""
+        """Run all stages once. Returns the largest change of a node belief, of shape (batch,)."""
         change = self.theta.new_zeros(len(self.theta))
         for stage in self.stages:
             sent = [(self.layout.messages[g][s][rows], self._send(g, s, rows)) for g, s, rows in stage.sends]
@@ -71,8 +71,8 @@ class MessagePassingRun:
         """How inconsistent factor and node marginals are, and how far messages would move without damping.
 
         If an undamped update moves a log-message by s(x), up to a constant, then the factor's marginal of that variable
-        is b(x) exp(s(x)), normalised. It differs from b(x) by v(x), at most b(x) |s(x)| while s is small. To first
-        order the log-partition value is off by the sum over messages of c_c sum_x v(x) log(b(x) / m_c(x)).
+        is b(x) exp(s(x)), normalised. It differs from b(x) by v(x), which is at most b(x) |s(x)| if s is small. To first
+        order, the error of the log-partition value is the sum over messages of c_c sum_x v(x) log(b(x) / m_c(x)).
         """
         marginals, steps = (self.theta.new_zeros(len(self.theta)) for _ in range(2))
         for g, group in enumerate(self.problem.graph.factor_groups):
@@ -99,14 +99,14 @@ class MessagePassingRun:
         return Gap(marginals, steps)
 
     def _log_operands(self, g: int, slot: int) -> tuple[Tensor, Tensor]:
-        """Log-beliefs and log-messages; a state that either rules out is -inf in the belief and 0 in the message."""
+        """Log-beliefs and log-messages. A state that is impossible in either is -inf in the belief and 0 in the message."""
         belief = self.log_beliefs[:, self.layout.nodes[g][slot]]
         message = self.log_messages[:, self.layout.messages[g][slot]]
         possible = (belief > NEG_INF) & (message > NEG_INF)
         return torch.where(possible, belief, NEG_INF), torch.where(possible, message, 0.0)
 
     def _operand_size(self, g: int, slot: int) -> Tensor:
-        """The expected size of the numbers that a log-cavity is the sum of, of shape (batch, factor)."""
+        """The expected magnitude of the numbers whose sum a log-cavity is, of shape (batch, factor)."""
         belief, message = self._log_operands(g, slot)
         variables = index_tensor(self.problem.graph.factor_groups[g].variables[:, slot], self.theta.device)
         given = self.theta[:, self.layout.nodes[g][slot]] / self.node_total[variables][:, None]
@@ -178,7 +178,7 @@ class MessagePassingRun:
         return torch.where(message == NEG_INF, NEG_INF, belief - message)
 
     def _update_beliefs(self, variables: Tensor) -> Tensor:
-        """Recompute the beliefs of `variables`; the largest change, of shape (batch,)."""
+        """Recompute the beliefs of `variables`. Returns the largest change, of shape (batch,)."""
         change = self.theta.new_zeros(len(self.theta))
         layout = self.layout
         for members, index in layout.by_states(variables):
@@ -193,10 +193,10 @@ class MessagePassingRun:
         return change
 
     def _undamped_change(self, old: Tensor, new: Tensor) -> Tensor:
-        """The change that beliefs of shape (batch, variable, state) would have made without damping.
+        """The change of beliefs, of shape (batch, variable, state), that the update would have made without damping.
 
-        Damping shortens the step of every log-message, and so of the log-beliefs, by one factor; longer steps are not
-        shorter ones scaled up once probabilities saturate, so the step is taken back in logarithms.
+        Damping shortens the steps of all log-messages, and therefore of the log-beliefs, by one factor. The factor is
+        undone in the log domain, because changes of probabilities near 0 or 1 are not proportional to it.
         """
         if self.damped:
             step = torch.where(new == NEG_INF, 0.0, new - old) / (1 - self.damping)
@@ -216,15 +216,15 @@ class MeanFieldRun:
         self._change = theta.new_zeros(len(theta))  # of the last sweep
 
     def begin_from(self, log_beliefs: Tensor) -> None:
-        """Set the log node marginals; what is computed from here on is differentiable in them."""
+        """Set the log node marginals. What is computed from here on is differentiable in them."""
         self.log_beliefs = log_beliefs.clone()
 
     def advance(self, sweeps: int, tol: float) -> tuple[Tensor, Tensor]:
-        """Sweep; items that reached `tol` are left as they are."""
+        """Sweep. Items that have reached `tol` do not change."""
         return _advance(self, sweeps, tol)
 
     def sweep(self) -> Tensor:
-        """Update every variable once; the largest change of a marginal, of shape (batch,)."""
+        """Update every variable once. Returns the largest change of a marginal, of shape (batch,)."""
         change = self.theta.new_zeros(len(self.theta))
         for stage in self.stages:
             total = self.theta[:, : self.graph.node_size]
@@ -241,7 +241,7 @@ class MeanFieldRun:
 
     @torch.no_grad()
     def gap(self) -> Gap:
-        """The change of the last sweep, as far as it is not rounding: node marginals are all there is."""
+        """The change of the last sweep, or 0 if it is below rounding. Mean field has no messages that could differ."""
         size = torch.zeros_like(self._change)
         mu = self.marginals()
         for weights, tables in zip(
@@ -290,8 +290,8 @@ class MeanFieldRun:
         table = self.graph.factor_views(self.theta)[g][:, tables]
         product = self._product(g, slot, rows)
         others = tuple(2 + other for other in range(group.arity) if other != slot)
-        # 0 * -inf is 0: a joint state that has no probability costs nothing. Infinities stay out of the products, whose
-        # derivatives they would turn into NaN.
+        # 0 * -inf is 0 here: a joint state of probability 0 adds nothing. Infinities are kept out of the products because
+        # they would make the derivatives NaN.
         impossible = table == NEG_INF
         mean = torch.where(impossible, 0.0, table) * product
         excluded = impossible & (product > 0)
