@@ -71,8 +71,8 @@ class MessagePassingRun:
         """How inconsistent factor and node marginals are, and how far messages would move without damping.
 
         If an undamped update moves a log-message by s(x), up to a constant, then the factor's marginal of that variable
-        is b(x) exp(s(x)), normalised. It differs from b(x) by v(x), which is at most b(x) |s(x)| if s is small. To first
-        order, the error of the log-partition value is the sum over messages of c_c sum_x v(x) log(b(x) / m_c(x)).
+        is b(x) exp(s(x)), normalised. It differs from b(x) by v(x), which is at most b(x) |s(x)| if s is small. To
+        first order, the error of the log-partition value is the sum over messages of c_c sum_x v(x) log(b(x) / m_c(x)).
         """
         marginals, steps = (self.theta.new_zeros(len(self.theta)) for _ in range(2))
         for g, group in enumerate(self.problem.graph.factor_groups):
@@ -99,7 +99,7 @@ class MessagePassingRun:
         return Gap(marginals, steps)
 
     def _log_operands(self, g: int, slot: int) -> tuple[Tensor, Tensor]:
-        """Log-beliefs and log-messages. A state that is impossible in either is -inf in the belief and 0 in the message."""
+        """Log-beliefs and log-messages. A state impossible in either is -inf in the belief and 0 in the message."""
         belief = self.log_beliefs[:, self.layout.nodes[g][slot]]
         message = self.log_messages[:, self.layout.messages[g][slot]]
         possible = (belief > NEG_INF) & (message > NEG_INF)
@@ -290,8 +290,8 @@ class MeanFieldRun:
         table = self.graph.factor_views(self.theta)[g][:, tables]
         product = self._product(g, slot, rows)
         others = tuple(2 + other for other in range(group.arity) if other != slot)
-        # 0 * -inf is 0 here: a joint state of probability 0 adds nothing. Infinities are kept out of the products because
-        # they would make the derivatives NaN.
+        # 0 * -inf is 0 here: a joint state of probability 0 adds nothing. Infinities are kept out of the products
+        # because they would make the derivatives NaN.
         impossible = table == NEG_INF
         mean = torch.where(impossible, 0.0, table) * product
         excluded = impossible & (product > 0)
