@@ -1,7 +1,8 @@
-r"""Decoders: from marginals to the prediction that is made of them.
+r"""Decoders: predictions from marginals.
 
-A *hard* decoder commits itself to one state per variable. A *soft* one is its differentiable stand-in for training: it
-returns weights per state, non-negative and summing to 1, close to 1 for the state that the hard one would choose.
+A *hard* decoder selects one state per variable. A *soft* decoder is a differentiable replacement for training: it
+returns non-negative weights of the states, which sum to 1. The state that the hard decoder would select has a weight
+close to 1.
 
 | loss | best decoder | to train with |
 |---|---|---|
@@ -42,7 +43,7 @@ __all__ = [
 
 
 class AbstractDecoder(ABC):
-    """A rule that commits itself: states from marginals."""
+    """A rule that selects states from marginals."""
 
     @abstractmethod
     def __call__(self, graph: FactorGraph, mu: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -56,11 +57,11 @@ class AbstractDecoder(ABC):
         """
 
     def inference(self, inference: Inference) -> Inference:
-        """How the marginals this decoder needs are computed, where `inference` is how others are."""
+        """The inference that this decoder needs, in place of `inference`. By default `inference` itself."""
         return inference
 
     def of_solution(self, solution: Solution, mask: Tensor | None = None) -> Tensor:
-        """States from what `inference` returned."""
+        """States from the solution that `inference` returned."""
         return self(solution.graph, solution.mu, mask)
 
 
@@ -74,7 +75,7 @@ class AbstractSoftDecoder(ABC):
 
 @dataclass(frozen=True)
 class MaxMarginal(AbstractDecoder):
-    """The most probable state of every variable by itself (MPM): makes the fewest errors if the marginals are true.
+    """The most probable state of every variable by itself (MPM): the fewest expected errors if the marginals are exact.
 
     >>> import torch
     >>> from riskfield import chain
@@ -218,9 +219,9 @@ def decode(
         theta: of shape (*batch, theta).
         inference: how marginals are computed.
         decoder: how they become states.
-        evidence: given states, of shape (*batch, variable), -1 elsewhere; they are returned as they are.
-        mask: bool, of shape (*batch, variable): which variables are asked for, for decoders that weigh them against
-            each other. By default all that are not given; with hidden variables, name those that are not hidden.
+        evidence: observed states, of shape (*batch, variable), -1 elsewhere. They are returned unchanged.
+        mask: bool, of shape (*batch, variable): which variables are predicted, for decoders that compare variables
+            with each other. By default all that are not observed. Exclude hidden variables here.
 
     Returns:
         An int64 tensor of shape (*batch, variable).

@@ -21,7 +21,9 @@ def evaluate(
     model: Run,
     images: Images,
     masks: Masks,
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all of it here.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the evaluation to this file.")
+    ] = None,
     config: Config = None,
     quiet: Quiet = False,
 ) -> None:

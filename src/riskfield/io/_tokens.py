@@ -1,4 +1,4 @@
-"""Whitespace-separated numbers of a text file, parsed at once, with errors that say where."""
+"""Whitespace-separated numbers of a text file, parsed at once. Errors give the position."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Tokens:
         return self.text[start : start + 400].split(maxsplit=1)[0].decode("ascii")
 
     def fail(self, token: int, expected: str) -> NoReturn:
-        """Raise: at `token` something else was expected."""
+        """Raise an error that says what was expected at `token`, and what was found."""
         if token >= len(self):
             raise FileFormatError(f"{self.path}: expected {expected}. Found the end of the file after {token} tokens.")
         line = self.text.count(b"\n", 0, int(self.starts[token])) + 1

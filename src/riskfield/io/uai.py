@@ -28,7 +28,7 @@ from riskfield.io._tokens import Tokens
 
 IntArray = npt.NDArray[np.int64]
 
-# Tables bound the states of variables that factors name by the size of the file; nothing else bounds the others.
+# The size of the file bounds the states of variables that factors name. This bounds the states of the others.
 MAX_FREE_STATES = 10_000_000
 # What torch and NumPy allow for the axes of a tensor, less a few for batches.
 MAX_ARITY = 60

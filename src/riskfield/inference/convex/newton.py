@@ -4,17 +4,17 @@ For a diagonal H > 0 and the constraints B of the local polytope,
 
     H x + g = B^T y,        B x = r
 
-the beliefs x_c of a factor, given those of its variables, depend on nothing else. They go first, in batches of small
-dense systems: with P = 1 / H and R the sums of the table's cells that make up its variables' beliefs,
+the beliefs x_c of a factor depend only on the beliefs of its variables. They are eliminated first, in batches of small
+dense systems: with P = 1 / H, and R the matrix that sums the cells of a table to the beliefs of its variables,
 
     x_c = P (R^T y_c + s - g),        (R P R^T - (R P)(R P)^T / sum P) y_c = x_i - ...
 
-is a covariance matrix C_c for every factor. Of every variable one state, the most probable, follows from the others. So
-is left a symmetric positive definite matrix of one unknown for each other state, with the sparsity of the graph,
+has a covariance matrix C_c for every factor. One state of every variable, the most probable, follows from the others.
+There remains a symmetric positive definite matrix with one unknown for each other state and the sparsity of the graph,
 
     K = H_i + sum_c C_c^-1
 
-which a Cholesky factorisation of its band or, on large graphs, a sparse LU factorisation solves.
+which is solved by a Cholesky factorisation of its band or, on large graphs, by a sparse LU factorisation.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from torch import Tensor
 from riskfield.inference.convex.factorise import Solve, no_solution
 from riskfield.inference.convex.polytope import Block, Missing, Polytope
 
-# Variables that are all but bound to each other make C_c all but singular. This share of its diagonal is added, and
-# refinement takes the effect out again.
+# C_c is almost singular if variables almost determine each other. This share of its diagonal is added, and iterative
+# refinement removes the effect.
 _REGULARISATION, _LITTLE = 1e-12, 1e-13
 _REFINEMENTS, _ENOUGH, _ROUNDING = 8, 1e-6, 1e-14
-_NEGLIGIBLE = 1e-280  # smaller numbers lose digits, and then their inverses do
+_NEGLIGIBLE = 1e-280  # smaller numbers, and their inverses, lose digits
 
 
 class Newton:
@@ -43,8 +43,8 @@ class Newton:
         b: beliefs of shape (item, mu).
         curvature: H, above 0 where possible.
         possible: where x may differ from 0.
-        tight: keep the multipliers of factors among the unknowns. That is several times slower, and needed where
-            variables are all but bound to each other: `step` sees to it by itself.
+        tight: keep the multipliers of factors among the unknowns. This is several times slower, and necessary if
+            variables almost determine each other. `step` uses it when it is needed.
     """
 
     def __init__(self, polytope: Polytope, b: Tensor, curvature: Tensor, possible: Tensor, tight: bool = False):
@@ -61,7 +61,7 @@ class Newton:
         self.tighter: tuple[Tensor, Newton] | None = None
 
     def step(self, slope: Tensor) -> Tensor:
-        """The step x for g = `slope`, of shape (item, mu), to beliefs that keep the constraints."""
+        """The step x for g = `slope`, of shape (item, mu), to beliefs that satisfy the constraints."""
         step, solved = self.solve(slope, self.polytope.missing(self.b))
         if not solved.all():
             items, newton = self._tightened(~solved)
@@ -69,7 +69,7 @@ class Newton:
         return step
 
     def solve(self, slope: Tensor, missing: Missing, enough: float = _ENOUGH) -> tuple[Tensor, Tensor]:
-        """x for g = `slope` and r = `missing`, and of which items it is right to `enough` of its size."""
+        """x for g = `slope` and r = `missing`, and for which items its relative error is at most `enough`."""
         slope = torch.where(self.possible, slope.gather(1, self.order), 0.0)
         step, pulls = self._solve_once(slope, missing)
         best, least = step, step.new_full((len(step), 1), float("inf"))
@@ -108,7 +108,7 @@ class Newton:
     def _remainder(
         self, step: Tensor, pulls: list[Tensor], slope: Tensor, missing: Missing
     ) -> tuple[Tensor, Missing, Tensor]:
-        """What a solution leaves of g and of r, and how much that is in units of beliefs, of shape (item, 1)."""
+        """The residuals of g and of r, and their size in units of beliefs, of shape (item, 1)."""
         polytope, free = self.polytope, self.polytope.free(step)
         last = [
             h * x + g for h, x, g in zip(self.last_curvature, polytope.last(step), polytope.last(slope), strict=True)
@@ -209,7 +209,7 @@ class _Augmented:
 
 
 class _Factors:
-    """The factors of one group, their own beliefs eliminated."""
+    """The factors of one group, with their own beliefs eliminated."""
 
     def __init__(self, block: Block, inverse: Tensor):
         self.block, self.items = block, len(inverse)
@@ -220,7 +220,7 @@ class _Factors:
         self.share = self.mass / self.total
         variance = self.share * (block.others @ self.inverse.T)  # without the cancellation of the lines below
         kept = variance > _NEGLIGIBLE
-        # In units of its diagonal, so that improbable states do no harm.
+        # Scaled by its diagonal, so that improbable states do not make it ill-conditioned.
         self.scale = torch.where(kept, torch.where(kept, variance, 1.0).rsqrt(), 0.0)
         covariance = (block.pairs @ self.inverse.T).reshape(block.num_rows, block.num_rows, len(self.inverse))
         covariance -= self.share.unsqueeze(1) * self.mass
@@ -233,7 +233,7 @@ class _Factors:
         return _invert(self.regular(_REGULARISATION)) * (self.scale.unsqueeze(1) * self.scale)
 
     def regular(self, share: float) -> Tensor:
-        """C_c in units of its diagonal, of which a share is added."""
+        """C_c scaled to a unit diagonal, plus `share` on the diagonal."""
         matrix = self.covariance.clone()
         matrix.diagonal(dim1=0, dim2=1).add_(share)
         return matrix
@@ -251,7 +251,7 @@ class _Factors:
 
 
 def _largest(vectors: Tensor) -> Tensor:
-    """The largest size of an entry, of shape (item, 1)."""
+    """The largest absolute value of an entry, of shape (item, 1)."""
     return torch.nn.functional.pad(vectors, (0, 1)).abs().amax(1, keepdim=True)
 
 

@@ -1,4 +1,4 @@
-"""The local polytope of a graph: what of Newton's equations does not depend on numbers.
+"""The local polytope of a graph: the part of Newton's equations that depends on the structure alone.
 
 A vector of beliefs has the shape (item, mu). The last state of each variable follows from the others, which are the
 unknowns; `relabelling` makes the most probable state the last.
@@ -19,9 +19,9 @@ from riskfield.inference.convex.factorise import Sparsity
 
 
 class Block(NamedTuple):
-    """The constraints of one factor group. A row is a slot and a state of its variable, but the last one."""
+    """The constraints of one factor group. A row is a slot and one state of its variable, except the last."""
 
-    start: int  # where its beliefs lie in mu
+    start: int  # the range of its beliefs in mu
     stop: int
     shape: tuple[int, ...]
     variables: Tensor  # (factor, slot)
@@ -104,7 +104,7 @@ class Polytope:
         return torch.cat(parts, dim=1) if parts else torch.zeros(0, 0, dtype=torch.float64)
 
     def missing(self, b: Tensor) -> Missing:
-        """What beliefs lack of the constraints."""
+        """By how much beliefs violate the constraints."""
         nodes = [1 - n.view(b).sum(-1) for n in self.nodes]
         free = self.free(b)
         rows = [block.rows(free) - block.sums @ block.cells(b).T for block in self.blocks]
@@ -120,7 +120,7 @@ class Polytope:
         return torch.cat([b[:, :0], *parts], dim=1)
 
     def consistent(self, possible: Tensor) -> Tensor:
-        """The states left when those without a possible partner in some factor are struck out again and again."""
+        """The states that remain after states without a possible partner in some factor are removed repeatedly."""
         while not possible.all():
             before = possible
             possible = before.clone()
@@ -165,19 +165,19 @@ class Polytope:
 
 
 class Missing(NamedTuple):
-    """What is missing in each constraint: r."""
+    """The violation r of each constraint."""
 
     nodes: list[Tensor]  # (item, node) for each number of states: of sum b_i = 1
     rows: list[Tensor]  # (row, item * factor) for each block: of sum_{x_c \\ i} b_c = b_i
     tables: list[Tensor]  # (item * factor,) for each block: of sum b_c = 1
 
     def nothing(self) -> Missing:
-        """As many zeros."""
+        """Zeros of the same shapes."""
         return Missing(*([torch.zeros_like(part) for part in parts] for parts in self))
 
 
 def polytope(graph: FactorGraph) -> Polytope:
-    """The polytope of a graph, which is kept as long as the graph."""
+    """The polytope of a graph. It is computed once and kept with the graph."""
     return graph.derived("local polytope", lambda: Polytope(graph))
 
 
