@@ -329,13 +329,20 @@ def test_validation_by_a_marginal_loss_keeps_what_was_good_before_a_likelihood_d
 
 
 def test_a_growing_objective_is_divergence():
-    optimiser = rf.optim.Torch(torch.optim.SGD, {"lr": 1e3}, batch_size=5, epochs=50)
+    optimiser = rf.optim.Torch(torch.optim.SGD, {"lr": 300}, batch_size=5, epochs=50)
     model = chain_model()
     with pytest.warns(rf.errors.DivergenceWarning, match="the objective has grown from .* to "):
         result = fit(model, chain_examples(), rf.losses.SurrogateLikelihood(), EXACT, ridge=1e-2, optimiser=optimiser)
     assert result.reason is rf.learning.Reason.DIVERGED
     assert len(result.history) < 50
     assert result.best.objective == min(record.objective for record in result.history)
+
+
+def test_potentials_beyond_precision_are_divergence():
+    optimiser = rf.optim.Torch(torch.optim.SGD, {"lr": 1e3}, batch_size=5, epochs=50)
+    with pytest.warns(rf.errors.DivergenceWarning, match="`theta` is too large for torch.float64"):
+        result = fit(chain_model(), chain_examples(), rf.losses.SurrogateLikelihood(), EXACT, optimiser=optimiser)
+    assert result.reason is rf.learning.Reason.DIVERGED
 
 
 def test_nan_keeps_the_best_and_says_why():

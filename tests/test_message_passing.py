@@ -191,7 +191,7 @@ def strong_grid(rows, columns, seed, scale):
 @pytest.mark.parametrize("seed", range(3))
 def test_sequential_tree_reweighting_converges_where_parallel_bp_does_not(kernels, seed):
     graph, theta = strong_grid(6, 6, seed, scale=2.0)
-    solution = rf.infer(graph, theta, rf.MessagePassing(rf.TRW(0.5)), stop=rf.Stop(600, tol=1e-4), kernels=kernels)
+    solution = rf.infer(graph, theta, rf.MessagePassing(rf.TRW(0.5)), stop=rf.Stop(2000, tol=1e-4), kernels=kernels)
     assert solution.converged
     flooding = rf.MessagePassing(schedule=rf.Parallel())
     with pytest.warns(rf.errors.ConvergenceWarning):

@@ -9,6 +9,8 @@ __all__ = [
     "FileFormatError",
     "ImpossibleEvidenceError",
     "MissingDataError",
+    "PerformanceWarning",
+    "PrecisionError",
     "RiskfieldError",
     "TreewidthError",
 ]
@@ -28,6 +30,10 @@ class FileFormatError(RiskfieldError, ValueError):
 
 class MissingDataError(RiskfieldError, FileNotFoundError):
     """The files of a data set are missing. The message says what to download and where to put it."""
+
+
+class PrecisionError(RiskfieldError, ValueError):
+    """Potentials are so large that differences between probable states are lost in rounding."""
 
 
 class TreewidthError(RiskfieldError, MemoryError):

@@ -63,7 +63,7 @@ def infer(
 
     Raises:
         ImpossibleEvidenceError: if the algorithm finds that every joint state has probability zero.
-        ValueError: if potentials that conflict are too large for the precision of theta (see `docs/inference.md`).
+        PrecisionError: if potentials that conflict are too large for the precision of theta (see `docs/inference.md`).
 
     >>> from riskfield import TRW, MessagePassing, Stop, grid, infer
     >>> graph = grid(10, 10, num_states=3)

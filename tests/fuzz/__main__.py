@@ -41,7 +41,7 @@ def main() -> int:
     while time.monotonic() < end and failures < arguments.failures:
         target = min(targets, key=lambda name: spent[name])  # equal shares of the time
         began = time.monotonic()
-        faulthandler.dump_traceback_later(_SLOW)
+        faulthandler.dump_traceback_later(_SLOW, file=sys.__stderr__)
         failed, any_checks = _attempt(target, first + drawn[target])
         faulthandler.cancel_dump_traceback_later()
         seconds = time.monotonic() - began

@@ -20,6 +20,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from riskfield.errors import PrecisionError
 from riskfield.graph._scopes import index_tensor
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.inference.request import Request
@@ -100,7 +101,7 @@ def _check_conflicts(graph: FactorGraph, penalties: Tensor, mu: Tensor) -> None:
     if (of_variable > limit).any():
         where = tuple(int(k) for k in (of_variable > limit).nonzero()[0])
         item = f" (batch item {where[:-1]})" if batch else ""
-        raise ValueError(
+        raise PrecisionError(
             f"`theta` is too large for {penalties.dtype}: probable states pay {float(of_variable[where]):.2g} in the "
             f"tables of variable {where[-1]} and its factors{item}, below the maxima of these tables; beyond "
             f"{limit:.2g} differences between states are lost in rounding. Use smaller potentials"

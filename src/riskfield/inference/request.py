@@ -17,8 +17,8 @@ from riskfield.graph.factor_graph import FactorGraph
 from riskfield.inference.algorithm import AbstractAlgorithm, RecordingRun, Run
 from riskfield.inference.solution import Solution
 
-# How long one slice of sweeps may take before the loop looks up: short enough for Ctrl-C and a smooth progress bar.
 _LARGEST = float(np.finfo(np.float64).max)
+# How long one slice of sweeps may take before the loop looks up: short enough for Ctrl-C and a smooth progress bar.
 _SLICE_SECONDS = 0.1
 _QUICK = 1 << 25  # table entries that native sweeps go through in a moment
 
