@@ -78,7 +78,9 @@ def infer(
     ] = None,
     tol: Annotated[
         float | None,
-        typer.Option(min=0, help="Stop when no marginal changes by more in a sweep. [1e-8; 1e-5 for float32]"),
+        typer.Option(
+            min=0, help="Stop when the marginals are about this close to the fixed point. [1e-8; 1e-5 for float32]"
+        ),
     ] = None,
     sweeps: Annotated[int, typer.Option(min=1, help="Stop after this many sweeps in any case.")] = 1000,
     dtype: Annotated[DtypeName, typer.Option(help="Precision of the computation.")] = DtypeName.FLOAT64,
