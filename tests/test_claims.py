@@ -11,7 +11,7 @@ LIMITS = {"mu": MARGINALS, "value": VALUES, "below": VALUES, "above": 0.0, "fall
 
 @pytest.mark.parametrize("claim", claims.CLAIMS, ids=lambda claim: claim.__name__)
 def test_the_claims_of_the_guide_hold_on_random_models(claim, kernels):
-    few = 2 if kernels == "torch" and "converge" in claim.__name__ else 6
+    few = 1 if kernels == "torch" else 6  # the torch kernels are slow, and others compare them with native
     record = claims.examine(claim, few * claims.BATCH, seed=0, kernels=kernels)
     assert record.settled > 0.5 * record.models
     for name, values in record.values.items():
