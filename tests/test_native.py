@@ -265,7 +265,7 @@ def start(graph, algorithm, theta):
 LONG_CALLS = """
 def sweeps(): run.advance(10**9, -1.0)
 def sweeps_of_a_batch(): batch.advance(10**9, -1.0)
-def gradient(): back.backward_fixed_point(torch.ones_like(back.marginals()), 10**9, 0.0)
+def gradient(): back.backward_fixed_point(torch.ones_like(back.marginals()), 10**9, -1.0)
 def plan():
     while True:
         native._plans.clear()
