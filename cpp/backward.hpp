@@ -1,10 +1,16 @@
 // The backward pass: sweep by sweep from the marginals to theta.
 #pragma once
 
+#include <limits>
+
 #include "reverse.hpp"
 #include "tape_layout.hpp"
 
 namespace riskfield::RISKFIELD_ISA {
+
+// Relative to mu g, gradients of messages at a fixed point that need not be known to the tolerance: those a saturated
+// model makes far smaller than the rounding of others.
+constexpr double kNegligible = 1e-8;
 
 // The gradient with respect to theta of grad_mu . mu: begin at the marginals, go back sweep by sweep, finish.
 template <class T>
@@ -49,6 +55,27 @@ class Backward {
       }
       if (at_once) grad_.current = 1 - grad_.current;
     }
+  }
+
+  // As if the sweep that `tape` ends had been repeated for ever: goes back through it up to `steps` times, or until one
+  // more time adds at most the share `tol` to the gradients of its messages. Returns how often.
+  Index repeat(const T* tape, Index steps, double tol, double& residual) {
+    residual = std::numeric_limits<double>::infinity();
+    if (!grad_.sum.get()) grad_.sum.allocate(plan_.message_size);
+    grad_.sum.fill(0);
+    double scale = 0;
+    for (int l = 0; l < kLanes<T>; ++l) scale += grad_.scale[l];
+    Index ran = 0;
+    for (; ran < steps && residual > tol; ++ran) {
+      grad_.square = V<T>{};
+      sweep<Pass::kSum>(tape);
+      double square = 0, total = 0;
+      for (int l = 0; l < kLanes<T>; ++l) square += grad_.square[l];
+      for (Index k = 0; k < grad_.sum.size(); ++k) total += double(grad_.sum.get()[k]) * grad_.sum.get()[k];
+      residual = square == 0 ? 0 : std::sqrt(square) / (std::sqrt(total) + kNegligible * std::sqrt(scale));
+    }
+    sweep<Pass::kTables>(tape);
+    return ran;
   }
 
   // Gradients of counting numbers, in the caller's order of factors.

@@ -13,16 +13,21 @@ enum class Kind { kSumProduct, kMaxProduct, kMeanField };
 
 constexpr Index kEverySweep = -1, kLastSweep = -2;
 
+struct RunSizes {
+  Index rows;   // of theta
+  Index batch;  // items; one per row, unless each row stands for several perturbed models (see RunInput::direction)
+  Index theta_size, node_size, message_size, mu_size;  // of the caller's vectors
+};
+
+// The pointers are used while a run is made, and not kept.
 template <class T>
-struct RunInput {
+struct RunInput : RunSizes {
   std::shared_ptr<const Plan> plan;
   Kind kind;
   double damping;
-  Index record;  // for `backward`: 0 keeps nothing, kEverySweep a tape, k > 0 a checkpoint every k sweeps; kLastSweep
-                 // the tape of the last sweep, for `backward_fixed_point`
-  Index batch, theta_size, node_size, message_size, mu_size;
-  const T* theta;                 // (rows, theta_size)
-  Index rows;                     // of theta; the batch, unless each row stands for several perturbed models:
+  Index record;    // for `backward`: 0 keeps nothing, kEverySweep a tape, k > 0 a checkpoint every k sweeps; kLastSweep
+                   // the tape of the last sweep, for `backward_fixed_point`
+  const T* theta;  // (rows, theta_size)
   const T* direction;             // (rows, theta_size) or null; item k rows + r has theta_r + step direction_r
   const double* steps;            // (batch)
   const double* factor_counting;  // per factor, in the order of the caller's groups; null for mean field

@@ -1,0 +1,218 @@
+// The forward pass: sweeps over one item, by one thread or by several that share its levels.
+#pragma once
+
+#include "checkpoints.hpp"
+#include "gap.hpp"
+#include "packing.hpp"
+#include "tape_layout.hpp"
+#include "workers.hpp"
+
+namespace riskfield::RISKFIELD_ISA {
+
+template <class T>
+class Sweeps {
+ public:
+  Sweeps(const Context<T>& context, const RunInput<T>& input, const Workers<T>& workers)
+      : context_(context), plan_(*context.plan), record_(input.record), damping_(input.damping), workers_(workers) {}
+
+  // The beliefs that theta and the first messages make.
+  void start_beliefs(Item<T>& item, const Theta<T>& theta, const T* state, Scratch<T>& scratch) const {
+    std::fill(item.beliefs.get(), item.beliefs.get() + plan_.node_size, T(0));
+    begin_sweep(scratch, -1, false);
+    if (mean_field()) {
+      start_mean_field(plan_, item, theta, state);
+    } else {
+      in_chunks(0, static_cast<Index>(plan_.node_tiles.size()), plan_.max_states, scratch.tick,
+                [&](Index a, Index b) { update_nodes(context_, item, a, b, item.messages[0].get(), scratch); });
+      item.impossible |= impossible(scratch);
+    }
+  }
+
+  // Sweeps until the item has converged to `tol`, at most `sweeps` times. Returns how many sweeps ran.
+  Index advance(Item<T>& item, Index sweeps, double tol, int thread, int team) const {
+    // A tape is written by one thread.
+    const bool together = plan_.parts > 1 && plan_.parts <= team && record_ == 0;
+    return together ? advance_together(item, sweeps, tol) : advance_alone(item, sweeps, tol, thread);
+  }
+
+  // Repeats the sweeps that follow checkpoint k, with a tape.
+  void run_again(Item<T>& item, Index k, Scratch<T>& scratch) const {
+    const Index begin = k * record_, end = std::min(begin + record_, item.sweeps);
+    return_to(context_, item, item.checkpoints[k], scratch);
+    item.tape.clear();
+    for (Index s = begin; s < end; ++s) {
+      begin_sweep(scratch, -1, false);
+      sweep(item, scratch, 0, plan_.parts, nullptr, end - s);
+      if (plan_.sweep == Sweep::kAllAtOnce) item.current = 1 - item.current;
+    }
+  }
+
+ private:
+  bool mean_field() const { return context_.kind == Kind::kMeanField; }
+
+  // Apart from the loop over contiguous tiles, which it would slow down.
+  template <class Algebra>
+  __attribute__((noinline)) void update_gathered(Item<T>& item, const TileRange& range, const FactorTile& tile,
+                                                 const T* in, T* out, Scratch<T>& scratch) const {
+    update_message<Algebra, T, 0>(context_, item, range.group, range.slot,
+                                  TileLanes<T, false>(plan_, plan_.groups[range.group], tile), in, out, scratch);
+  }
+
+  template <class Algebra>
+  void update_range(Item<T>& item, const TileRange& range, const T* in, T* out, Scratch<T>& scratch) const {
+    const Group& group = plan_.groups[range.group];
+    with_states<Algebra>(square_states(group), [&](auto states) {
+      const Index ahead = tiles_ahead<T>(group);
+      for (Index t = range.begin; t < range.end; ++t) {
+        if (t + ahead < range.end) prefetch_tables(group, plan_.factor_tiles[t + ahead], item.tables.get());
+        const FactorTile& tile = plan_.factor_tiles[t];
+        if (tile.contiguous)
+          update_message<Algebra, T, decltype(states)::value>(context_, item, range.group, range.slot,
+                                                              TileLanes<T, true>(plan_, group, tile), in, out, scratch);
+        else
+          update_gathered<Algebra>(item, range, tile, in, out, scratch);
+      }
+    });
+  }
+
+  // The parts [first, last) of every stage. With `record` > 0 it goes to the tape; so many sweeps may do so.
+  void sweep(Item<T>& item, Scratch<T>& scratch, int first, int last, Barrier* barrier, Index record) const {
+    const bool at_once = plan_.sweep == Sweep::kAllAtOnce;
+    const T* in = item.messages[item.current].get();
+    T* out = item.messages[at_once ? 1 - item.current : item.current].get();
+    scratch.tape = nullptr;
+    if (record > 0) {
+      const Index size = TapeLayout<T>(context_, item).sweep_size();
+      if (record_ == kLastSweep) item.tape.reuse(size);
+      scratch.tape = item.tape.add(size, record);
+    }
+    for (Index s = 0; s < plan_.num_stages(); ++s) {
+      const Part* parts = &plan_.stages[s * plan_.parts];
+      for (int r = parts[first].ranges_begin; r < parts[last - 1].ranges_end; ++r) {
+        const TileRange& range = plan_.ranges[r];
+        with_algebra(context_, item, range.group, [&](auto algebra) {
+          in_chunks(range.begin, range.end, plan_.groups[range.group].table_size, scratch.tick, [&](Index a, Index b) {
+            update_range<decltype(algebra)>(item, {range.group, range.slot, a, b}, in, out, scratch);
+          });
+        });
+      }
+      // Messages sent all at once are made from the beliefs that are about to change.
+      if (barrier && at_once) barrier->wait();
+      in_chunks(parts[first].nodes_begin, parts[last - 1].nodes_end, plan_.max_states, scratch.tick,
+                [&](Index a, Index b) { update_nodes(context_, item, a, b, out, scratch); });
+      if (barrier) barrier->wait();
+    }
+    scratch.tape = nullptr;
+  }
+
+  // Only a run with a tolerance looks at every sweep; others at the last one, to report.
+  void begin_sweep(Scratch<T>& scratch, double tol, bool last) const {
+    scratch.measure = tol >= 0 || last;
+    scratch.change = V<T>{};
+    scratch.least = splat<T>(1);
+  }
+
+  // The largest number in any lane.
+  static double largest(const V<T>& values) {
+    double found = 0;
+    for (int l = 0; l < kLanes<T>; ++l) found = std::max(found, double(values[l]));
+    return found;
+  }
+
+  bool impossible(const Scratch<T>& scratch) const {
+    bool found = false;
+    for (int l = 0; l < kLanes<T>; ++l) found |= !(scratch.least[l] > 0);
+    return found;
+  }
+
+  // Returns whether the gap is to be measured, by the same threads.
+  bool end_sweep(Item<T>& item, double tol, int threads, int first) const {
+    ++item.sweeps;
+    double change = 0;
+    for (int k = first; k < first + threads; ++k) {
+      item.impossible |= impossible(workers_.scratch(k));
+      change = std::max(change, largest(workers_.scratch(k).change));
+    }
+    if (plan_.sweep == Sweep::kAllAtOnce && !plan_.stages.empty()) item.current = 1 - item.current;
+    return item.convergence.swept(item.impossible ? std::numeric_limits<double>::quiet_NaN() : change, tol);
+  }
+
+  // A member's share in measuring the gap.
+  void measure(const Item<T>& item, Scratch<T>& scratch, int member, int team) const {
+    scratch.gap = Gap<T>{};
+    for (int g = 0; g < static_cast<int>(plan_.groups.size()); ++g) {
+      const auto& tiles = plan_.groups[g].all_tiles;
+      const Share part = share(0, static_cast<Index>(tiles.size()), member, team);
+      for (Index t = part.begin; t < part.end; ++t) {
+        scratch.tick(plan_.groups[g].table_size);
+        with_lanes<T>(plan_, plan_.groups[g], tiles[t], [&](const auto& lanes) {
+          with_algebra(context_, item, g, [&](auto algebra) {
+            if constexpr (std::is_same<decltype(algebra), Expectation<T>>::value)
+              measure_size<T>(context_, item, g, lanes, scratch);
+            else
+              measure_gap<decltype(algebra), T>(context_, item, g, lanes, scratch);
+          });
+        });
+      }
+    }
+  }
+
+  void end_measuring(Item<T>& item, double tol, int threads, int first) const {
+    double marginals = 0, messages = 0, size = 1, change = 0;
+    for (int k = first; k < first + threads; ++k) {
+      marginals = std::max(marginals, largest(workers_.scratch(k).gap.marginals));
+      messages = std::max(messages, largest(workers_.scratch(k).gap.messages));
+      size = std::max(size, largest(workers_.scratch(k).gap.size));
+      change = std::max(change, largest(workers_.scratch(k).change));
+    }
+    if (mean_field()) marginals = change > kRounding * kEpsilon<T> * size ? change : 0;
+    item.convergence.estimate(marginals, messages, tol, damping_);
+  }
+
+  Index advance_alone(Item<T>& item, Index sweeps, double tol, int thread) const {
+    Index ran = 0;
+    for (; ran < sweeps && !item.convergence.done(tol); ++ran) {
+      if (record_ > 0 && item.sweeps % record_ == 0) keep_checkpoint(context_, item);
+      begin_sweep(workers_.scratch(thread), tol, ran == sweeps - 1);
+      const Index to_record = record_ == kEverySweep ? sweeps - ran : record_ == kLastSweep ? 1 : 0;
+      sweep(item, workers_.scratch(thread), 0, plan_.parts, nullptr, to_record);
+      if (end_sweep(item, tol, 1, thread)) {
+        measure(item, workers_.scratch(thread), 0, 1);
+        end_measuring(item, tol, 1, thread);
+      }
+    }
+    return ran;
+  }
+
+  Index advance_together(Item<T>& item, Index sweeps, double tol) const {
+    Barrier barrier(plan_.parts);
+    Index ran = 0;
+    bool due = false;
+    parallel(plan_.parts, [&](int thread) {
+      for (Index s = 0; s < sweeps && !item.convergence.done(tol); ++s) {
+        begin_sweep(workers_.scratch(thread), tol, s == sweeps - 1);
+        sweep(item, workers_.scratch(thread), thread, thread + 1, &barrier, 0);
+        barrier.wait();
+        if (thread == 0) {
+          due = end_sweep(item, tol, plan_.parts, 0);
+          ++ran;
+        }
+        barrier.wait();
+        if (!due) continue;
+        measure(item, workers_.scratch(thread), thread, plan_.parts);
+        barrier.wait();
+        if (thread == 0) end_measuring(item, tol, plan_.parts, 0);
+        barrier.wait();
+      }
+    });
+    return ran;
+  }
+
+  const Context<T>& context_;
+  const Plan& plan_;
+  const Index record_;
+  const double damping_;
+  const Workers<T>& workers_;
+};
+
+}  // namespace riskfield::RISKFIELD_ISA

@@ -1,0 +1,62 @@
+// The threads that work on a run, each with working memory of its own.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "context.hpp"
+#include "lanes.hpp"
+#include "threads.hpp"
+
+namespace riskfield::RISKFIELD_ISA {
+
+template <class T>
+class Workers {
+ public:
+  explicit Workers(const Plan& plan) : plan_(plan) {}
+
+  void reserve(int threads) {
+    while (static_cast<int>(scratch_.size()) < std::max(threads, 1))
+      scratch_.push_back(std::make_unique<Scratch<T>>(plan_));
+  }
+  Scratch<T>& scratch(int thread) const { return *scratch_[thread]; }
+
+  // Calls body(number, thread, team) for the numbers below `count`. With at least as many numbers as threads, each
+  // number has a team of one thread; with fewer, one number after the other has a team of all threads.
+  template <class Body>
+  static void for_each(Index count, int threads, Body body) {
+    if (count < threads) {
+      for (Index k = 0; k < count; ++k) body(k, 0, threads);
+      return;
+    }
+    std::atomic<Index> next{0};
+    parallel(threads, [&](int thread) {
+      for (Index k = next++; k < count; k = next++) body(k, thread, 1);
+    });
+  }
+
+  // Calls body(group, count, lanes, scratch) for tiles that hold every factor once, shared among a team.
+  template <class Body>
+  void for_each_tile(int thread, int team, Body body) const {
+    parallel(team, [&](int member) {
+      for (int g = 0; g < static_cast<int>(plan_.groups.size()); ++g) {
+        const auto& tiles = plan_.groups[g].all_tiles;
+        const Share part = share(0, static_cast<Index>(tiles.size()), member, team);
+        Scratch<T>& scratch = *scratch_[thread + member];
+        for (Index t = part.begin; t < part.end; ++t) {
+          with_lanes<T>(plan_, plan_.groups[g], tiles[t],
+                        [&](const auto& lanes) { body(g, tiles[t].count, lanes, scratch); });
+          scratch.tick(plan_.groups[g].table_size * kLanes<T>);
+        }
+      }
+    });
+  }
+
+ private:
+  const Plan& plan_;
+  std::vector<std::unique_ptr<Scratch<T>>> scratch_;
+};
+
+}  // namespace riskfield::RISKFIELD_ISA
