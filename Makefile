@@ -13,7 +13,7 @@ SANITIZE_SEED ?= 0
 .PHONY: demo test fuzz lint format bench papers-quick docs sanitize clean
 
 demo: $(INSTALLED)
-	$(BIN)/python examples/textures.py --out demo
+	$(BIN)/python examples/demo.py --out demo
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2

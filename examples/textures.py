@@ -1,11 +1,11 @@
-"""Label the pixels of brick, grass and gravel with models trained by three losses. `make demo` runs this.
+"""Label the pixels of brick, grass and gravel with models trained by three losses.
 
 The pictures are composed of patches of scikit-image's textures and written as folders of images and masks, like a
 user's own data. The rest is done by the command `riskfield`; every command is printed. Three conditional random fields
 are trained, by surrogate likelihood, univariate logistic loss and clique logistic loss, all through the same ten sweeps
 of tree-reweighted message passing. The last one labels new pictures. A report shows all three side by side.
 
-    python examples/textures.py --out demo
+    python examples/textures.py --out textures
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ def command(*words: object) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Make the pictures, fit, predict and write the report."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for all files (default: %(default)s)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("textures"), help="folder for all files (default: %(default)s)"
+    )
     parser.add_argument("--size", type=int, default=96, help="rows of a picture (default: %(default)s)")
     parser.add_argument("--iterations", type=int, default=40, help="iterations of the optimiser (default: %(default)s)")
     given = parser.parse_args(arguments)

@@ -101,6 +101,24 @@ def test_gradient_methods_agree_at_convergence_and_only_unroll_is_right_before(
         assert float(missed) > 1e-4
 
 
+def test_demo_compares_five_losses_on_unseen_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = runpy.run_path(str(EXAMPLES / "demo.py"))
+    outcomes = script["main"](["--out", str(tmp_path), "--size", "8", "--iterations", "1"])
+    printed = capsys.readouterr().out
+    train, test = (set(line.split(" on ")[1].split(", ")) for line in printed.splitlines()[:2])
+    assert not train & test
+    assert len(train | test) == 17
+    assert printed.rstrip().endswith(f"Open this page in a browser:\n{tmp_path / 'index.html'}")
+    page = (tmp_path / "index.html").read_text(encoding="utf-8")
+    assert page.index("demo.png") < page.index("<table>") < page.index("What was done")
+    for outcome in outcomes:
+        assert f"<td>{outcome.title}</td><td>{100 * outcome.errors.mean():.1f} ± " in page
+    likelihood, univariate = outcomes[2], outcomes[4]
+    gap = univariate.log_losses - likelihood.log_losses
+    assert f"<td>{gap.mean():+.3f} ± {gap.std(ddof=1) / len(gap) ** 0.5:.3f}</td>" in page
+    assert all((tmp_path / name).is_file() for name in ("demo.png", "report.html"))
+
+
 def test_textures_writes_a_page_with_three_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = runpy.run_path(str(EXAMPLES / "textures.py"))
     (tmp_path / "demo" / "train" / "images").mkdir(parents=True)  # left by an earlier run
