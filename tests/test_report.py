@@ -19,11 +19,13 @@ import riskfield as rf
 from picture_cases import CLASS_OPTIONS, CLASSES, IGNORE, write_folders
 from riskfield.cli import main
 from riskfield.estimators.image_run import ImageRun
-from riskfield.report.charts import Chart, Line, ticks
+from riskfield.report.charts import Chart, Line, histogram
 from riskfield.report.colours import as_bytes, class_colours, overlay
 from riskfield.report.evaluation import Tally
+from riskfield.report.gallery import entropy, ranked
 from riskfield.report.images import backdrop, layers, one_hot, photograph
 from riskfield.report.page import write_report
+from riskfield.report.sequences import write_sequence_report
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 TITLE = "Discs <on> ground & more"
@@ -59,7 +61,7 @@ class Page(html.parser.HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.open, self.tables, self.images, self.addresses, self.text = [], [], [], [], []
+        self.open, self.tables, self.images, self.shown, self.addresses, self.text = [], [], [], [], [], []
         self.feed(text)
         self.close()
 
@@ -69,6 +71,7 @@ class Page(html.parser.HTMLParser):
         self.addresses += re.findall(r"url\(([^)]*)\)", values.get("style", ""))
         if tag == "img":
             self.images.append(values["src"])
+            self.shown += [values["alt"]] if values["alt"] else []  # of the input alone
         if tag == "table":
             self.tables.append([])
         if tag == "tr":
@@ -102,8 +105,9 @@ def test_the_page_is_whole_and_needs_no_network(folder):
     text = (folder / "page.html").read_text(encoding="utf-8")
     assert not re.search(r"https?://|@import|<link", text)
     assert "<title>Discs &lt;on&gt; ground &amp; more</title>" in text
-    # Images of each picture: the input; for each class, one layer of the truth and two layers of each run.
-    assert len(page.images) == 3 * (1 + 2 + 2 * 2 * 2)
+    # Images of each picture: the input; for each class, one layer of the truth and two layers of each run; two maps of
+    # each run.
+    assert len(page.images) == 3 * (1 + 2 + 2 * (2 * 2 + 2))
     for address in page.images:
         opened(address).load()
 
@@ -112,7 +116,7 @@ def test_the_page_shows_the_evaluation(folder, runs, pictures):
     page = Page((folder / "page.html").read_text(encoding="utf-8"))
     words = " ".join(page.text)
     results = page.tables[0]
-    assert results[0][:4] == ["", "wrong pixels", "wrong ground", "wrong figure"]
+    assert results[0][:4] == ["", "pixels labelled wrong", "wrong ground", "wrong figure"]
     for k, run in enumerate(runs):
         tally = Tally([*CLASSES.values()])
         for picture in pictures:
@@ -133,9 +137,9 @@ def test_the_page_shows_the_evaluation(folder, runs, pictures):
 
 def test_the_pictures_on_the_page_are_those_of_the_run(folder, runs, pictures):
     page = Page((folder / "page.html").read_text(encoding="utf-8"))
-    picture = pictures[0]
+    picture = pictures.select([page.shown[0]])[0]
     photo, truth, beliefs = page.images[0], page.images[1:3], page.images[3:5]
-    np.testing.assert_array_equal(np.asarray(opened(photo).convert("RGB")), picture.image)
+    np.testing.assert_array_equal(np.asarray(opened(photo).convert("RGB")), as_bytes(picture.image))
     marginals = runs[0].crf.predict_marginals([picture.image])[0]
     for k in range(2):
         opaque = np.asarray(opened(truth[k]).convert("RGBA"))
@@ -143,6 +147,32 @@ def test_the_pictures_on_the_page_are_those_of_the_run(folder, runs, pictures):
         assert tuple(opaque[0, 5, :3]) == class_colours(2)[k]
         shown = np.asarray(opened(beliefs[k]).convert("RGBA"))[..., 3] / 255
         np.testing.assert_allclose(shown, marginals[..., k], rtol=0, atol=0.5 / 63 + 0.5 / 255)
+    wrong, unsure = (np.asarray(opened(address).convert("RGBA"))[..., 3] / 255 for address in page.images[7:9])
+    np.testing.assert_array_equal(wrong, (marginals.argmax(-1) != picture.labels) & (picture.labels >= 0))
+    np.testing.assert_allclose(unsure, entropy(marginals), rtol=0, atol=0.5 / 63 + 0.5 / 255)
+
+
+def test_pictures_are_shown_from_the_worst_to_the_best(folder, runs, pictures):
+    page = Page((folder / "page.html").read_text(encoding="utf-8"))
+    errors = {}
+    for picture in pictures:
+        known, chosen = picture.labels >= 0, runs[0].crf.predict_marginals([picture.image])[0].argmax(-1)
+        errors[picture.name] = np.mean(chosen[known] != picture.labels[known])
+    names = page.shown
+    assert len(names) == 3
+    assert errors[names[0]] == max(errors.values())
+    assert errors[names[-1]] == min(errors.values())
+    assert ranked([0.1, float("nan"), 0.3], 9) == [2, 0, 1]
+
+
+def test_what_the_model_has_learned_about_edges_is_shown(folder, runs):
+    page = Page((folder / "page.html").read_text(encoding="utf-8"))
+    table = next(t for t in page.tables if t[0] == ["", "ground", "figure"] and t[1][1][0] in "+-")
+    weights = runs[0].crf.model_.factors["horizontal"].weight.detach().numpy()
+    flat = weights[:, 0].reshape(2, 2)  # between pixels of equal colour only the constant is not 0
+    attraction = (flat[0, 0] + flat[1, 1] - flat[0, 1] - flat[1, 0]) / 4
+    same, other = f"{attraction:+.2f}", f"{-attraction:+.2f}"
+    assert table[1:] == [["ground", same, other], ["figure", other, same]]
 
 
 def test_a_page_on_one_run_that_python_fitted(pictures, tmp_path):
@@ -153,7 +183,7 @@ def test_a_page_on_one_run_that_python_fitted(pictures, tmp_path):
     (found,) = write_report(tmp_path / "page.html", [ImageRun("by hand", crf, CLASSES)], pictures, num_shown=99)
     page = Page((tmp_path / "page.html").read_text(encoding="utf-8"))
     assert page.open == []
-    assert len(page.images) == 4 * (1 + 2 + 2 * 2)
+    assert len(page.images) == 4 * (1 + 2 + 2 * 2 + 2)
     assert page.tables[0][1][:2] == ["by hand", f"{100 * found.error:.1f} %"]
     assert "#training" not in page.addresses
     assert "#commands" not in page.addresses
@@ -234,29 +264,86 @@ def test_pictures_of_all_types_can_be_shown():
 
 
 def test_large_pictures_are_shown_smaller():
-    noise = np.random.default_rng(0).integers(0, 256, (300, 960, 3), np.uint8)
-    assert opened(photograph(noise)).size == (480, 150)
+    noise = np.random.default_rng(0).integers(0, 256, (300, 1280, 3), np.uint8)
+    assert opened(photograph(noise)).size == (640, 150)
     assert opened(backdrop(noise)).mode == "L"
-    labels = np.tile(np.array([0, 1]), (300, 480))
+    labels = np.tile(np.array([0, 1]), (300, 640))
     (first, _) = layers(one_hot(labels, 2))
     shares = np.asarray(opened(first).convert("RGBA"))[..., 3]
-    assert shares.shape == (150, 480)
+    assert shares.shape == (150, 640)
     np.testing.assert_allclose(shares / 255, 0.5, atol=0.01)
 
 
 def test_charts():
-    chart = Chart("C & D", "x", "<y>", [Line("s0", [0, 1, 2, 3], [1.0, float("nan"), 2.0, 3.0], [1, 1, 0, 1])])
+    chart = Chart("C & D", "x", "<y>", [Line(0, [0, 1, 2, 3], [1.0, float("nan"), 2.0, 3.0], [1, 1, 1, 1])])
     text = chart.svg()
     assert Page(text).open == []
     assert 'aria-label="C &amp; D"' in text
-    assert text.count("<circle") == 2  # points that are NaN or of size 0 have no dot
-    assert re.search(r'class="line" d="M[\d.]+ [\d.]+M[\d.]+ [\d.]+L[\d.]+ [\d.]+"', text)
+    assert "&lt;y&gt;" in text
     assert "nan" not in text
-    assert "nan" not in Chart("", "x", "y", [Line("s0", [1], [5.0])]).svg()
-    assert "nan" not in Chart("", "x", "y", [Line("s0", [], [])]).svg()
-    assert [text for _, text in ticks(0, 40)] == ["0", "10", "20", "30", "40"]
-    assert [text for _, text in ticks(0.0801, 0.1203)] == ["0.09", "0.10", "0.11", "0.12"]
-    assert [text for _, text in ticks(-0.5, 0.5)] == ["-0.4", "-0.2", "0", "0.2", "0.4"]
+    assert "#a000" not in text  # all colours are those of the style sheet
+    assert text.count("stroke: var(--s0)") >= 1
+    assert chart.svg() == text
+    assert Page(Chart("", "x", "y", [Line(1, [], [], dashed=True)], marks={1.0: "a"}, diagonal=True).svg()).open == []
+    bars = histogram("Errors", "x", "y", [[0.0, 1.0, 1.0], [2.0]])
+    assert "var(--s1)" in bars
+    assert Page(histogram("Errors", "x", "y", [[]])).open == []
+
+
+# -- sequences --------------------------------------------------------------------------------------------------------
+
+
+def tagged(count, rng):
+    """Sequences of three tags, of which each may follow only itself and the next."""
+    X, y = [], []
+    for _ in range(count):
+        states = np.minimum(np.cumsum(rng.random(rng.integers(3, 9)) < 0.4), 2)
+        X.append(np.eye(3)[states] + rng.normal(size=(len(states), 3)))
+        y.append(np.array(["<B>", "I", "O"])[states])
+    return X, y
+
+
+def test_a_page_on_sequences(tmp_path):
+    rng = np.random.default_rng(0)
+    models = {loss: rf.CRF(loss=loss).fit(*tagged(20, rng)) for loss in ("surrogate-likelihood", "univariate-logistic")}
+    X, y = tagged(12, rng)
+    y[3][0] = "O"  # at the start, where it never is: the hardest
+    tokens = [[f"w{k}&{n}" for n in range(len(tags))] for k, tags in enumerate(y)]
+    scores = write_sequence_report(tmp_path / "page.html", models, X, y, tokens=tokens, title="Tags", num_shown=2)
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    page = Page(text)
+    assert page.open == []
+    assert not re.search(r"https?://|@import|<link", text)
+    assert scores[0].num_pixels == sum(map(len, y))
+    crf = models["surrogate-likelihood"]
+    assert scores[0].error == pytest.approx(1 - crf.score(X, y))
+    assert page.tables[0][1][:2] == ["surrogate-likelihood", f"{100 * scores[0].error:.1f} %"]
+    words = [word for word in page.text if re.match(r"w\d+&\d+$", word)]
+    assert words[: len(y[3])] == tokens[3]
+    assert len({word.split("&")[0] for word in words}) == 2
+    transitions = next(t for t in page.tables if t[0] == ["", "<B>", "I", "O"] and t[1][1][0] in "+-")
+    assert float(transitions[1][3]) < 0 < float(transitions[1][1])  # O never follows <B>
+    write_sequence_report(tmp_path / "plain.html", {"one": crf}, X[:1], y[:1])
+    assert "Sequence 0" in (tmp_path / "plain.html").read_text(encoding="utf-8")
+
+
+def test_refusals_of_sequence_reports(tmp_path):
+    X, y = tagged(4, np.random.default_rng(1))
+    crf = rf.CRF(optimiser=rf.optim.LBFGS(iterations=2)).fit(X, y)
+    other = rf.CRF(optimiser=rf.optim.LBFGS(iterations=1)).fit(X, [np.where(own == "O", "Q", own) for own in y])
+
+    def refused(message, *arguments, **options):
+        with pytest.raises(ValueError, match=message):
+            write_sequence_report(tmp_path / "page.html", *arguments, **options)
+
+    refused("`models` must hold at least one", {}, X, y)
+    refused("`models` must have the same tags", {"a": crf, "b": other}, X, y)
+    refused("`y` must have an entry for each of 4 sequences. Got 3", {"a": crf}, X, y[:3])
+    refused(r"`y\[0\]` must have a tag for each of", {"a": crf}, X, [y[0][1:], *y[1:]])
+    refused(r"`y\[0\]` must hold tags of the models", {"a": crf}, X, [np.full(len(y[0]), "X"), *y[1:]])
+    refused(r"`tokens\[\d\]` must have", {"a": crf}, X, y, tokens=[["a"]] * 4)
+    refused("`num_shown` must be positive", {"a": crf}, X, y, num_shown=0)
+    assert not any(tmp_path.iterdir())
 
 
 # -- in a browser -----------------------------------------------------------------------------------------------------
@@ -270,8 +357,15 @@ addEventListener("load", () => {
   slider.dispatchEvent(new Event("input"));
   const faded = getComputedStyle(document.querySelector(".layers img")).opacity;
   root.style.removeProperty("--o0");
+  document.querySelector(".picture .stack").click();
+  const zoomed = document.querySelector("dialog.zoom"), before = zoomed.querySelector(".stack").clientWidth;
+  zoomed.querySelector('[data-zoom="1.5"]').click();
+  const enlarged = zoomed.open && zoomed.querySelector(".stack").clientWidth / before;
+  const lost = getComputedStyle(zoomed.querySelector(".zoom-view")).getPropertyValue("--photo") === "";
+  zoomed.close();
+  zoomed.querySelector(".zoom-view").replaceChildren();
   parent.postMessage(JSON.stringify({
-    faded, width: innerWidth, content: root.scrollWidth,
+    enlarged, lost, faded, width: innerWidth, content: root.scrollWidth,
     decoded: all("img").filter(e => e.complete && e.naturalWidth > 0 && seen(e, 50)).length,
     tables: all("table").filter(e => e.clientHeight > 40 && seen(e, 50)).length,
     charts: all("svg").filter(e => e.clientHeight > 100).length,
@@ -315,16 +409,18 @@ def test_the_page_in_a_browser(folder, runs, pictures, tmp_path, width, dark):
     assert measured["outside"] == []  # nothing is cut off
     assert measured["decoded"] == len(Page(text).images)
     assert measured["tables"] == len(Page(text).tables)
-    assert measured["charts"] == 3
+    assert measured["charts"] == 4  # errors of pictures, calibration, and the training of both
+    assert measured["enlarged"] == pytest.approx(1.5, abs=0.02)
+    assert not measured["lost"]
     assert measured["faded"] == "0.25"
     background = shot[:, 2].mean(0)
     assert (background < 40).all() if dark else (background > 240).all()
     ink = shot[: int(measured["panels"][0][1])]  # there is text above the pictures, with enough contrast
     assert (np.abs(ink - background).max(-1) > 150).mean() > 0.003
     # Truth and marginals are blended as specified: 0.8 of the class colours and 0.2 of the grey picture.
-    picture, colours = pictures[0], np.array(class_colours(2))
+    picture, colours = pictures.select([Page(text).shown[0]])[0], np.array(class_colours(2))
     marginals = runs[0].crf.predict_marginals([picture.image])[0]
-    grey = np.asarray(Image.fromarray(picture.image).convert("L")).astype(float)
+    grey = np.asarray(Image.fromarray(as_bytes(picture.image)).convert("L")).astype(float)
     known = picture.labels >= 0
     for shares, place in ((one_hot(picture.labels, 2), measured["panels"][1]), (marginals, measured["panels"][2])):
         expected = 0.8 * shares @ colours + (1 - 0.8 * shares.sum(-1)[..., None]) * grey[..., None]

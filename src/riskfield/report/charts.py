@@ -1,32 +1,65 @@
-"""Line charts as SVG. Their colours come from the style sheet of the page, so they follow its light or dark mode."""
+"""Charts, drawn by Matplotlib as SVG that becomes part of the page.
+
+Matplotlib draws in placeholder colours. They are replaced by variables of the page's style sheet, so that a chart
+follows the light or dark mode of the page.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+import io
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from html import escape
+from typing import TYPE_CHECKING, Any
 
-_WIDTH, _HEIGHT = 480, 300
-_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 14, 26, 46  # margins for ticks and labels
+import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+NUM_SERIES = 6  # series colours in the style sheet
+# Not black, which SVG takes as the default and Matplotlib does not write.
+_INK, _SOFT, _LINE = "#a00010", "#a00011", "#a00012"
+_VARIABLES = {_INK: "--ink", _SOFT: "--soft", _LINE: "--line"}
+_VARIABLES |= {f"#a0000{k}": f"--s{k}" for k in range(NUM_SERIES)}
+_SETTINGS: dict[Any, Any] = {
+    "svg.fonttype": "none",  # text stays text, in the font of the page
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "axes.edgecolor": _SOFT,
+    "axes.labelcolor": _SOFT,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "grid.color": _LINE,
+    "text.color": _INK,
+    "xtick.color": _SOFT,
+    "ytick.color": _SOFT,
+    "ytick.left": False,
+}
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line through points.
+    """A line through points. There is a gap where y is not finite.
 
     Arguments:
-        style: a CSS class, such as "s0" for the first series.
+        series: the number of the series, which decides the colour.
         x, y: the coordinates of the points.
         sizes: the radii of the dots on the points. If empty, no dots are drawn.
-        label: the tooltip.
+        dashed: whether the line is dashed.
     """
 
-    style: str
+    series: int
     x: Sequence[float]
     y: Sequence[float]
     sizes: Sequence[float] = ()
-    label: str = ""
+    dashed: bool = False
 
 
 @dataclass(frozen=True)
@@ -40,6 +73,7 @@ class Chart:
         x_range, y_range: the ranges of the axes. By default they cover all finite points.
         marks: vertical lines with a text above them, as {x: text}.
         diagonal: whether to draw y = x.
+        log_x: whether the x-axis is logarithmic.
     """
 
     title: str
@@ -48,102 +82,76 @@ class Chart:
     lines: Sequence[Line]
     x_range: tuple[float, float] | None = None
     y_range: tuple[float, float] | None = None
-    marks: dict[float, str] = field(default_factory=dict)
+    marks: Mapping[float, str] = field(default_factory=dict)
     diagonal: bool = False
+    log_x: bool = False
 
     def svg(self) -> str:
         """Return the chart as an SVG element."""
-        x_axis = self.x_range or _range([x for line in self.lines for x in line.x])
-        y_axis = self.y_range or _range([y for line in self.lines for y in line.y])
-        plane = _Plane(x_axis, y_axis)
-        parts = [*_grid(plane, x_axis, y_axis)]
-        if self.diagonal:
-            low, high = max(x_axis[0], y_axis[0]), min(x_axis[1], y_axis[1])
-            parts.append(f'<path class="ideal" d="{plane.path([low, high], [low, high])}"/>')
-        for x, text in self.marks.items():
-            at = plane.x(x)
-            parts.append(f'<path class="mark" d="M{at:.1f} {_TOP}V{_HEIGHT - _BOTTOM}"/>')
-            parts.append(f'<text class="note" x="{at:.1f}" y="{_TOP - 9}">{escape(text)}</text>')
-        for line in self.lines:
-            label = f"<title>{escape(line.label)}</title>" if line.label else ""
-            parts.append(
-                f'<g class="{escape(line.style)}">{label}<path class="line" d="{plane.path(line.x, line.y)}"/>'
-            )
-            for x, y, size in zip(line.x, line.y, line.sizes or [0.0] * len(line.x), strict=True):
-                if size > 0 and math.isfinite(y):
-                    parts.append(f'<circle cx="{plane.x(x):.1f}" cy="{plane.y(y):.1f}" r="{size:.1f}"/>')
-            parts.append("</g>")
-        middle = (_LEFT + _WIDTH - _RIGHT) / 2
-        parts.append(
-            f'<text class="label" x="{middle}" y="{_HEIGHT - 8}" text-anchor="middle">{escape(self.x_label)}</text>'
-        )
-        centre = (_TOP + _HEIGHT - _BOTTOM) / 2
-        parts.append(
-            f'<text class="label" transform="translate(14 {centre}) rotate(-90)" text-anchor="middle">'
-            f"{escape(self.y_label)}</text>"
-        )
-        return (
-            f'<svg class="chart" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(self.title)}">'
-            f"{''.join(parts)}</svg>"
-        )
+        with _axes(self.title, self.x_label, self.y_label) as (figure, axes):
+            if self.log_x:
+                axes.set_xscale("log")
+            if self.diagonal:
+                axes.axline((0, 0), slope=1, color=_SOFT, linewidth=0.8, linestyle=(0, (5, 4)))
+            for x, text in self.marks.items():
+                axes.axvline(x, color=_SOFT, linewidth=0.8, linestyle=(0, (2, 3)))
+                axes.annotate(text, (x, 1), (2, 4), xycoords=("data", "axes fraction"), textcoords="offset points")
+            for line in self.lines:
+                colour = _series(line.series)
+                axes.plot(line.x, line.y, color=colour, linewidth=1.6, linestyle="--" if line.dashed else "-")
+                if len(line.sizes):
+                    area = np.square(2 * np.asarray(line.sizes, float))
+                    axes.scatter(line.x, line.y, area, color=colour, clip_on=False, zorder=3)
+            axes.set_xlim(self.x_range)
+            axes.set_ylim(self.y_range)
+            return _svg(figure, self.title)
 
 
-@dataclass(frozen=True)
-class _Plane:
-    """Maps data coordinates to SVG coordinates."""
+def histogram(title: str, x_label: str, y_label: str, values: Sequence[Sequence[float]]) -> str:
+    """Return a chart of how many values are in each of at most twenty bins, with a line for each series."""
+    top = max([*(float(max(own)) for own in values if len(own)), 1e-3])
+    bins = np.linspace(0, top, min(20, 4 + max(map(len, values), default=0) // 2) + 1)
+    with _axes(title, x_label, y_label) as (figure, axes):
+        from matplotlib.ticker import MaxNLocator
 
-    x_axis: tuple[float, float]
-    y_axis: tuple[float, float]
-
-    def x(self, value: float) -> float:
-        low, high = self.x_axis
-        return _LEFT + (value - low) / (high - low) * (_WIDTH - _LEFT - _RIGHT)
-
-    def y(self, value: float) -> float:
-        low, high = self.y_axis
-        return _HEIGHT - _BOTTOM - (value - low) / (high - low) * (_HEIGHT - _TOP - _BOTTOM)
-
-    def path(self, xs: Sequence[float], ys: Sequence[float]) -> str:
-        """Return a path through the points. It has a gap at every point that is not finite."""
-        steps, pen = [], "M"
-        for x, y in zip(xs, ys, strict=True):
-            if not math.isfinite(y):
-                pen = "M"
-                continue
-            steps.append(f"{pen}{self.x(x):.1f} {self.y(y):.1f}")
-            pen = "L"
-        return "".join(steps)
+        for series, own in enumerate(values):
+            counts = np.histogram(own, bins)[0]
+            axes.stairs(counts, bins, color=_series(series), linewidth=1.6, fill=False)
+            if len(values) == 1:
+                axes.stairs(counts, bins, color=_series(series), alpha=0.25, fill=True)
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+        return _svg(figure, title)
 
 
-def _grid(plane: _Plane, x_axis: tuple[float, float], y_axis: tuple[float, float]) -> list[str]:
-    parts = []
-    for value, text in ticks(*y_axis):
-        at = plane.y(value)
-        parts.append(f'<path class="grid" d="M{_LEFT} {at:.1f}H{_WIDTH - _RIGHT}"/>')
-        parts.append(f'<text class="tick" x="{_LEFT - 8}" y="{at + 4:.1f}" text-anchor="end">{text}</text>')
-    for value, text in ticks(*x_axis):
-        at, bottom = plane.x(value), _HEIGHT - _BOTTOM
-        parts.append(f'<path class="axis" d="M{at:.1f} {bottom}v5"/>')
-        parts.append(f'<text class="tick" x="{at:.1f}" y="{bottom + 19}" text-anchor="middle">{text}</text>')
-    parts.append(f'<path class="axis" d="M{_LEFT} {_HEIGHT - _BOTTOM}H{_WIDTH - _RIGHT}"/>')
-    return parts
+@contextmanager
+def _axes(title: str, x_label: str, y_label: str) -> Iterator[tuple[Figure, Axes]]:
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context({**_SETTINGS, "svg.hashsalt": title}):  # the same chart has the same bytes
+        figure = Figure(figsize=(4.6, 2.9), layout="constrained")
+        axes = figure.add_subplot()
+        axes.set_xlabel(x_label)
+        axes.set_ylabel(y_label)
+        yield figure, axes
 
 
-def ticks(low: float, high: float, most: int = 6) -> list[tuple[float, str]]:
-    """Return at most `most` + 1 round numbers between `low` and `high`, each with its text.
-
-    >>> ticks(0, 1)
-    [(0.0, '0'), (0.2, '0.2'), (0.4, '0.4'), (0.6, '0.6'), (0.8, '0.8'), (1.0, '1')]
-    """
-    power = 10.0 ** math.floor(math.log10((high - low) / most))
-    step = next(power * m for m in (1, 2, 5, 10, 20) if (high - low) / (power * m) <= most)
-    digits = max(0, -math.floor(math.log10(step)))
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    numbers = [round(k * step, digits) for k in range(first, last + 1)]
-    return [(number, f"{number:.{digits}f}" if number % 1 else f"{number:.0f}") for number in numbers]
+def _series(number: int) -> str:
+    return f"#a0000{number % NUM_SERIES}"
 
 
-def _range(values: Sequence[float]) -> tuple[float, float]:
-    finite = [value for value in values if math.isfinite(value)] or [0.0]
-    low, high = min(finite), max(finite)
-    return (low, high) if high > low else (low - 0.5, high + 0.5)
+def _svg(figure: Figure, title: str) -> str:
+    """Return the SVG element of a figure without what only a file of its own needs."""
+    stream = io.StringIO()
+    figure.savefig(stream, format="svg", transparent=True)
+    drawn = stream.getvalue()
+    box = re.search(r'viewBox="([^"]*)"', drawn)
+    assert box is not None
+    inner = drawn.split("</metadata>", 1)[1]
+    inner = re.sub(r"\s*<defs>\s*<style.*?</defs>", "", inner, count=1, flags=re.DOTALL)  # a rule for all elements
+    inner = re.sub(r'<g id="[^"]*">', "<g>", inner)  # equal in all charts, and never referred to
+    inner = re.sub(r"font(-size|-family)?: [^;\"]*;? ?", "", inner)
+    inner = re.sub(r"\s*\n\s*", " ", inner.replace("xlink:href", "href"))
+    for colour, variable in _VARIABLES.items():
+        inner = inner.replace(f": {colour}", f": var({variable})")
+    return f'<svg class="chart" viewBox="{box[1]}" role="img" aria-label="{escape(title)}">{inner.strip()}'

@@ -1,92 +1,117 @@
-"""Panels with pictures, true labels, marginals and predictions. Sliders set the opacity of each class."""
+"""The pictures of a report: input, truth, and for every run marginals, prediction, errors and entropy."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from riskfield.datasets.images import LabelledImage, Labels
-from riskfield.report.colours import class_colours
 from riskfield.report.evaluation import Floats
-from riskfield.report.html import element, text
-from riskfield.report.images import backdrop, layers, one_hot, photograph
+from riskfield.report.images import backdrop, heat, layers, one_hot, photograph
+from riskfield.report.templating import percent
 
 _SMALL = 260  # pixels: smaller pictures are enlarged without smoothing
+_WRONG, _UNSURE = (214, 40, 40), (123, 31, 162)
 
 
-def gallery(
-    names: Sequence[str], pictures: Sequence[LabelledImage], marginals: Mapping[str, Mapping[str, Floats]]
-) -> str:
-    """Return a row of panels for every picture.
+@dataclass(frozen=True)
+class Panel:
+    """One view of a picture.
 
     Arguments:
-        names: the names of the classes.
-        pictures: pictures with labels.
-        marginals: {run: {picture: marginals}}.
+        title: what it shows.
+        photo: the address of a picture, shown as it is.
+        classes: the addresses of one layer per class, over the grey picture.
+        map: the address of one layer over the grey picture.
     """
-    return _controls(names) + "".join(_row(names, picture, marginals) for picture in pictures)
+
+    title: str
+    photo: str = ""
+    classes: tuple[str, ...] = ()
+    map: str = ""
 
 
-def _controls(names: Sequence[str]) -> str:
-    sliders = [
-        _slider(name, f"--o{k}", 1, style=f"--colour:{_css(colour)}")
-        for k, (name, colour) in enumerate(zip(names, class_colours(len(names)), strict=True))
-    ]
-    return element("div", "".join(sliders) + _slider("all colours", "--paint", 0.8), class_="controls")
+@dataclass(frozen=True)
+class Row:
+    """All views of a picture.
+
+    Arguments:
+        name: of the picture.
+        notes: the error of every run.
+        width, height: of the picture, in pixels.
+        small: whether it is enlarged without smoothing.
+        backdrop: the address of the grey picture under the layers.
+        panels: input and truth.
+        runs: the panels of each run.
+    """
+
+    name: str
+    notes: tuple[str, ...]
+    width: int
+    height: int
+    small: bool
+    backdrop: str
+    panels: tuple[Panel, ...]
+    runs: tuple[tuple[Panel, ...], ...]
 
 
-def _slider(name: str, variable: str, start: float, style: str | None = None) -> str:
-    swatch = "" if style is None else element("span", class_="swatch")
-    control = f'<input type="range" min="0" max="1" step="0.01" value="{start}" data-sets="{variable}">'
-    return element("label", swatch + text(name) + control, style=style)
-
-
-def _row(names: Sequence[str], picture: LabelledImage, marginals: Mapping[str, Mapping[str, Floats]]) -> str:
+def gallery_row(num_classes: int, picture: LabelledImage, marginals: Mapping[str, Floats]) -> Row:
+    """Return the views of a picture with labels, given {run: marginals}."""
     assert picture.labels is not None
-    shape, count = picture.labels.shape, len(names)
-    img = f'<img src="{photograph(picture.image)}" alt="{text(picture.name)}">'
-    panels = [_panel("Input", _stack(img, shape)), _painted("Truth", one_hot(picture.labels, count), picture.name)]
-    wrong = []
-    for run, of_pictures in marginals.items():
-        beliefs = of_pictures[picture.name]
+    height, width = picture.labels.shape
+    truth = Panel("Truth", classes=tuple(layers(one_hot(picture.labels, num_classes))))
+    notes, runs = [], []
+    for run, beliefs in marginals.items():
         chosen = beliefs.argmax(-1)
-        of_run = f", {run}" if len(marginals) > 1 else ""
-        panels.append(_painted(f"Marginals{of_run}", beliefs, picture.name))
-        panels.append(_painted(f"Prediction{of_run}", one_hot(chosen, count), picture.name))
-        wrong.append(f"{run} {_error(chosen, picture.labels)}" if of_run else f"{_error(chosen, picture.labels)} wrong")
-    caption = element("h3", text(picture.name) + element("span", text(" · ".join(wrong))))
-    kind = "panels several" if len(marginals) > 1 else "panels"
-    style = f"--photo:url({backdrop(picture.image)})"
-    return element(
-        "article", caption + element("div", "".join(panels), class_=kind), class_="card picture", style=style
+        error = error_of(chosen, picture.labels)
+        many = len(marginals) > 1
+        notes.append(f"{run} {percent(error)}" if many else f"{percent(error)} wrong")
+        wrong = (chosen != picture.labels) & (picture.labels >= 0)
+        of_run = f", {run}" if many else ""
+        runs.append(
+            (
+                Panel(f"Marginals{of_run}", classes=tuple(layers(beliefs))),
+                Panel(f"Prediction{of_run}", classes=tuple(layers(one_hot(chosen, num_classes)))),
+                Panel(f"Errors{of_run}", map=heat(wrong.astype(np.float64), _WRONG)),
+                Panel(f"Entropy{of_run}", map=heat(entropy(beliefs), _UNSURE)),
+            )
+        )
+    return Row(
+        picture.name,
+        tuple(notes),
+        width,
+        height,
+        max(height, width) <= _SMALL,
+        backdrop(picture.image),
+        (Panel("Input", photo=photograph(picture.image)), truth),
+        tuple(runs),
     )
 
 
-def _painted(title: str, shares: Floats, name: str) -> str:
-    """Return a panel with the picture in grey and one layer per class."""
-    images = "".join(
-        f'<img style="opacity:var(--o{k},1)" src="{address}" alt="">' for k, address in enumerate(layers(shares))
-    )
-    content = element("span", class_="base") + element("div", images, class_="layers")
-    return _panel(title, _stack(content, shares.shape[:2], f"{title} of {name}"))
-
-
-def _panel(title: str, content: str) -> str:
-    return element("figure", content + element("figcaption", text(title)))
-
-
-def _stack(content: str, shape: Sequence[int], label: str | None = None) -> str:
-    rows, columns = shape
-    kind = "stack small" if max(rows, columns) <= _SMALL else "stack"
-    role = None if label is None else "img"
-    return element("div", content, class_=kind, style=f"aspect-ratio:{columns}/{rows}", role=role, aria_label=label)
-
-
-def _error(chosen: Labels, labels: Labels) -> str:
+def error_of(chosen: Labels, labels: Labels) -> float:
+    """The share of the labelled pixels that are wrong; NaN if no pixel has a label."""
     known = labels >= 0
-    return f"{100 * float(np.mean(chosen[known] != labels[known])):.1f} %" if known.any() else "no labels"
+    return float(np.mean(chosen[known] != labels[known])) if known.any() else float("nan")
 
 
-def _css(colour: tuple[int, int, int]) -> str:
-    return f"rgb{colour}"
+def entropy(marginals: Floats) -> Floats:
+    """The entropy of the marginals of each pixel, from 0 for a certain class to 1 for equally probable ones.
+
+    >>> entropy(np.array([[0.5, 0.5], [1.0, 0.0]]))
+    array([1., 0.])
+    """
+    found: Floats = -(marginals * np.log(np.maximum(marginals, 1e-300))).sum(-1) / np.log(marginals.shape[-1])
+    return np.abs(found)
+
+
+def ranked(errors: Sequence[float], count: int) -> list[int]:
+    """The numbers of `count` pictures, worst first, at equal steps of the ranking, so that the last is the best.
+
+    >>> ranked([0.1, 0.5, 0.3, 0.2, 0.4], 3)
+    [1, 2, 0]
+    """
+    order = np.argsort(-np.nan_to_num(np.asarray(errors), nan=-1.0), kind="stable")
+    steps = np.unique(np.linspace(0, len(order) - 1, min(count, len(order))).round().astype(int))
+    return [int(order[step]) for step in steps]

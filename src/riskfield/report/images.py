@@ -14,7 +14,7 @@ from riskfield.report.colours import as_bytes, class_colours
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-_LONGEST = 480  # pixels, the longest side
+_LONGEST = 640  # pixels, the longest side
 _LEVELS = 63  # of opacity; more levels only make the page larger
 
 
@@ -33,15 +33,17 @@ def backdrop(image: npt.NDArray[Any]) -> str:
 
 def layers(shares: npt.NDArray[np.float64]) -> list[str]:
     """Return one image per class, in its colour. The opacity is the share of the class, from (row, column, class)."""
+    return [heat(shares[..., k], colour) for k, colour in enumerate(class_colours(shares.shape[-1]))]
+
+
+def heat(values: npt.NDArray[np.float64], colour: tuple[int, int, int]) -> str:
+    """Return an image in one colour. The opacity is the value, from 0 to 1, of each pixel."""
     opacities = np.append(np.round(np.arange(_LEVELS + 1) * 255 / _LEVELS), np.zeros(256 - _LEVELS - 1))
-    found = []
-    for k, colour in enumerate(class_colours(shares.shape[-1])):
-        # Reduce before rounding to levels, so that shares are averaged and not levels.
-        share = np.asarray(_small(_from(shares[..., k].astype(np.float32))))
-        layer = _from(np.round(np.clip(share, 0, 1) * _LEVELS).astype(np.uint8)).convert("P")
-        layer.putpalette(list(colour) * 256)
-        found.append(_address(layer, "png", transparency=opacities.astype(np.uint8).tobytes(), optimize=True))
-    return found
+    # Reduce before rounding to levels, so that values are averaged and not levels.
+    small = np.asarray(_small(_from(values.astype(np.float32))))
+    layer = _from(np.round(np.clip(small, 0, 1) * _LEVELS).astype(np.uint8)).convert("P")
+    layer.putpalette(list(colour) * 256)
+    return _address(layer, "png", transparency=opacities.astype(np.uint8).tobytes(), optimize=True)
 
 
 def one_hot(labels: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.float64]:

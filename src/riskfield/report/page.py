@@ -1,44 +1,61 @@
-"""The report: one HTML page about one run, or about several runs side by side.
+"""The report on pictures: one HTML page about one run, or about several runs side by side.
 
 The page contains its style and pictures and loads nothing from the network.
 """
 
 from __future__ import annotations
 
+import math
 import os
-import platform
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from datetime import datetime
-from pathlib import Path
+from dataclasses import dataclass
 
-import numpy as np
-import torch
-
-from riskfield import __version__
 from riskfield.datasets.images import ImageSet, LabelledImage
 from riskfield.estimators.image_run import ImageRun
-from riskfield.io._atomic import check_writable, write_text
+from riskfield.io._atomic import check_writable
 from riskfield.progress import bar
+from riskfield.report.charts import histogram
+from riskfield.report.colours import class_colours
 from riskfield.report.evaluation import Evaluation, Floats
-from riskfield.report.gallery import gallery
-from riskfield.report.html import element, section, text
+from riskfield.report.gallery import error_of, gallery_row, ranked
+from riskfield.report.learned import edge_tables
 from riskfield.report.predictions import evaluate_run
-from riskfield.report.sections import commands, confusions, reliability, results, settings, tiles, timings, training
+from riskfield.report.tables import (
+    Measure,
+    confusion_table,
+    reliability_chart,
+    reliability_table,
+    scores_table,
+    settings_table,
+    tiles,
+    training_curve,
+)
+from riskfield.report.templating import (
+    NOTHING,
+    Cell,
+    Table,
+    in_seconds,
+    percent,
+    several,
+    three_digits,
+    write_page,
+)
 
-_SCRIPT = """
-for (const slider of document.querySelectorAll("input[data-sets]"))
-  slider.addEventListener("input", () => document.documentElement.style.setProperty(slider.dataset.sets, slider.value));
-"""
+_ERROR = Measure("pixels labelled wrong", lambda score: score.error, percent)
+_MARGINALS = (
+    Measure("mean overlap (IoU)", lambda score: score.mean_overlap, percent, largest=True),
+    Measure("log loss per pixel", lambda score: score.log_loss, three_digits),
+    Measure("calibration error", lambda score: score.calibration_error, three_digits),
+)
 
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """A run, its evaluation, and its marginals on the pictures in the gallery."""
+    """A run, its evaluation, and the share of wrong pixels of every picture."""
 
     run: ImageRun
     evaluation: Evaluation
-    marginals: dict[str, Floats] = field(default_factory=dict)
+    errors: tuple[float, ...]
 
 
 def write_report(
@@ -59,7 +76,8 @@ def write_report(
         pictures: the test pictures. Their labels must be indices into the classes of the runs.
         title: the title of the page.
         command: the command that writes this page, which the page shows.
-        num_shown: how many pictures the gallery shows. They are spread evenly over the set.
+        num_shown: how many pictures the page shows. They go from the worst of the first run to its best, at equal
+            steps of the ranking.
         progress: whether to show progress bars.
 
     Returns:
@@ -67,11 +85,37 @@ def write_report(
     """
     _check(runs, pictures, num_shown)
     check_writable(path)
-    places = np.unique(np.linspace(0, len(pictures) - 1, min(num_shown, len(pictures))).round().astype(int))
-    shown = [pictures[int(k)] for k in places]
-    found = [_result(run, pictures, {picture.name for picture in shown}, progress) for run in runs]
-    write_text(path, _page(title or " · ".join(run.name for run in runs), found, shown, command))
-    return [result.evaluation for result in found]
+    found = [_result(run, pictures, progress) for run in runs]
+    names, scores = [run.name for run in runs], [result.evaluation for result in found]
+    classes = list(runs[0].classes.values())
+    measures = [_ERROR, *(_class_error(k, name) for k, name in enumerate(classes)), *_MARGINALS]
+    first = scores[0]
+    labels = f"{several(first.num_pixels, 'labelled pixel')} · {', '.join(classes)}"
+    write_page(
+        path,
+        "images.html",
+        title=title or " · ".join(names),
+        about=f"{several(first.num_pictures, 'picture')} · {labels}",
+        names=names,
+        classes=[
+            {"name": name, "colour": f"rgb{colour}"}
+            for name, colour in zip(classes, class_colours(len(classes)), strict=True)
+        ],
+        tiles=tiles([_ERROR, *_MARGINALS], names, scores),
+        scores=scores_table(measures, names, scores),
+        histogram=_histogram(found),
+        rows=[gallery_row(len(classes), *_views(runs, pictures[k])) for k in ranked(found[0].errors, num_shown)],
+        confusions=[confusion_table(score, "pixels") for score in scores],
+        reliability=reliability_chart(scores),
+        bins=reliability_table(names, scores),
+        edges=[edge_tables(run.name, k, run.crf, classes) for k, run in enumerate(runs)],
+        curves=[c for c in (training_curve(r.name, k, r.crf, r.fits) for k, r in enumerate(runs)) if c is not None],
+        ridge_path=None,
+        settings=_settings(runs),
+        timings=_timings(found),
+        commands=[line for line in [*(run.command for run in runs), command] if line],
+    )
+    return scores
 
 
 def _check(runs: Sequence[ImageRun], pictures: ImageSet, num_shown: int) -> None:
@@ -94,76 +138,52 @@ def _check(runs: Sequence[ImageRun], pictures: ImageSet, num_shown: int) -> None
         raise ValueError(f"`num_shown` must be positive. Got {num_shown}.")
 
 
-def _result(run: ImageRun, pictures: ImageSet, shown: set[str], progress: bool) -> Result:
-    marginals: dict[str, Floats] = {}
+def _result(run: ImageRun, pictures: ImageSet, progress: bool) -> Result:
+    errors: list[float] = []
 
-    def see(picture: LabelledImage, beliefs: Floats) -> None:
-        if picture.name in shown:
-            marginals[picture.name] = beliefs
+    def see(picture: LabelledImage, marginals: Floats) -> None:
+        assert picture.labels is not None
+        errors.append(error_of(marginals.argmax(-1), picture.labels))
 
     evaluation = evaluate_run(run, bar(pictures, shown=progress, what=f"predicting by {run.name}"), see)
-    return Result(run, evaluation, marginals)
+    return Result(run, evaluation, tuple(errors))
 
 
-def _page(title: str, found: Sequence[Result], shown: Sequence[LabelledImage], command: str) -> str:
-    runs = [result.run for result in found]
-    scores = [result.evaluation for result in found]
-    parts = [
-        ("results", "Results", "Each pixel gets its most probable label.", results(runs, scores)),
-        (
-            "pictures",
-            "Pictures",
-            "Each class has a colour, with the marginal as its opacity. The sliders fade single classes in and out.",
-            gallery(list(runs[0].classes.values()), shown, {r.run.name: r.marginals for r in found}),
-        ),
-        (
-            "confusion",
-            "Confusion",
-            "Rows are true classes and columns are predicted classes. Each row sums to 100 %.",
-            confusions(runs, scores),
-        ),
-        (
-            "calibration",
-            "Calibration",
-            "Marginals are grouped by size; the chart shows which share of each group belongs to the true class. "
-            "Calibrated marginals lie on the diagonal, overconfident ones below it. Larger dots are larger groups.",
-            reliability(runs, scores),
-        ),
-        ("training", "Training", "The objective (loss per pixel plus ridge) at each iteration.", training(runs)),
-        ("settings", "Settings", "", settings(runs)),
-        ("timings", "Timings", "Wall-clock seconds.", timings(runs, scores)),
-        ("commands", "Commands", "", commands(runs, command)),
-    ]
-    parts = [part for part in parts if part[3]]
-    links = "".join(element("a", text(name), href=f"#{anchor}") for anchor, name, _, _ in parts)
-    count = scores[0]
-    about = (
-        f"{_several(count.num_pictures, 'picture')} · {count.num_pixels:,} labelled pixels · {', '.join(count.names)}"
-    )
-    header = (
-        element("div", "riskfield", class_="brand")
-        + element("h1", text(title))
-        + element("div", text(about), class_="soft")
-        + element("nav", links)
-    )
-    now = datetime.now().astimezone()
-    written = f"{now.day} {now:%B %Y, %H:%M %Z}"
-    footer = (
-        f"Written {written} by riskfield {__version__}, torch {torch.__version__}, Python {platform.python_version()}."
-    )
-    style = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
-    body = (
-        element("header", header)
-        + element("main", tiles(runs, scores) + "".join(section(*part) for part in parts))
-        + element("footer", text(footer))
-        + element("script", _SCRIPT)
-    )
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{text(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
-    )
+def _views(runs: Sequence[ImageRun], picture: LabelledImage) -> tuple[LabelledImage, dict[str, Floats]]:
+    """A picture that is shown, predicted again: the marginals of all pictures would not fit into memory."""
+    return picture, {run.name: run.crf.predict_marginals([picture.image])[0] for run in runs}
 
 
-def _several(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+def _class_error(k: int, name: str) -> Measure:
+    return Measure(f"wrong {name}", lambda score: float(score.class_errors[k]), percent)
+
+
+def _histogram(found: Sequence[Result]) -> str:
+    errors = [[100 * error for error in result.errors if not math.isnan(error)] for result in found]
+    return histogram("Errors of single pictures", "wrong pixels, %", "pictures", errors)
+
+
+def _settings(runs: Sequence[ImageRun]) -> Table:
+    names = list(dict.fromkeys(name for run in runs for name in run.settings))
+    recipes = [run.crf.features_ for run in runs]
+    values: dict[str, list[object]] = {name: [run.settings.get(name, NOTHING) for run in runs] for name in names}
+    values |= {
+        "classes": [", ".join(f"{name} = {value}" for value, name in run.classes.items()) for run in runs],
+        "features of pixels": [", ".join(type(f).__name__ for f in recipe.pixels) for recipe in recipes],
+        "features of edges": [", ".join(type(f).__name__ for f in recipe.edges) for recipe in recipes],
+        "parameters": [f"{sum(p.numel() for p in run.crf.model_.parameters()):,}" for run in runs],
+    }
+    return settings_table([run.name for run in runs], values)
+
+
+def _timings(found: Sequence[Result]) -> Table:
+    rows: list[list[Cell | str]] = []
+    for k, result in enumerate(found):
+        run, score = result.run, result.evaluation
+        evaluations = sum(fit.history[-1].evaluations for fit in run.fits if fit.history)
+        spent = [run.seconds.get(name, math.nan) for name in ("reading", "features", "training")]
+        each = spent[2] / evaluations if evaluations else math.nan
+        cells = [*map(in_seconds, spent), f"{evaluations:,}" if evaluations else NOTHING, in_seconds(each)]
+        rows.append([Cell(run.name, series=k), *cells, in_seconds(score.seconds / score.num_pictures)])
+    header = ["", "reading", "features", "training", "evaluations", "per evaluation", "prediction, per picture"]
+    return Table(header, rows)

@@ -1,0 +1,60 @@
+"""What models have learned about neighbours: log-potentials of pairs of classes, as tables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from riskfield.estimators.crf import CRF
+from riskfield.estimators.image_crf import ImageCRF
+from riskfield.report.evaluation import Floats
+from riskfield.report.tables import interaction, potentials_table
+from riskfield.report.templating import Table
+
+
+@dataclass(frozen=True)
+class Learned:
+    """The tables of one model."""
+
+    name: str
+    series: int
+    tables: tuple[Table, ...]
+
+
+def edge_tables(name: str, series: int, crf: ImageCRF, classes: Sequence[str]) -> Learned:
+    """Return the potentials of edges between pixels of equal colour and of edges across a step, by direction."""
+    tables = []
+    for direction, horizontal in (("horizontal", True), ("vertical", False)):
+        weights = crf.model_.state_dict()[f"factors.{direction}.weight"].cpu().double().numpy()
+        for where, step in (("within a region", False), ("across a step", True)):
+            potentials = (weights @ _edge_features(crf, horizontal, step)).reshape(len(classes), len(classes))
+            tables.append(potentials_table(f"{direction}, {where}", classes, classes, interaction(potentials)))
+    return Learned(name, series, tuple(tables))
+
+
+def transition_tables(name: str, series: int, crf: CRF) -> Learned | None:
+    """Return the potentials of pairs of tags, or None if they depend on features or join more than two tags."""
+    weights = crf.model_.state_dict()["factors.factors.weight"].cpu().double()
+    tags = [str(tag) for tag in crf.classes_.tolist()]
+    if weights.shape != torch.Size([len(tags) ** 2, 1]):
+        return None
+    potentials = interaction(weights.reshape(len(tags), len(tags)).numpy())
+    return Learned(name, series, (potentials_table("", tags, tags, potentials),))
+
+
+def _edge_features(crf: ImageCRF, horizontal: bool, step: bool) -> Floats:
+    """Compute the features of an edge in a grey picture, or of the edge on a step from black to white."""
+    side = 2 * math.ceil(2 / crf.features_.scale)
+    picture = np.full((side, side), 0.5)
+    if step:
+        half = (np.s_[:], np.s_[side // 2 :]) if horizontal else (np.s_[side // 2 :], np.s_[:])
+        picture = np.zeros((side, side))
+        picture[half] = 1.0
+    maps = crf.features_(picture)
+    of_edges = (maps.horizontal if horizontal else maps.vertical).flatten(0, 1).double().numpy()
+    # The step is where the features differ most from those of a uniform picture, which the first edge has.
+    return np.asarray(of_edges[np.abs(of_edges - of_edges[0]).sum(-1).argmax()])
