@@ -41,8 +41,8 @@ class Segmenter(nn.Module):
         self.network = nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), nn.Conv2d(channels, labels, 1))
         self.pairwise = nn.Parameter(torch.zeros(2, labels, labels))  # horizontal edges, vertical edges
         self.graph = rf.grid(side, side, labels, tied=True)
-        trw, truncated = rf.MessagePassing(rf.TRW(0.5)), rf.Stop(sweeps=5, tol=None)
-        self.marginals = rf.nn.MarginalInference(self.graph, trw, rf.Unroll(), stop=truncated)
+        truncated = rf.Inference(rf.MessagePassing(rf.TRW(0.5)), rf.Stop(sweeps=5, tol=None))
+        self.marginals = rf.nn.MarginalInference(self.graph, truncated)
 
     def forward(self, pictures: Tensor) -> Tensor:
         """Compute unary potentials with the network, and marginals from these and the pairwise tables."""

@@ -58,7 +58,7 @@ def test_losses_and_layers_leave_the_default_alone(algorithm, recorded):
     how = rf.Inference(algorithm, rf.Stop(5, tol=None))
     rf.losses.empirical_risk(rf.losses.UnivariateLogistic(), GRAPH, theta, labels, how).backward()
     rf.losses.empirical_risk(rf.losses.SurrogateLikelihood(), GRAPH, theta, labels, how).backward()
-    rf.nn.MarginalInference(GRAPH, algorithm)(theta).sum().backward()
+    rf.nn.MarginalInference(GRAPH, rf.Inference(algorithm))(theta).sum().backward()
     assert recorded == [algorithm] * 3
 
 

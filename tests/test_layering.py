@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 
 # Top to bottom. A package stands for the files in it.
 LAYERS = [
-    ["errors", "threads", "progress"],
+    ["errors", "threads", "progress", "eager"],
     ["graph"],
     ["entropy"],
     ["kernels", "_native"],

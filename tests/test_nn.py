@@ -19,11 +19,11 @@ GRID = rf.grid(3, 4, num_states=3, tied=True)
 class Segmenter(nn.Module):
     """A network, trainable pairwise terms, marginals."""
 
-    def __init__(self, graph=GRID, **settings):
+    def __init__(self, graph=GRID):
         super().__init__()
         self.unary = nn.Conv2d(2, 3, 3, padding=1)
         self.pairwise = nn.Parameter(torch.zeros(2, 3, 3))
-        self.marginals = MarginalInference(graph, TRW, **{"stop": TRUNCATED, **settings})
+        self.marginals = MarginalInference(graph, rf.Inference(TRW, TRUNCATED))
 
     def forward(self, pictures, evidence=None):
         graph = self.marginals.graph
@@ -42,13 +42,12 @@ def pictures(number=5, dtype=torch.float32):
         (TRW, None, TRUNCATED),
         (TRW, rf.FixedPoint(tol=1e-12), rf.Stop(2000, 1e-13)),
         (rf.MeanField(), rf.Unroll(), TRUNCATED),
-        (rf.Exact(), None, None),
-        (None, None, TRUNCATED),
+        (rf.Exact(), None, rf.Stop()),
     ],
 )
 def test_it_is_infer_with_its_gradient(algorithm, adjoint, stop):
     graph = rf.grid(2, 2, num_states=2)
-    layer = MarginalInference(graph, algorithm, adjoint, stop=stop)
+    layer = MarginalInference(graph, rf.Inference(algorithm, stop, adjoint))
     theta = torch.randn(2, graph.theta_size, dtype=torch.float64, requires_grad=True)
     evidence = torch.tensor([[-1, 1, -1, 0], [-1] * 4])
     for given in (None, evidence):
@@ -139,7 +138,7 @@ def test_training_lowers_the_loss_and_teaches_the_pairwise_terms_what_neighbours
     labels = torch.randint(0, 2, (30, 6, 1), generator=generator).expand(-1, -1, 6).reshape(30, 36)
     noisy = labels + 1.0 * torch.randn(labels.shape, generator=generator)
     pairwise = nn.Parameter(torch.zeros(2, 2, 2))
-    slope, layer = nn.Parameter(torch.tensor(1.0)), MarginalInference(graph, TRW, rf.Unroll(), stop=TRUNCATED)
+    slope, layer = nn.Parameter(torch.tensor(1.0)), MarginalInference(graph, rf.Inference(TRW, TRUNCATED))
     optimiser = torch.optim.Adam([pairwise, slope], lr=0.1)
 
     def marginals():
@@ -164,8 +163,7 @@ def test_training_lowers_the_loss_and_teaches_the_pairwise_terms_what_neighbours
     ("arguments", "message"),
     [
         (("grid",), "`graph` must be a FactorGraph. Got str."),
-        ((GRID, "trw"), "`algorithm` must be an object such as `MessagePassing()`. Got 'trw'."),
-        ((GRID, TRW, "unroll"), "`adjoint` must be an object such as `Unroll()`, or None. Got 'unroll'."),
+        ((GRID, TRW), f"`inference` must be an object such as `Inference(MessagePassing())`. Got {TRW!r}."),
     ],
 )
 def test_refusals(arguments, message):
@@ -174,17 +172,22 @@ def test_refusals(arguments, message):
     assert str(caught.value) == message
 
 
-def test_an_adjoint_that_does_not_differentiate_marginals_is_refused():
-    with pytest.raises(ValueError, match=r"`adjoint` must .* `Unroll\(\)` or `FixedPoint\(\)`.*Got Envelope\("):
-        MarginalInference(GRID, TRW, rf.Envelope())
+def test_the_log_partition_value_comes_with_its_own_gradient():
+    graph = rf.chain(4, num_states=3)
+    theta = torch.randn(2, graph.theta_size, dtype=torch.float64, requires_grad=True)
+    for how in (rf.Inference(rf.Exact()), rf.Inference(rf.Exact(), adjoint=rf.Envelope())):
+        mu, value = MarginalInference(graph, how)(theta, log_partition=True)
+        torch.testing.assert_close(value, rf.infer(graph, theta.detach(), rf.Exact()).log_partition)
+        torch.testing.assert_close(torch.autograd.grad(value.sum(), theta)[0], mu.detach())
+    with pytest.raises(rf.errors.AdjointError, match="`Envelope` differentiates the log-partition value only"):
+        mu.sum().backward()
 
 
 def test_other_dtypes_are_refused():
-    with pytest.raises(TypeError, match=r"`theta` must be float32 or float64\. Got torch\.float16\."):
-        MarginalInference(GRID)(GRID.zeros(dtype=torch.float16))
+    with pytest.raises(TypeError, match=r"`theta` must be float32 or float64\. Got torch\.complex64\."):
+        MarginalInference(GRID)(GRID.zeros(dtype=torch.complex64))
 
 
 def test_repr_says_what_it_does():
-    assert repr(MarginalInference(GRID, rf.MeanField(), rf.Unroll(), stop=TRUNCATED)) == (
-        f"MarginalInference({GRID!r}, MeanField(order=None), Unroll(checkpoint=False), stop=Stop(sweeps=3, tol=None))"
-    )
+    how = rf.Inference(rf.MeanField(), TRUNCATED)
+    assert repr(MarginalInference(GRID, how)) == f"MarginalInference({GRID!r}, {how!r})"

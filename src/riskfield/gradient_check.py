@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -28,7 +28,7 @@ from riskfield.errors import AdjointError, AdjointWarning, ConvergenceWarning
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.infer import infer
 from riskfield.inference.algorithm import AbstractAlgorithm
-from riskfield.inference.evidence import clamp
+from riskfield.inference.evidence import Evidence, clamp
 from riskfield.inference.request import Stop
 from riskfield.inference.solution import Solution
 
@@ -116,7 +116,7 @@ def check_gradients(
     loss: Loss,
     *,
     stop: Stop | None = None,
-    evidence: Tensor | Mapping[int, int] | None = None,
+    evidence: Evidence | None = None,
     adjoints: Sequence[AbstractAdjoint] | None = None,
     max_entries: int = 100,
     seed: int = 0,
@@ -243,7 +243,7 @@ class _Differences:
         return quotients
 
 
-def _checked(graph: FactorGraph, theta: Tensor, evidence: Tensor | Mapping[int, int] | None) -> Tensor:
+def _checked(graph: FactorGraph, theta: Tensor, evidence: Evidence | None) -> Tensor:
     graph.check_values(theta)
     theta = theta.detach() if evidence is None else clamp(graph, theta.detach(), evidence)
     if theta.ndim != 1:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Protocol, TypeAlias, runtime_checkable
@@ -16,7 +15,7 @@ from riskfield.adjoints.unroll import Unroll
 from riskfield.errors import ConvergenceWarning
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.inference.algorithm import AbstractAlgorithm
-from riskfield.inference.evidence import clamp
+from riskfield.inference.evidence import Evidence, clamp
 from riskfield.inference.message_passing import MessagePassing
 from riskfield.inference.precision import is_resolved, recentred
 from riskfield.inference.request import Request, Stop
@@ -30,7 +29,7 @@ def infer(
     algorithm: AbstractAlgorithm | None = None,
     *,
     stop: Stop | None = None,
-    evidence: Tensor | Mapping[int, int] | None = None,
+    evidence: Evidence | None = None,
     messages: Tensor | None = None,
     adjoint: AbstractAdjoint | None = None,
     kernels: str | None = None,
@@ -183,7 +182,7 @@ class Inference:
         graph: FactorGraph,
         theta: Tensor,
         *,
-        evidence: Tensor | Mapping[int, int] | None = None,
+        evidence: Evidence | None = None,
         role: Role = Role.FREE,
     ) -> Solution:
         """Run it on `theta`, of shape (*batch, theta), with `evidence` clamped."""

@@ -12,7 +12,7 @@ from riskfield.datasets.images import LabelledImage
 from riskfield.examples import Examples
 from riskfield.features.image import FeatureMaps, ImageFeatures
 from riskfield.features.resample import reduce_labels
-from riskfield.graph.builders import grid
+from riskfield.graph.grids import grid
 
 
 def image_examples(

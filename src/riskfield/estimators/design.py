@@ -11,8 +11,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from riskfield.graph.builders import chain, grid
+from riskfield.graph.builders import chain
 from riskfield.graph.factor_graph import FactorGraph
+from riskfield.graph.grids import grid
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Codes: TypeAlias = npt.NDArray[np.int64]

@@ -1,7 +1,8 @@
 """Structure: factor graphs, builders, schedules."""
 
-from riskfield.graph.builders import Union, chain, from_edges, grid
+from riskfield.graph.builders import Union, chain, from_edges, from_networkx
 from riskfield.graph.factor_graph import FactorGraph
+from riskfield.graph.grids import from_superpixels, grid
 from riskfield.graph.groups import FactorGroup, NodeGroup
 from riskfield.graph.schedule import Coloured, Levels, Parallel, Sequential, colour_order, colours, compile_levels
 
@@ -19,5 +20,7 @@ __all__ = [
     "colours",
     "compile_levels",
     "from_edges",
+    "from_networkx",
+    "from_superpixels",
     "grid",
 ]

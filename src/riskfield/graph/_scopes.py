@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -128,6 +128,27 @@ def check_tied_shapes(
                 raise ValueError(f"`tables`: factors tied to {table} have shapes {owner[int(table)]} and {shape}.")
 
 
+def checked_names(names: Iterable[str] | None, num_variables: int) -> dict[str, int]:
+    """The number of each name; empty without names."""
+    given = [] if names is None else list(names)
+    if names is not None and len(given) != num_variables:
+        raise ValueError(f"`names` must hold one name per variable ({num_variables}). Got {len(given)}.")
+    numbers: dict[str, int] = {}
+    for number, name in enumerate(given):
+        if not isinstance(name, str):
+            raise TypeError(f"`names` must hold strings. Got {name!r} for variable {number}.")
+        if numbers.setdefault(name, number) != number:
+            raise ValueError(f"`names` must be distinct. Variables {numbers[name]} and {number} are both {name!r}.")
+    return numbers
+
+
 def index_tensor(array: npt.NDArray[np.number], device: torch.device | str = "cpu") -> Tensor:
     """A copy of an index array as a tensor."""
     return torch.tensor(array, device=device)
+
+
+def check_positive(name: str, value: object) -> int:
+    """Return `value`, or raise unless it is a positive integer."""
+    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"`{name}` must be a positive integer. Got {value!r}.")
+    return int(value)

@@ -1,42 +1,19 @@
-"""Builders of common graphs: grids, chains, graphs from edge lists, and disjoint unions."""
+"""Builders of common graphs: chains, graphs from edge lists and from networkx, and disjoint unions."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from riskfield.graph._scopes import check_positive
 from riskfield.graph.factor_graph import FactorGraph
-
-
-def grid(rows: int, columns: int, num_states: int, *, connectivity: int = 4, tied: bool = False) -> FactorGraph:
-    """Build a pairwise grid of `rows` x `columns` variables, numbered row by row.
-
-    The factors are ordered by direction: horizontal (left, right), vertical (upper, lower) and, with `connectivity=8`,
-    falling (upper left, lower right) and rising (upper right, lower left) diagonals. With `tied=True` all factors of
-    one direction share a table.
-
-    >>> grid(3, 4, num_states=2)
-    FactorGraph(12 variables, 17 factors, theta 92, states 2, arity 2)
-    >>> grid(3, 4, num_states=2, tied=True).theta_size
-    32
-    """
-    for name, value in (("rows", rows), ("columns", columns), ("num_states", num_states)):
-        _check_positive(name, value)
-    if connectivity not in (4, 8):
-        raise ValueError(f"`connectivity` must be 4 or 8. Got {connectivity}.")
-    index = np.arange(rows * columns).reshape(rows, columns)
-    directions = [(index[:, :-1], index[:, 1:]), (index[:-1], index[1:])]
-    if connectivity == 8:
-        directions += [(index[:-1, :-1], index[1:, 1:]), (index[:-1, 1:], index[1:, :-1])]
-    blocks = [np.stack([first.ravel(), second.ravel()], axis=1) for first, second in directions]
-    tables = np.repeat(np.arange(len(blocks)), [len(b) for b in blocks]) if tied else None
-    return FactorGraph(np.full(rows * columns, num_states), np.concatenate(blocks), tables=tables)
 
 
 def chain(length: int, num_states: int, *, tied: bool = False) -> FactorGraph:
@@ -45,32 +22,81 @@ def chain(length: int, num_states: int, *, tied: bool = False) -> FactorGraph:
     >>> chain(5, num_states=3)
     FactorGraph(5 variables, 4 factors, theta 51, states 3, arity 2)
     """
-    _check_positive("length", length)
-    _check_positive("num_states", num_states)
+    check_positive("length", length)
+    check_positive("num_states", num_states)
     edges = np.stack([np.arange(length - 1), np.arange(1, length)], axis=1)
     return FactorGraph(np.full(length, num_states), edges, tables=np.zeros(length - 1, np.int64) if tied else None)
 
 
 def from_edges(
-    num_states: Sequence[int] | int, edges: npt.ArrayLike, *, num_variables: int | None = None
+    num_states: Sequence[int] | npt.ArrayLike,
+    edges: npt.ArrayLike,
+    *,
+    num_variables: int | None = None,
+    tied: bool = False,
+    names: Sequence[str] | None = None,
 ) -> FactorGraph:
     """Build a pairwise graph from an edge list of shape (edges, 2).
 
-    `num_states` is one number per variable, or one number for all of `num_variables` variables.
+    Arguments:
+        num_states: one number per variable, or one number for all of `num_variables` variables.
+        edges: the two variables of each edge. Their order is the order of the axes of its table.
+        num_variables: how many variables there are, if `num_states` is one number.
+        tied: whether all edges share a table. Then their first ends must have equally many states, and so must their
+            second ends.
+        names: a name for each variable.
 
     >>> from_edges(2, [(0, 1), (1, 2), (2, 0)], num_variables=4)
     FactorGraph(4 variables, 3 factors, theta 20, states 2, arity 2)
+    >>> from_edges(2, [(0, 1), (1, 2), (2, 0)], num_variables=4, tied=True).theta_size
+    12
     """
     array = np.asarray(edges)
     if array.size and (array.ndim != 2 or array.shape[1] != 2):
         raise ValueError(f"`edges` must have shape (edges, 2). Got {array.shape}.")
-    if isinstance(num_states, int | np.integer):
+    states = np.asarray(num_states)
+    if states.ndim == 0:
         if num_variables is None:
             raise ValueError("`num_variables` is needed when `num_states` is one number for all variables.")
-        num_states = np.full(num_variables, num_states)  # type: ignore[assignment]
-    elif num_variables is not None and num_variables != len(num_states):
-        raise ValueError(f"`num_variables` must be {len(num_states)}, the length of `num_states`. Got {num_variables}.")
-    return FactorGraph(num_states, array.reshape(-1, 2))
+        states = np.full(num_variables, num_states)
+    elif num_variables is not None and num_variables != len(states):
+        raise ValueError(f"`num_variables` must be {len(states)}, the length of `num_states`. Got {num_variables}.")
+    array = array.reshape(-1, 2)
+    return FactorGraph(states, array, tables=np.zeros(len(array), np.int64) if tied else None, names=names)
+
+
+def from_networkx(network: Any, num_states: int | str | Mapping[Any, int], *, tied: bool = False) -> FactorGraph:
+    """Build a pairwise graph from a networkx graph: a variable for each node, a factor for each edge.
+
+    Arguments:
+        network: any networkx graph. In a directed one, the tail of an edge is the first axis of its table.
+        num_states: the number of states: one number for all nodes, the name of a node attribute that holds it, or a
+            mapping from nodes to numbers.
+        tied: whether all edges share a table.
+
+    The variables are in the order of `network.nodes`. Their names are the nodes' as strings: `graph.names`.
+
+    >>> import networkx
+    >>> graph = from_networkx(networkx.path_graph(["rain", "road", "crash"]), num_states=2)
+    >>> graph, graph.variable("road")
+    (FactorGraph(3 variables, 2 factors, theta 14, states 2, arity 2), 1)
+    """
+    nodes = list(network.nodes)
+    if isinstance(num_states, str):
+        num_states = dict(network.nodes(data=num_states))
+    if isinstance(num_states, Mapping):
+        unknown = [node for node in nodes if num_states.get(node) is None]
+        if unknown:
+            raise ValueError(f"`num_states` must give a number of states for every node. Node {unknown[0]!r} has none.")
+        states: Any = [num_states[node] for node in nodes]
+    else:
+        states = np.full(len(nodes), check_positive("num_states", num_states))
+    number = {node: k for k, node in enumerate(nodes)}
+    loops = [node for node in nodes if network.has_edge(node, node)]
+    if loops:
+        raise ValueError(f"`network` must not join a node with itself. Node {loops[0]!r} has such an edge.")
+    edges = np.array([(number[first], number[second]) for first, second in network.edges()], np.int64)
+    return from_edges(states, edges, tied=tied, names=[str(node) for node in nodes])
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,11 +106,11 @@ class Union:
     Variables and factors are numbered part by part. `join` combines one theta per part into a theta of `graph`; `split`
     separates a theta or mu of `graph` again.
 
-    >>> both = Union([chain(3, 2), grid(2, 2, 2)])
+    >>> both = Union([chain(3, 2), chain(4, 2)])
     >>> both.graph
-    FactorGraph(7 variables, 6 factors, theta 38, states 2, arity 2)
+    FactorGraph(7 variables, 5 factors, theta 34, states 2, arity 2)
     >>> [part.shape[-1] for part in both.split(both.graph.zeros())]
-    [14, 24]
+    [14, 20]
     """
 
     parts: tuple[FactorGraph, ...]
@@ -157,8 +183,3 @@ def _runs_of_equal_arity(graph: FactorGraph) -> list[npt.NDArray[np.int64]]:
         variables[group.factors, : group.arity] = group.variables
     starts = [0, *(np.flatnonzero(np.diff(arity)) + 1).tolist(), graph.num_factors]
     return [variables[a:b, : arity[a]] for a, b in itertools.pairwise(starts) if a < b]
-
-
-def _check_positive(name: str, value: int) -> None:
-    if not isinstance(value, int | np.integer) or value < 1:
-        raise ValueError(f"`{name}` must be a positive integer. Got {value!r}.")

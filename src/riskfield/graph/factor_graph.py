@@ -15,6 +15,7 @@ layouts of theta and mu coincide.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from difflib import get_close_matches
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -25,13 +26,14 @@ from torch import Tensor
 
 from riskfield.graph._scopes import (
     IntArray,
+    checked_names,
     checked_states,
     checked_tables,
     frozen,
     index_tensor,
     scope_blocks,
 )
-from riskfield.graph.groups import FactorGroup, NodeGroup, group_factors, group_nodes
+from riskfield.graph.groups import FactorGroup, NodeGroup, group_factors, group_nodes, warn_of_large_tables
 
 T = TypeVar("T")
 
@@ -45,6 +47,9 @@ class FactorGraph:
             (factors, arity). A factor may have any arity from 1; several factors may join the same variables.
         tables: optional, one integer per factor: factors with the same integer share one table of theta (*tied*
             factors). They must have the same shape. Tied tables are never expanded in memory.
+        names: optional, a distinct name for each variable, by which evidence and `node` may refer to it.
+
+    A table with more than 2**24 joint states (128 MiB in float64) is dense all the same: a `PerformanceWarning` tells.
 
     Raises:
         ValueError: if a state count is below 1, a factor is empty, names a variable twice or names one out of range,
@@ -64,6 +69,7 @@ class FactorGraph:
         factors: Iterable[Sequence[int]] | npt.NDArray[np.integer] | Sequence[npt.NDArray[np.integer]] = (),
         *,
         tables: npt.ArrayLike | None = None,
+        names: Iterable[str] | None = None,
     ):
         self._num_states = checked_states(num_states)
         blocks = scope_blocks(factors, len(self._num_states))
@@ -72,7 +78,9 @@ class FactorGraph:
         self._num_factors = num_factors
         self._node_groups, self._node_start = group_nodes(self._num_states)
         self._factor_groups = group_factors(self._num_states, self.node_size, blocks, table_ids)
+        warn_of_large_tables(self._factor_groups)
         self._factor_group_of, self._factor_row = self._index_factors()
+        self._numbers = checked_names(names, len(self._num_states))
         self._derived: dict[Hashable, Any] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -136,6 +144,27 @@ class FactorGraph:
         group, row = self._locate(factor)
         return tuple(int(v) for v in group.variables[row])
 
+    @property
+    def names(self) -> tuple[str, ...] | None:
+        """The names of the variables, or None."""
+        return tuple(self._numbers) or None
+
+    def variable(self, which: int | str) -> int:
+        """The number of a variable, given by its name or its number.
+
+        >>> FactorGraph([2, 2], [(0, 1)], names=["rain", "road"]).variable("road")
+        1
+        """
+        if isinstance(which, str):
+            if which not in self._numbers:
+                near = get_close_matches(which, self._numbers, 1)
+                hint = f" Did you mean {near[0]!r}?" if near else "" if self._numbers else " The graph has no names."
+                raise ValueError(f"`variable` must be the name of a variable. Got {which!r}.{hint}")
+            return self._numbers[which]
+        if not 0 <= which < self.num_variables:
+            raise ValueError(f"`variable` must lie in 0..{self.num_variables - 1}. Got {which}.")
+        return int(which)
+
     def neighbour_pairs(self) -> IntArray:
         """All pairs of distinct variables that share a factor, with repeats, as an array of shape (pairs, 2)."""
         pairs = [
@@ -178,8 +207,10 @@ class FactorGraph:
             return self
         numbers = np.concatenate([group.factors for group in self._factor_groups])
         if (numbers == np.arange(self.num_factors)).all():
-            return FactorGraph(self.num_states, [group.variables for group in self._factor_groups])
-        return FactorGraph(self.num_states, [self.scope(factor) for factor in range(self.num_factors)])
+            scopes: list[Any] = [group.variables for group in self._factor_groups]
+        else:
+            scopes = [self.scope(factor) for factor in range(self.num_factors)]
+        return FactorGraph(self.num_states, scopes, names=self.names)
 
     @cached_property
     def max_degree(self) -> int:
@@ -243,13 +274,12 @@ class FactorGraph:
             views.append(vector[..., start:stop].unflatten(-1, (count, *g.shape)))
         return tuple(views)
 
-    def node(self, vector: Tensor, variable: int) -> Tensor:
-        """The block of one variable in theta or mu, as a view of shape (*batch, state)."""
+    def node(self, vector: Tensor, variable: int | str) -> Tensor:
+        """The block of one variable, given by number or name, in theta or mu: a view of shape (*batch, state)."""
         self._factor_kind(vector)
-        if not 0 <= variable < self.num_variables:
-            raise ValueError(f"`variable` must lie in 0..{self.num_variables - 1}. Got {variable}.")
-        start = int(self._node_start[variable])
-        return vector[..., start : start + int(self._num_states[variable])]
+        number = self.variable(variable)
+        start = int(self._node_start[number])
+        return vector[..., start : start + int(self._num_states[number])]
 
     def factor(self, vector: Tensor, factor: int) -> Tensor:
         """The block of one factor in theta or mu, as a view of shape (*batch, *shape)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -11,14 +12,17 @@ from torch import Tensor
 from riskfield.graph._scopes import index_tensor
 from riskfield.graph.factor_graph import FactorGraph
 
+Evidence: TypeAlias = Tensor | Mapping[int, int] | Mapping[str, int]
 
-def clamp(graph: FactorGraph, theta: Tensor, evidence: Tensor | Mapping[int, int]) -> Tensor:
+
+def clamp(graph: FactorGraph, theta: Tensor, evidence: Evidence) -> Tensor:
     """Theta with every unobserved state of every observed variable set to -inf. Differentiable.
 
     Arguments:
         graph: the structure.
         theta: of shape (*batch, graph.theta_size).
-        evidence: a dict {variable: state}, or an integer tensor of shape (*batch, variable) with -1 for unobserved.
+        evidence: a dict {variable: state}, with the numbers or the names of variables, or an integer tensor of shape
+            (*batch, variable) with -1 for unobserved.
 
     The batch axes of theta and evidence broadcast, and the items may observe different variables.
 
@@ -42,16 +46,18 @@ def clamp(graph: FactorGraph, theta: Tensor, evidence: Tensor | Mapping[int, int
     return torch.where(excluded, float("-inf"), theta)
 
 
-def _from_mapping(graph: FactorGraph, evidence: Mapping[int, int]) -> Tensor:
+def _from_mapping(graph: FactorGraph, evidence: Mapping[int, int] | Mapping[str, int]) -> Tensor:
     states = torch.full((graph.num_variables,), -1, dtype=torch.int64)
-    for variable, state in evidence.items():
-        for what, number in (("variables", variable), ("states", state)):
-            if not isinstance(number, int | np.integer) or isinstance(number, bool):
+    for which, state in evidence.items():
+        for what, number in (("variables", which), ("states", state)):
+            is_integer = isinstance(number, int | np.integer) and not isinstance(number, bool)
+            if not is_integer and not (what == "variables" and isinstance(number, str)):
                 raise TypeError(f"`evidence` must give {what} as integers. Got {number!r}.")
-        if not 0 <= variable < graph.num_variables:
-            raise ValueError(f"`evidence` must name variables in 0..{graph.num_variables - 1}. Got {variable}.")
+        if not isinstance(which, str) and not 0 <= which < graph.num_variables:
+            raise ValueError(f"`evidence` must name variables in 0..{graph.num_variables - 1}. Got {which}.")
+        variable = graph.variable(which)
         last = int(graph.num_states[variable]) - 1
         if not 0 <= state <= last:
-            raise ValueError(f"`evidence` of variable {variable} must lie in 0..{last}. Got {state}.")
+            raise ValueError(f"`evidence` of variable {which} must lie in 0..{last}. Got {state}.")
         states[variable] = int(state)
     return states

@@ -13,7 +13,7 @@ treewidth is small.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,7 +24,7 @@ from riskfield.errors import ImpossibleEvidenceError
 from riskfield.graph._scopes import index_tensor
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.graph.schedule import colours
-from riskfield.inference.evidence import clamp
+from riskfield.inference.evidence import Evidence, clamp
 
 NEG_INF = float("-inf")
 _START_SWEEPS = 1000
@@ -40,7 +40,7 @@ def sample(
     burn_in: int = 100,
     thinning: int = 1,
     seed: int | torch.Generator | None = None,
-    evidence: Tensor | Mapping[int, int] | None = None,
+    evidence: Evidence | None = None,
     start: Tensor | None = None,
     progress: bool = False,
 ) -> Tensor:

@@ -1,0 +1,110 @@
+"""Inference on any graph as a PyTorch layer."""
+
+from __future__ import annotations
+
+from typing import Literal, overload
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from riskfield.adjoints.transforms import is_transformed, is_vmapped, solve_transformed
+from riskfield.adjoints.unroll import Unroll
+from riskfield.eager import eager
+from riskfield.graph.factor_graph import FactorGraph
+from riskfield.infer import Inference
+from riskfield.inference.evidence import Evidence
+
+
+class MarginalInference(Module):
+    """The marginals of a graph as a function of its log-potentials, differentiable.
+
+    The layer has no parameters; the network that computes theta has them. It runs on the device of theta and in its
+    dtype. Half precision, as under autocast, is computed and returned in float32; the gradient has the dtype of theta.
+    `torch.compile` breaks its graph here and runs the layer as it is.
+
+    Arguments:
+        graph: the structure. `graph.assemble` joins the outputs of a network into one theta.
+        inference: the algorithm, when it stops, and how it is differentiated. By default loopy belief propagation to
+            convergence, differentiated through the sweeps. `Stop(sweeps=5, tol=None)` is truncated inference: every
+            run has exactly five sweeps, in training and in prediction.
+
+    >>> import torch
+    >>> from riskfield import TRW, Inference, MessagePassing, Stop, grid
+    >>> graph = grid(3, 4, num_states=2, tied=True)
+    >>> layer = MarginalInference(graph, Inference(MessagePassing(TRW(0.5)), Stop(5, tol=None)))
+    >>> unary, pairwise = torch.zeros(8, 12, 2, requires_grad=True), torch.zeros(2, 2, 2, requires_grad=True)
+    >>> theta = graph.assemble([unary], [pairwise])
+    >>> graph.node_views(layer(theta))[0].shape
+    torch.Size([8, 12, 2])
+    >>> mu, log_partition = layer(theta, log_partition=True)
+    >>> log_partition.shape
+    torch.Size([8])
+    """
+
+    def __init__(self, graph: FactorGraph, inference: Inference | None = None):
+        super().__init__()
+        if not isinstance(graph, FactorGraph):
+            raise TypeError(f"`graph` must be a FactorGraph. Got {type(graph).__name__}.")
+        if inference is not None and not isinstance(inference, Inference):
+            raise TypeError(f"`inference` must be an object such as `Inference(MessagePassing())`. Got {inference!r}.")
+        self.graph = graph
+        self.inference = Inference() if inference is None else inference
+
+    @overload
+    def forward(
+        self, theta: Tensor, evidence: Evidence | None = ..., *, log_partition: Literal[False] = ...
+    ) -> Tensor: ...
+
+    @overload
+    def forward(
+        self, theta: Tensor, evidence: Evidence | None = ..., *, log_partition: Literal[True]
+    ) -> tuple[Tensor, Tensor]: ...
+
+    def forward(
+        self, theta: Tensor, evidence: Evidence | None = None, *, log_partition: bool = False
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Return mu of shape (*batch, mu), or (mu, log-partition value of shape (*batch)).
+
+        Arguments:
+            theta: log-potentials of shape (*batch, theta), in the layout of the graph.
+            evidence: observed states, a dict {variable: state} or an integer tensor of shape (*batch, variable) with -1
+                for unobserved variables.
+            log_partition: return the log-partition value too.
+        """
+        mu, value = solve(self.graph, theta, self.inference, evidence, log_partition=log_partition)
+        return mu if value is None else (mu, value)
+
+    def extra_repr(self) -> str:
+        """Return the settings of the layer, for its repr."""
+        return f"{self.graph}, {self.inference}"
+
+
+@eager
+def solve(
+    graph: FactorGraph,
+    theta: Tensor,
+    inference: Inference,
+    evidence: Evidence | None = None,
+    *,
+    log_partition: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """Mu, and the log-partition value if it is wanted, inside `autocast` and the transforms of `torch.func` too."""
+
+    def run(theta: Tensor, states: Tensor | None) -> tuple[Tensor, Tensor]:
+        solution = inference(graph, theta, evidence=evidence if states is None else states)
+        return solution.mu, solution.log_partition if log_partition else theta[..., 0]
+
+    with torch.autocast(theta.device.type, enabled=False):
+        theta = at_least_float32(theta)
+        states = evidence if isinstance(evidence, Tensor) else None
+        # `Unroll` follows `torch.func.grad` by itself, to any order.
+        unrolls = inference.adjoint is None or isinstance(inference.adjoint, Unroll)
+        transformed = is_vmapped(theta) or is_vmapped(states) or (is_transformed(theta) and not unrolls)
+        mu, value = solve_transformed(run, theta, states) if transformed else run(theta, states)
+        return mu, value if log_partition else None
+
+
+def at_least_float32(tensor: Tensor) -> Tensor:
+    """The tensor in float32 if it is in half precision. The gradient comes back in half precision."""
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
