@@ -67,33 +67,31 @@ def test_tied_edges_share_a_table():
 def test_networkx():
     networkx = pytest.importorskip("networkx")
     network = networkx.DiGraph([("c", "a"), ("a", "b"), (7, "c")])
-    graph = rf.from_networkx(network, 3)
+    graph = rf.graph.from_networkx(network, 3)
     assert graph.names == ("c", "a", "b", "7")
     assert pairs(graph) == [(graph.variable(a), graph.variable(b)) for a, b in [("c", "a"), ("a", "b"), ("7", "c")]]
     networkx.set_node_attributes(network, {"a": 2, "b": 3, "c": 4, 7: 5}, "states")
-    assert rf.from_networkx(network, "states").num_states.tolist() == [4, 2, 3, 5]
-    assert rf.from_networkx(network, {"a": 2, "b": 3, "c": 4, 7: 5}).num_states.tolist() == [4, 2, 3, 5]
-    assert rf.from_networkx(network, 2, tied=True).theta_size == 12
-    with pytest.raises(
-        ValueError, match=r"`num_states` must give a number of states for every node. Node 'c' has none"
-    ):
-        rf.from_networkx(network, "colour")
+    assert rf.graph.from_networkx(network, "states").num_states.tolist() == [4, 2, 3, 5]
+    assert rf.graph.from_networkx(network, {"a": 2, "b": 3, "c": 4, 7: 5}).num_states.tolist() == [4, 2, 3, 5]
+    assert rf.graph.from_networkx(network, 2, tied=True).theta_size == 12
+    with pytest.raises(ValueError, match=r"`num_states` must give a number of states for every node. Node 'c'"):
+        rf.graph.from_networkx(network, "colour")
     network.add_edge("b", "b")
     with pytest.raises(ValueError, match=r"`network` must not join a node with itself. Node 'b'"):
-        rf.from_networkx(network, 2)
+        rf.graph.from_networkx(network, 2)
 
 
 def test_superpixels():
     labels = np.array([[0, 0, 1, 1], [0, 2, 2, 1], [3, 3, 2, 4]])
-    graph = rf.from_superpixels(labels, 2)
+    graph = rf.graph.from_superpixels(labels, 2)
     assert pairs(graph) == [(0, 1), (0, 2), (0, 3), (1, 2), (1, 4), (2, 3), (2, 4)]
-    assert pairs(rf.from_superpixels(labels[:2], 2, connectivity=8)) == [(0, 1), (0, 2), (1, 2)]
-    assert rf.from_superpixels(labels, 2, tied=True).theta_size == 14
-    assert rf.from_superpixels(np.zeros((2, 2), int), 2).num_factors == 0
-    cube = rf.from_superpixels(np.arange(8).reshape(2, 2, 2), 2)
+    assert pairs(rf.graph.from_superpixels(labels[:2], 2, connectivity=8)) == [(0, 1), (0, 2), (1, 2)]
+    assert rf.graph.from_superpixels(labels, 2, tied=True).theta_size == 14
+    assert rf.graph.from_superpixels(np.zeros((2, 2), int), 2).num_factors == 0
+    cube = rf.graph.from_superpixels(np.arange(8).reshape(2, 2, 2), 2)
     assert pairs(cube) == sorted(pairs(rf.grid((2, 2, 2), num_states=2)))
     with pytest.raises(ValueError, match=r"`labels` must number the regions .* without gaps. Got no region 0"):
-        rf.from_superpixels(labels + 1, 2)
+        rf.graph.from_superpixels(labels + 1, 2)
 
 
 def test_named_variables():

@@ -65,11 +65,12 @@ def test_the_public_surface():
 
 
 def test_a_name_means_one_thing():
-    """A name that stands in several places is the same object in all of them."""
+    """A name that stands in several places is the same object in all of them, but for the layer of an estimator."""
     found: dict[str, object] = dict(OBJECTS)
     for path, value in IN_SPACES.items():
         name = path.split(".")[1]
-        assert found.setdefault(name, value) is value, f"{path} is not the {name} of another namespace"
+        if path != "nn.GridCRF":
+            assert found.setdefault(name, value) is value, f"{path} is not the {name} of another namespace"
 
 
 def test_all_names_can_be_completed():

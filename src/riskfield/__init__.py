@@ -31,9 +31,9 @@ from riskfield.adjoints.unroll import Unroll
 from riskfield.entropy import TRW, Bethe, CountingNumbers
 from riskfield.examples import Examples
 from riskfield.gradient_check import check_gradients
-from riskfield.graph.builders import Union, chain, from_edges, from_networkx
+from riskfield.graph.builders import Union, chain, from_edges
 from riskfield.graph.factor_graph import FactorGraph
-from riskfield.graph.grids import from_superpixels, grid
+from riskfield.graph.grids import grid
 from riskfield.graph.schedule import Coloured, Parallel, Sequential
 from riskfield.infer import ExactOnForests, Inference, infer
 from riskfield.inference.convex import ConvexFreeEnergy
@@ -103,8 +103,6 @@ __all__ = [
     "features",
     "fit",
     "from_edges",
-    "from_networkx",
-    "from_superpixels",
     "get_num_threads",
     "graph",
     "grid",

@@ -90,8 +90,8 @@ class _Gradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> NoReturn:
         raise AdjointError(
-            "Inside `torch.func.vmap` inference has first derivatives only. Inside `torch.func.grad` only `Unroll()` has "
-            "second ones. Use a batch axis in place of `vmap`."
+            "Inside `torch.func.vmap` inference has first derivatives only. Inside `torch.func.grad` only `Unroll()` "
+            "has second ones. Use a batch axis in place of `vmap`."
         )
 
     @staticmethod
