@@ -10,8 +10,8 @@ namespace riskfield {
 
 constexpr double kSettled = 0.1;           // the largest step of a log-message in a run that has converged
 constexpr double kRounding = 4;            // steps below this many units in the last place are rounding
-constexpr double kUnknownRate = 10;        // the factor from gap to distance before there are two gaps to compare
-constexpr double kSlowest = 1000;          // the largest such factor
+constexpr double kUnknownRate = 10;        // the ratio of the distance to gap and change before there are two gaps to compare
+constexpr double kSlowest = 1000;          // the largest such ratio
 constexpr std::int64_t kLongestWait = 16;  // sweeps
 
 class Convergence {
@@ -37,9 +37,12 @@ class Convergence {
   void estimate(double marginals, double messages, double tol, double damping) {
     const double unsettled = tol * (messages / kSettled), gap = std::max(marginals, unsettled);
     const double rate = last_ > 0 ? std::pow(gap / last_, 1.0 / since_) : last_;  // 0 after a gap of 0; NaN is unknown
-    const double factor =
-        std::isnan(rate) ? kUnknownRate : std::clamp((1 - damping) / std::max(1 - rate, 1e-9), 1.0, kSlowest);
-    residual = std::max({change_, marginals * factor, unsettled});
+    double of_gap = kUnknownRate, of_change = kUnknownRate;
+    if (!std::isnan(rate)) {
+      of_gap = std::clamp((1 - damping) / std::max(1 - rate, 1e-9), 1.0, kSlowest);
+      of_change = std::max(std::min(rate, 1.0) * of_gap, 1.0);
+    }
+    residual = gap > 0 ? std::max({change_ * of_change, marginals * of_gap, unsettled}) : change_;
     last_ = gap;
     since_ = 0;
     wait_ = 1;

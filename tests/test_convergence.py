@@ -212,6 +212,19 @@ def test_slow_convergence_does_not_pass_for_convergence(kernels):
     torch.testing.assert_close(solution.mu, fixed.mu, rtol=0, atol=2e-6)
 
 
+@pytest.mark.parametrize("tol", [1e-4, 1e-6, 1e-8])
+def test_slow_belief_propagation_does_not_pass_for_convergence(tol, kernels):
+    graph = rf.grid(4, 4, 2)
+    theta = graph.zeros()
+    graph.node_views(theta)[0][:, 1] = 1e-3
+    graph.factor_views(theta)[0][:] = 0.5 * (2 * torch.eye(2) - 1)
+    fixed = rf.infer(graph, theta, stop=rf.Stop(2000, None))
+    solution = rf.infer(graph, theta, stop=rf.Stop(tol=tol), kernels=kernels)
+    assert solution.converged
+    assert solution.sweeps > 50
+    torch.testing.assert_close(solution.mu, fixed.mu, rtol=0, atol=2 * tol)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("scale", [1.0, 30.0, 700.0])
 def test_rounding_does_not_keep_a_run_from_converging(scale, dtype, kernels):

@@ -8,9 +8,10 @@ log-partition value are within about `tol` of the fixed point. This is judged fr
   largest inconsistency between a factor marginal and the marginals of its variables. It detects what the change of the
   node marginals does not show: messages whose changes cancel at a variable, and damping.
 
-Neither is the distance to the fixed point. If the gap shrinks by the factor r per sweep, the remaining distance is
-about gap (1 - damping) / (1 - r), with r from the last two measurements. While the gap is too large, the next
-measurement is made halfway to the sweep at which the gap would reach the tolerance at this rate.
+Neither is the distance to the fixed point. If both shrink by the factor r per sweep, the remaining distance is about
+f gap, or r f change, with f = (1 - damping) / (1 - r): a gap is an undamped step from the current state, a change the
+undamped step before it. The last two gaps give r. While the distance is too large, the next measurement is made halfway
+to the sweep at which it would reach the tolerance at this rate.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ SETTLED = 0.1
 # numbers whose sum a message is.
 ROUNDING = 4.0
 
-_UNKNOWN_RATE = 10.0  # the ratio of distance to gap while there is only one measurement
+_UNKNOWN_RATE = 10.0  # the ratio of the distance to gap and change while there is only one measurement
 _SLOWEST = 1000.0  # the largest such ratio
 _LONGEST_WAIT = 16  # sweeps
 
@@ -79,10 +80,12 @@ class Convergence:
         unsettled = tol * (messages / SETTLED)
         gap = max(marginals, unsettled)
         rate = math.nan if math.isnan(last) else (gap / last) ** (1 / since) if last > 0 else 0.0
-        factor = _UNKNOWN_RATE
+        of_gap = of_change = _UNKNOWN_RATE
         if not math.isnan(rate):
-            factor = min(max((1 - self._damping) / max(1 - rate, 1e-9), 1.0), _SLOWEST)
-        distance = max(change, marginals * factor, unsettled)
+            of_gap = min(max((1 - self._damping) / max(1 - rate, 1e-9), 1.0), _SLOWEST)
+            of_change = max(min(rate, 1.0) * of_gap, 1.0)
+        # Without a gap, this is a fixed point, however large the last change was.
+        distance = max(change * of_change, marginals * of_gap, unsettled) if gap > 0 else change
         self.residual[item] = distance
         self._last[item], self._since[item], self._wait[item] = gap, 0, 1
         if 0 < tol < distance and 0 < rate < 1:
