@@ -6,7 +6,7 @@ import claims
 
 # What "a small multiple of the tolerance" is: of mu, and of log-partition values, to which every message contributes.
 MARGINALS, VALUES = 5.0, 30.0
-LIMITS = {"mu": MARGINALS, "value": VALUES, "below": VALUES, "above": 0.0, "fall": 0.0, "not_at_rest": 0.0}
+LIMITS = {"mu": MARGINALS, "value": VALUES, "below": VALUES, "above": 0.0, "fall": 0.0, "reference": 0.5}
 
 
 @pytest.mark.parametrize("claim", claims.CLAIMS, ids=lambda claim: claim.__name__)
