@@ -8,10 +8,10 @@
 
 namespace riskfield {
 
-constexpr double kSettled = 0.1;           // the largest step of a log-message in a run that has converged
-constexpr double kRounding = 4;            // steps below this many units in the last place are rounding
-constexpr double kUnknownRate = 10;        // the ratio of the distance to gap and change before there are two gaps to compare
-constexpr double kSlowest = 1000;          // the largest such ratio
+constexpr double kSettled = 0.1;     // the largest step of a log-message in a run that has converged
+constexpr double kRounding = 4;      // steps below this many units in the last place are rounding
+constexpr double kUnknownRate = 10;  // the ratio of the distance to gap and change before there are two gaps to compare
+constexpr double kSlowest = 1000;    // the largest such ratio
 constexpr std::int64_t kLongestWait = 16;  // sweeps
 
 class Convergence {
