@@ -7,6 +7,7 @@ import torch
 from torch.autograd import forward_ad
 
 import riskfield as rf
+from riskfield.inference.request import Request
 from riskfield.kernels import torch_reference
 from strategies import potentials
 
@@ -19,16 +20,15 @@ algorithms = pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda algorit
 
 @pytest.fixture
 def recorded(monkeypatch):
-    """The recordings that algorithms start; no torch kernels may run."""
+    """The algorithms whose runs are recorded; no torch kernels may run."""
     calls = []
-    for kind in (rf.MessagePassing, rf.MeanField):
-        start = kind.start_recording
+    start = Request.start_recording
 
-        def counted(self, *args, start=start, **options):
-            calls.append(self)
-            return start(self, *args, **options)
+    def counted(self, *args, **options):
+        calls.append(self.algorithm)
+        return start(self, *args, **options)
 
-        monkeypatch.setattr(kind, "start_recording", counted)
+    monkeypatch.setattr(Request, "start_recording", counted)
 
     def refuse(*args, **options):
         raise AssertionError("the torch kernels ran")

@@ -17,10 +17,10 @@ import torch
 import riskfield as rf
 from riskfield import kernels
 from riskfield.graph.schedule import coloured_order
-from riskfield.kernels import MessagePassingProblem
+from riskfield.kernels import MessagePassingProblem, slow
 from riskfield.kernels.gpu import lacks
 from riskfield.kernels.gpu.plan import make_plan
-from riskfield.kernels.problem import schedule_levels
+from riskfield.kernels.problem import Task, schedule_levels
 from riskfield.kernels.torch_reference import MessagePassingRun as Reference
 
 TRITON = find_spec("triton") is not None
@@ -134,10 +134,10 @@ def test_plans_sum_gradients_of_tied_tables():
 def test_what_the_engine_lacks_has_a_name():
     graph = rf.chain(3, 2)
 
-    def found(graph=graph, theta=None, damping=0.0, record=None, counting=None):
+    def found(graph=graph, theta=None, damping=0.0, maximise=False, **options):
         theta = graph.zeros()[None] if theta is None else theta
-        problem = MessagePassingProblem(graph, counting or rf.Bethe().counting(graph), rf.Sequential(), damping, False)
-        return lacks(problem, theta, None, record)
+        problem = MessagePassingProblem(graph, rf.Bethe().counting(graph), rf.Sequential(), damping, maximise)
+        return lacks(Task(problem, theta, **options))
 
     assert found() is None
     assert found(record=kernels.EVERY_SWEEP) is None
@@ -147,12 +147,16 @@ def test_what_the_engine_lacks_has_a_name():
     assert "damping" in found(damping=torch.tensor(0.1, requires_grad=True))
     assert "complex128" in found(theta=graph.zeros()[None].to(torch.complex128))
     assert "autograd" in found(theta=graph.zeros()[None].requires_grad_())
+    assert "forward mode" in found(tangent=graph.zeros()[None])
+    assert "several steps" in found(along=(graph.zeros()[None], torch.ones(2, 1)))
+    assert "max-product" in found(maximise=True, record=kernels.EVERY_SWEEP)
+    assert lacks(Task(kernels.MeanFieldProblem(graph), graph.zeros()[None])) == "mean field"
 
 
 @pytest.mark.skipif(TRITON, reason="Triton is installed")
 def test_without_triton_the_torch_kernels_run_and_say_so(monkeypatch):
     monkeypatch.setattr(kernels, "_GPUS", {"cpu"})
-    monkeypatch.setattr(kernels, "_warned", set())
+    monkeypatch.setattr(slow, "_warned", set())
     graph = rf.chain(3, 2)
     with pytest.warns(rf.errors.PerformanceWarning, match="without Triton"):
         rf.infer(graph, graph.zeros())
@@ -179,7 +183,7 @@ def test_with_the_interpreter_of_triton():
 def gpu(monkeypatch):
     """Let the engine serve the device of the tests."""
     monkeypatch.setattr(kernels, "_GPUS", {DEVICE})
-    monkeypatch.setattr(kernels, "_warned", set())
+    monkeypatch.setattr(slow, "_warned", set())
 
 
 def check(name, entropy, schedule, damping, impossible, sweeps=2):

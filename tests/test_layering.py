@@ -104,3 +104,46 @@ def test_the_file_map_names_every_source_file():
     names = {path.relative_to(ROOT).as_posix() for path in files if path.name not in ("__init__.py", "__main__.py")}
     assert len(names) > 100
     assert sorted(names - file_map()) == []
+
+
+# Choosing the GPUs of processes, and restoring the states of their generators, are not questions of which kernels run.
+MAY_ASK_FOR_DEVICES = ("kernels/", "learning/ranks.py", "learning/fit.py")
+RULES = {  # what only some files may contain
+    r"autograd\.Function\b": ("adjoints/",),
+    r"\.device\.type\b|\.is_cuda\b|\btorch\.cuda\b": MAY_ASK_FOR_DEVICES,
+    r"\btorch\._[a-z]|\bfrom torch\._": (),  # private parts of torch
+    r"kernels\.(torch_reference|native|gpu)\b": ("kernels/",),
+    r"isinstance\([^)]*\b(MessagePassing|MaxProduct|MeanField|Exact|ExactMAP|ConvexFreeEnergy)\b": (
+        "inference/",
+        "models/convex.py",
+    ),
+}
+
+
+@pytest.mark.parametrize("pattern", RULES)
+def test_rooms_keep_to_themselves(pattern):
+    found = []
+    for path in FILES:
+        name = path.relative_to(PACKAGE).as_posix()
+        if not name.startswith(RULES[pattern] or ("/",)):
+            lines = path.read_text(encoding="utf-8").splitlines()
+            found += [f"{name}:{n}: {line.strip()}" for n, line in enumerate(lines, 1) if re.search(pattern, line)]
+    assert found == []
+
+
+def test_files_are_short():
+    assert [path.name for path in FILES if len(path.read_text(encoding="utf-8").splitlines()) > 400] == []
+
+
+def test_constants_of_the_native_engine_are_those_of_python():
+    from riskfield.adjoints import fixed_point
+    from riskfield.kernels import convergence
+
+    text = "".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "cpp").glob("*.hpp")))
+    native = {name: float(value) for name, value in re.findall(r"constexpr [\w:]+ k(\w+) = ([\d.e+-]+);", text)}
+    for module, names in ((convergence, ("SETTLED", "ROUNDING", "_SLOWEST")), (fixed_point, ("_NEGLIGIBLE",))):
+        for name in names:
+            camel = name.title().replace("_", "")
+            assert native[camel] == getattr(module, name), name
+    assert native["UnknownRate"] == convergence._UNKNOWN_RATE
+    assert native["LongestWait"] == convergence._LONGEST_WAIT

@@ -249,10 +249,10 @@ def test_nan_survives(isa, dtype, algorithm, monkeypatch):
 def start(graph, algorithm, theta):
     """A native run on numbers that `infer` would refuse."""
     from riskfield.kernels import native
-    from riskfield.kernels.problem import MessagePassingProblem
+    from riskfield.kernels.problem import MeanFieldProblem, MessagePassingProblem
 
     if isinstance(algorithm, rf.MeanField):
-        return native.MeanFieldRun(graph, None, theta, None)
+        return native.MeanFieldRun(MeanFieldProblem(graph), theta, None)
     maximise = isinstance(algorithm, rf.MaxProduct)
     entropy = rf.Bethe() if maximise else algorithm.entropy
     problem = MessagePassingProblem(

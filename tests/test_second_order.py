@@ -224,5 +224,5 @@ def test_adjoints_that_would_lose_the_gradient_of_rho_refuse(adjoint):
 def test_native_kernels_refuse_gradients_they_do_not_have(theta_too):
     pytest.importorskip("riskfield._native")
     algorithm = rf.MessagePassing(damping=torch.tensor(0.5, requires_grad=True))
-    with pytest.raises(ValueError, match="does not support autograd"):
+    with pytest.raises(ValueError, match="native kernels do not support autograd"):
         rf.infer(GRAPH, GRAPH.zeros().requires_grad_(theta_too), algorithm, kernels="native")

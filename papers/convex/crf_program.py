@@ -48,11 +48,15 @@ def ising() -> rf.Conditional:
 class MeanFieldFromPotentials(rf.MeanField):
     """Mean field that starts from the marginals which the potentials of single variables alone would give."""
 
+    def problem(self, graph: rf.FactorGraph) -> None:
+        """Runs start in a state of their own, so the kernels do not start them."""
+
     def start(
         self, graph: rf.FactorGraph, theta: Tensor, messages: Tensor | None, kernels: str | None
     ) -> rf.inference.Run:
         """Begin from the potentials of variables, or from `messages`."""
-        return super().start(graph, theta, theta[:, : graph.node_size] if messages is None else messages, kernels)
+        start = theta[:, : graph.node_size] if messages is None else messages
+        return rf.MeanField(self.order).start(graph, theta, start, kernels)
 
 
 def mean_field(num_pixels: int) -> rf.Inference:

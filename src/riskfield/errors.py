@@ -8,6 +8,7 @@ __all__ = [
     "DivergenceWarning",
     "FileFormatError",
     "ImpossibleEvidenceError",
+    "KernelError",
     "MissingDataError",
     "PerformanceWarning",
     "PrecisionError",
@@ -34,6 +35,10 @@ class MissingDataError(RiskfieldError, FileNotFoundError):
 
 class PrecisionError(RiskfieldError, ValueError):
     """Potentials are so large that differences between probable states are lost in rounding."""
+
+
+class KernelError(RiskfieldError, ValueError):
+    """The kernels asked for do not support something. The message names it."""
 
 
 class TreewidthError(RiskfieldError, MemoryError):

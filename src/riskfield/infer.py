@@ -49,8 +49,8 @@ def infer(
         adjoint: how gradients of the marginals and of the log-partition value are computed: `Unroll()`,
             `FixedPoint(...)`, `Perturb(...)`, `KKT(...)`, `Envelope()`. By default `Unroll()`. Where nothing requires a
             gradient, nothing is recorded.
-        kernels: "native" or "torch" to insist on one; by default native code where it can run, torch on other devices
-            and for derivatives that native code does not follow.
+        kernels: "native", "gpu" or "torch" to insist on these; by default the fastest that can run. Only the torch
+            kernels run on every device and have every derivative.
         progress: show a progress bar.
         throw: raise if the algorithm finds that every joint state of a batch item has probability zero. With False,
             such items have NaN for marginals, -inf for `log_partition`, gradients of 0 and False for `converged`,
@@ -62,6 +62,7 @@ def infer(
 
     Raises:
         ImpossibleEvidenceError: if the algorithm finds that every joint state has probability zero.
+        KernelError: if `kernels` names kernels that cannot run this.
         PrecisionError: if potentials that conflict are too large for the precision of theta (see `docs/inference.md`).
 
     >>> from riskfield import TRW, MessagePassing, Stop, grid, infer

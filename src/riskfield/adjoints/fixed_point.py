@@ -34,10 +34,9 @@ from riskfield.adjoints._refusals import require_convergence, require_finite, re
 from riskfield.adjoints.adjoint import AbstractAdjoint
 from riskfield.adjoints.fixed_point_solvers import AbstractLinearSolver, Iterate, LinearSolution
 from riskfield.errors import AdjointError, AdjointWarning
-from riskfield.inference.algorithm import RecordingRun
 from riskfield.inference.request import Request
 from riskfield.inference.solution import Solution
-from riskfield.kernels import LAST_SWEEP, is_differentiated
+from riskfield.kernels import LAST_SWEEP, RecordingRun, is_differentiated
 
 # A gradient whose equation is solved no better than this is not returned.
 _WORTHLESS = 1e-4
@@ -101,10 +100,9 @@ class FixedPoint(AbstractAdjoint):
         require_convergence(request, "FixedPoint")
         numbers = request.algorithm.parameters(request.graph)
         require_fixed_point(request, "FixedPoint", request.flat_theta().detach(), numbers)
-        native = (
-            request.theta.dtype == torch.float64 and request.kernels != "torch" and isinstance(self.solver, Iterate)
-        )
-        run = request.start_recording(LAST_SWEEP) if native and is_differentiated(request.theta) else None
+        run = None
+        if request.theta.dtype == torch.float64 and isinstance(self.solver, Iterate):
+            run = request.start_recording(LAST_SWEEP) if is_differentiated(request.theta) else None
         solution = request.solve(run)
         assert solution.messages is not None
         point = _Point(self, request, numbers, run, solution.messages.clone(), solution)

@@ -14,15 +14,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.autograd import forward_ad
 
 from riskfield.adjoints._refusals import require_sweeps
 from riskfield.adjoints.adjoint import AbstractAdjoint
-from riskfield.inference.algorithm import RecordingRun
 from riskfield.inference.request import Request, Stop
 from riskfield.inference.solution import Solution
-from riskfield.kernels import EVERY_SWEEP, LAST_SWEEP, is_differentiated
+from riskfield.kernels import EVERY_SWEEP, LAST_SWEEP, RecordingRun, is_differentiated, is_transformed
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,7 @@ class Unroll(AbstractAdjoint):
             raise ValueError(f"`checkpoint` must be a positive number of sweeps, True or False. Got {got}.")
 
     def apply(self, request: Request) -> Solution:
-        """Run on the native kernels with a tape where they can record one, else on the torch kernels.
+        """Run with a tape on kernels that can record one, else on the torch kernels, recorded by autograd.
 
         Nothing is recorded where nothing requires a gradient.
         """
@@ -67,18 +65,14 @@ class Unroll(AbstractAdjoint):
             return request.run()
         require_sweeps(request)
         on_torch = replace(request, kernels=request.kernels or "torch")
-        primal, tangent = _unpacked(theta)
-        recorded, others = numbers[: algorithm.recorded_parameters], numbers[algorithm.recorded_parameters :]
-        if request.kernels == "torch" or primal is None or any(is_differentiated(number) for number in others):
+        if is_transformed(theta):
             return on_torch.run()
-        wants_parameters = any(is_differentiated(number) for number in recorded)
+        recorded = numbers[: algorithm.recorded_parameters]
+        primal, tangent = forward_ad.unpack_dual(theta)
         if tangent is not None:
-            if primal.requires_grad or wants_parameters:
+            if any(number.requires_grad for number in (primal, *recorded)):
                 return on_torch.run()
             return _forward_mode(request, primal, tangent) or on_torch.run()
-        # Native kernels reach parameters from uniform messages, in float64 and with a whole tape.
-        if wants_parameters and (request.messages is not None or self.checkpoint or theta.dtype != torch.float64):
-            return on_torch.run()
         recording = self._start(request)
         if recording is None:
             return on_torch.run()
@@ -93,27 +87,18 @@ class Unroll(AbstractAdjoint):
         return request.start_recording(every)
 
 
-def _unpacked(theta: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """The primal and the tangent of a dual theta; (theta, None) for a plain one, (None, None) inside `torch.func`."""
-    if is_functorch_wrapped_tensor(theta):
-        return None, None
-    primal, tangent = forward_ad.unpack_dual(theta)
-    return primal, tangent
-
-
 def _forward_mode(request: Request, primal: Tensor, tangent: Tensor) -> Solution | None:
-    """Marginals with their derivative along the tangent, on dual numbers; None without native kernels.
+    """Marginals with their derivative along the tangent; None if no kernels have tangents.
 
     A plain run finds out how many sweeps there are, so that asking for a derivative does not change the answer.
     """
     plain = replace(request, theta=primal)
-    started = plain.start_recording(LAST_SWEEP)  # keeps next to nothing, and only the native kernels do it
-    if started is None:
+    if not _has_tangents(plain, tangent):
         return None
-    solution = plain.solve(started)
+    solution = plain.solve()
     mu = solution.mu
     slope = mu.new_empty(mu.shape).reshape(-1, mu.shape[-1])
-    for rows, run in _dual_runs(plain, primal, tangent, solution.sweeps, LAST_SWEEP):
+    for rows, run in _dual_runs(plain, tangent, solution.sweeps, LAST_SWEEP):
         slope[rows] = run.marginals().imag.to(mu.dtype)
     return replace(
         solution,
@@ -123,16 +108,15 @@ def _forward_mode(request: Request, primal: Tensor, tangent: Tensor) -> Solution
     )
 
 
-def _dual_runs(
-    request: Request, theta: Tensor, slope: Tensor, sweeps: Tensor, record: int
-) -> Iterator[tuple[Tensor, RecordingRun]]:
-    """Runs on dual numbers for the sweeps that ran: which rows of the batch, and their run, advanced to its end.
+def _has_tangents(request: Request, tangent: Tensor) -> bool:
+    """Whether the kernels for this request also compute derivatives along a tangent of theta."""
+    return request.start_recording(LAST_SWEEP, _flat(tangent)) is not None
 
-    Theta has its slope for an imaginary part, and so has everything computed from it. Only with native kernels.
-    """
-    dual = torch.complex(theta.detach().double(), slope.detach().double())
-    for rows, part in _by_sweeps(replace(request, theta=dual), sweeps):
-        run = part.start_recording(record)
+
+def _dual_runs(request: Request, tangent: Tensor, sweeps: Tensor, record: int) -> Iterator[tuple[Tensor, RecordingRun]]:
+    """Runs with a tangent of theta, for the sweeps that ran: which rows of the batch, and their run, at its end."""
+    for rows, part in _by_sweeps(request, sweeps):
+        run = part.start_recording(record, _flat(tangent)[rows])
         assert run is not None
         run.advance(part.stop.sweeps, -1.0)
         yield rows, run
@@ -185,19 +169,20 @@ class _RecordedGradient(torch.autograd.Function):
         ctx: Any, theta: Tensor, grad: Tensor, request: Request, sweeps: Tensor, recording: RecordingRun
     ) -> Tensor:
         ctx.save_for_backward(theta, grad)
-        ctx.request, ctx.sweeps, ctx.dual_numbers = request, sweeps, recording.dual_numbers
+        ctx.request, ctx.sweeps = request, sweeps
         return recording.backward(_flat(grad)).reshape(theta.shape)
 
     @staticmethod
     def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
         theta, grad = ctx.saved_tensors
-        # Third derivatives, and second ones without dual numbers: by autograd through the torch kernels.
-        if torch.is_grad_enabled() or not ctx.dual_numbers:
-            return *_through_torch(ctx.request, theta, ctx.sweeps, grad, v), None, None, None
+        request = replace(ctx.request, theta=theta.detach())
+        # Third derivatives, and second ones on kernels without tangents: by autograd through the torch kernels.
+        if torch.is_grad_enabled() or not _has_tangents(request, v):
+            return *_through_torch(request, theta, ctx.sweeps, grad, v), None, None, None
         cotangents = _flat(grad)
         slope, slope_of_mu = torch.empty_like(_flat(theta)), torch.empty_like(cotangents)
-        for rows, run in _dual_runs(ctx.request, theta, v, ctx.sweeps, EVERY_SWEEP):
-            slope[rows] = run.backward(cotangents[rows].to(torch.complex128)).imag.to(theta.dtype)
+        for rows, run in _dual_runs(request, v, ctx.sweeps, EVERY_SWEEP):
+            slope[rows] = run.backward(cotangents[rows]).imag.to(theta.dtype)
             slope_of_mu[rows] = run.marginals().imag.to(grad.dtype)
         return slope.reshape(theta.shape), slope_of_mu.reshape(grad.shape), None, None, None
 

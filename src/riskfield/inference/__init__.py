@@ -1,6 +1,6 @@
 """Algorithms, one to a file, and the loop they share."""
 
-from riskfield.inference.algorithm import AbstractAlgorithm, Run
+from riskfield.inference.algorithm import AbstractAlgorithm
 from riskfield.inference.convex import (
     NEGATIVE_ENTROPY,
     NEGATIVE_LOG,
@@ -19,6 +19,7 @@ from riskfield.inference.mean_field import MeanField
 from riskfield.inference.message_passing import MaxProduct, MessagePassing
 from riskfield.inference.request import Stop
 from riskfield.inference.solution import JointMode, Solution
+from riskfield.kernels import Run
 
 __all__ = [
     "NEGATIVE_ENTROPY",

@@ -4,72 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from riskfield import kernels as kernel_choice
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.inference.optimality import AbstractOptimality
 from riskfield.inference.solution import modes
-from riskfield.kernels import EVERY_SWEEP
-
-
-class Run(Protocol):
-    """One run of an algorithm on a batch of thetas of shape (batch, theta), advanced by `infer`."""
-
-    def advance(self, sweeps: int, tol: float) -> tuple[Tensor, Tensor]:
-        """Sweep each batch item up to `sweeps` times, or until its residual is at most `tol`.
-
-        While it is above `tol`, the residual is the largest change of a node marginal that the updates of the last
-        sweep would have made without damping: the step of every log-marginal divided by 1 - damping, then normalised
-        and compared. Below, it is an estimate of the distance to the fixed point (see `kernels.convergence`). It is NaN
-        for an impossible model. An item that reached `tol` in an earlier call is left as it is: it keeps its residual
-        and runs no sweep.
-
-        Returns the last residual of each item and how many sweeps it ran, both of shape (batch,).
-        """
-        ...
-
-    def marginals(self) -> Tensor:
-        """Mu, of shape (batch, mu). Rows of an impossible model are NaN."""
-        ...
-
-    def messages(self) -> Tensor | None:
-        """The state, of shape (batch, ...), from which another run can be started."""
-        ...
-
-
-class RecordingRun(Run, Protocol):
-    """A run with a tape of its sweeps, which can be differentiated backwards."""
-
-    dual_numbers: bool  # whether its kernels also record runs on dual numbers, for second derivatives
-
-    def backward(self, grad_mu: Tensor) -> Tensor:
-        """d(grad_mu . mu) / dtheta through all sweeps, of shape (batch, theta)."""
-        ...
-
-    def backward_counting(self, grad_mu: Tensor) -> tuple[Tensor, Tensor]:
-        """The same in float64, with a whole tape, and d(grad_mu . mu) / dc_c of every factor, summed over the batch."""
-        ...
-
-    def backward_fixed_point(self, grad_mu: Tensor, steps: int, tol: float) -> tuple[Tensor, Tensor, Tensor]:
-        """The same as if the last sweep, whose tape was kept, had been repeated for ever.
-
-        It differentiates that sweep backwards up to `steps` times, or until one more time adds at most the share `tol`
-        to the cotangents of the messages. Returns the gradient and, for each item, the last share and the number of
-        backward sweeps.
-        """
-        ...
-
-
-class SteppedRun(Run, Protocol):
-    """A run of theta + step direction for several steps, one step after the other along the batch."""
-
-    def marginals(self, weights: Tensor | None = None) -> Tensor:
-        """Mu; with weights of shape (step, batch of theta) their sum over the steps, of shape (batch of theta, mu)."""
-        ...
-
+from riskfield.kernels import Problem, Run
 
 # One sweep as a function of the state it begins from: the marginals there, of shape (batch, mu), and the next state.
 FixedPointMap = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -80,13 +24,13 @@ class AbstractAlgorithm(ABC):
 
     # Whether runs approach their answer sweep by sweep; if not, one sweep is the answer whatever the tolerance.
     iterative: ClassVar[bool] = True
-    # Whether the sweeps can be differentiated: recorded by the native kernels, or followed by autograd. For `Unroll`.
+    # Whether the sweeps can be differentiated: recorded by the kernels, or by autograd. For `Unroll`.
     unrolls: ClassVar[bool] = True
     # Whether converged marginals are the gradient of a value, so that dmu/dtheta is symmetric. For `Perturb`.
     symmetric_jacobian: ClassVar[bool] = False
     # Why converged marginals have no derivative, and what to use; the end of an error message. Empty if they have one.
     nonsmooth_because: ClassVar[str] = ""
-    # What `parameters` are called, and how many of them, the first ones, a recorded run differentiates, too.
+    # What `parameters` are called, and how many of them, the first ones, the tape of a run also leads to.
     parameter_name: ClassVar[str] = "parameters"
     recorded_parameters: ClassVar[int] = 0
     # What else than an impossible model can make the marginals NaN; the end of an error message.
@@ -99,25 +43,19 @@ class AbstractAlgorithm(ABC):
     def check(self, graph: FactorGraph, batch: torch.Size) -> None:  # noqa: B027
         """Raise a `ValueError` if the settings do not fit the graph, or thetas of batch shape `batch`."""
 
-    @abstractmethod
+    def problem(self, graph: FactorGraph) -> Problem | None:
+        """What the kernels solve for this algorithm; None for an algorithm with runs of its own."""
+        return None
+
     def start(self, graph: FactorGraph, theta: Tensor, messages: Tensor | None, kernels: str | None) -> Run:
-        """Set up a run for theta of shape (batch, theta), warm-started from `messages` where given."""
+        """Set up a run for theta of shape (batch, theta), warm-started from `messages` where given.
 
-    def start_recording(
-        self, graph: FactorGraph, theta: Tensor, messages: Tensor | None, every: int = EVERY_SWEEP
-    ) -> RecordingRun | None:
-        """Set up a native run with a tape; None where no native kernels can run.
-
-        The tape holds every sweep; with `every` = LAST_SWEEP only the last one, for `backward_fixed_point`; with
-        `every` > 0 the messages before every so many sweeps, and the backward pass repeats the sweeps between.
+        By default the kernels run `problem`. An algorithm without a problem must define this.
         """
-        return None
-
-    def start_steps(
-        self, graph: FactorGraph, theta: Tensor, messages: Tensor | None, direction: Tensor, steps: Tensor
-    ) -> SteppedRun | None:
-        """Set up a native run of theta + step direction for steps of shape (step, batch); None where there is none."""
-        return None
+        problem = self.problem(graph)
+        if problem is None:
+            raise NotImplementedError(f"`{type(self).__name__}` must define `start` or `problem`.")
+        return kernel_choice.start(problem, theta, messages, kernels=kernels)
 
     def parameters(self, graph: FactorGraph) -> tuple[Tensor, ...]:
         """The numbers besides theta that converged marginals depend on, such as counting numbers, for gradients."""

@@ -27,8 +27,8 @@ from torch import Tensor
 
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.inference._buckets import NEG_INF, BucketTree, check_max_bytes, gather, plan
-from riskfield.inference.algorithm import AbstractAlgorithm, Run
-from riskfield.kernels import is_differentiated
+from riskfield.inference.algorithm import AbstractAlgorithm
+from riskfield.kernels import Run, is_differentiated
 
 
 @dataclass(frozen=True)

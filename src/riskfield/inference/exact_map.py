@@ -21,7 +21,8 @@ from torch import Tensor
 from riskfield.graph._scopes import index_tensor
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.inference._buckets import NEG_INF, BucketTree, Cut, check_max_bytes, plan
-from riskfield.inference.algorithm import AbstractAlgorithm, Run
+from riskfield.inference.algorithm import AbstractAlgorithm
+from riskfield.kernels import Run
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from riskfield import kernels as kernel_choice
 from riskfield.entropy import negative_xlogx
 from riskfield.graph.factor_graph import FactorGraph
-from riskfield.inference.algorithm import AbstractAlgorithm, FixedPointMap, RecordingRun, Run, SteppedRun
+from riskfield.inference.algorithm import AbstractAlgorithm, FixedPointMap
 from riskfield.inference.solution import inner_product
-from riskfield.kernels.torch_reference import MeanFieldRun
+from riskfield.kernels import MeanFieldProblem, one_sweep
 
 
 @dataclass(frozen=True)
@@ -57,39 +56,15 @@ class MeanField(AbstractAlgorithm):
         """The order of `graph`'s variables; None for colour by colour."""
         return self.order
 
-    def start(self, graph: FactorGraph, theta: Tensor, messages: Tensor | None, kernels: str | None) -> Run:
-        """Begin from uniform marginals over the possible states, or from `messages` (log node marginals)."""
-        chosen = kernel_choice.select(theta, kernels, messages)
-        if kernels is None and kernel_choice.on_gpu(theta):
-            kernel_choice.warn_slow("mean field")
-        run: Run = chosen.MeanFieldRun(graph, self.visits(graph), theta, messages)
-        return run
-
-    def start_recording(
-        self, graph: FactorGraph, theta: Tensor, messages: Tensor | None, every: int = kernel_choice.EVERY_SWEEP
-    ) -> RecordingRun | None:
-        """The same, recorded; only the native kernels do that."""
-        chosen = kernel_choice.select(theta, None, messages)
-        run: RecordingRun | None = None
-        if chosen.NATIVE:
-            run = chosen.MeanFieldRun(graph, self.visits(graph), theta, messages, record=every)
-        return run
-
-    def start_steps(
-        self, graph: FactorGraph, theta: Tensor, messages: Tensor | None, direction: Tensor, steps: Tensor
-    ) -> SteppedRun | None:
-        """All steps at once."""
-        chosen = kernel_choice.select(theta, None, messages)
-        run: SteppedRun | None = None
-        if chosen.NATIVE:
-            run = chosen.MeanFieldRun(graph, self.visits(graph), theta, messages, along=(direction, steps))
-        return run
+    def problem(self, graph: FactorGraph) -> MeanFieldProblem | None:
+        """Coordinate ascent; its state is the log node marginals."""
+        return MeanFieldProblem(graph, self.visits(graph))
 
     def fixed_point_maps(
         self, graph: FactorGraph, theta: Tensor, parameters: tuple[Tensor, ...]
     ) -> Iterator[FixedPointMap]:
         """A round of updates, of the log node marginals."""
-        yield MeanFieldRun(graph, self.visits(graph), theta, None).one_sweep
+        yield one_sweep(MeanFieldProblem(graph, self.visits(graph)), theta)
 
     def log_partition(self, graph: FactorGraph, theta: Tensor, mu: Tensor) -> Tensor:
         """theta . mu + the entropy of the product of the node marginals."""

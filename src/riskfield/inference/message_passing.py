@@ -15,13 +15,11 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from types import ModuleType
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from riskfield import kernels as kernel_choice
 from riskfield.entropy import AbstractEntropy, Bethe, Counting
 from riskfield.errors import ConvergenceWarning, ImpossibleEvidenceError, TreewidthError
 from riskfield.graph._scopes import index_tensor
@@ -29,11 +27,11 @@ from riskfield.graph.factor_graph import FactorGraph
 from riskfield.graph.schedule import Parallel, Schedule, Sequential
 from riskfield.inference._buckets import check_max_bytes
 from riskfield.inference._joint import decode, upper_bound
-from riskfield.inference.algorithm import AbstractAlgorithm, FixedPointMap, RecordingRun, Run, SteppedRun
+from riskfield.inference.algorithm import AbstractAlgorithm, FixedPointMap
 from riskfield.inference.exact_map import ExactMAP
 from riskfield.inference.optimality import AbstractOptimality
 from riskfield.inference.solution import inner_product, modes
-from riskfield.kernels.torch_reference import MessagePassingRun
+from riskfield.kernels import MessagePassingProblem, one_sweep
 
 
 @dataclass(frozen=True)
@@ -66,34 +64,9 @@ class MessagePassing(AbstractAlgorithm):
     def __post_init__(self) -> None:
         _check_settings(self.entropy, self.schedule, self.damping)
 
-    def start(self, graph: FactorGraph, theta: Tensor, messages: Tensor | None, kernels: str | None) -> Run:
-        """Begin from uniform messages, or from `messages`."""
-        return _start(self, graph, theta, messages, kernels, maximise=False)
-
-    def start_recording(
-        self, graph: FactorGraph, theta: Tensor, messages: Tensor | None, every: int = kernel_choice.EVERY_SWEEP
-    ) -> RecordingRun | None:
-        """The same, recorded, on the native kernels or on a GPU."""
-        counting = self.entropy.counting(graph)
-        # The native kernels go back to the counting numbers of factors as well as to theta.
-        constant = Counting(counting.factor.detach(), counting.node_total)
-        chosen, problem = _problem(self, graph, theta, messages, None, maximise=False, counting=constant)
-        run: RecordingRun | None = None
-        if kernel_choice.on_gpu(theta):
-            run = kernel_choice.start_on_gpu(replace(problem, counting=counting), theta, messages, record=every)
-        elif chosen.NATIVE:
-            run = chosen.MessagePassingRun(problem, theta, messages, record=every)
-        return run
-
-    def start_steps(
-        self, graph: FactorGraph, theta: Tensor, messages: Tensor | None, direction: Tensor, steps: Tensor
-    ) -> SteppedRun | None:
-        """All steps at once."""
-        chosen, problem = _problem(self, graph, theta, messages, None, maximise=False)
-        run: SteppedRun | None = None
-        if chosen.NATIVE:
-            run = chosen.MessagePassingRun(problem, theta, messages, along=(direction, steps))
-        return run
+    def problem(self, graph: FactorGraph) -> MessagePassingProblem:
+        """Sum-product."""
+        return MessagePassingProblem(graph, self.entropy.counting(graph), self.schedule, _constant(self.damping))
 
     def parameters(self, graph: FactorGraph) -> tuple[Tensor, ...]:
         """The counting numbers c_c of factors and c^_i of variables."""
@@ -113,8 +86,7 @@ class MessagePassing(AbstractAlgorithm):
     ) -> Iterator[FixedPointMap]:
         """Undamped sweeps that send all messages at once, a few large tensor operations; then the run's schedule."""
         for schedule in dict.fromkeys((Parallel(), self.schedule)):
-            problem = kernel_choice.MessagePassingProblem(graph, Counting(*parameters), schedule, 0.0, False)
-            yield MessagePassingRun(problem, theta, None).one_sweep
+            yield one_sweep(MessagePassingProblem(graph, Counting(*parameters), schedule), theta)
 
     def log_partition(self, graph: FactorGraph, theta: Tensor, mu: Tensor) -> Tensor:
         """theta . mu + H(mu)."""
@@ -189,9 +161,10 @@ class MaxProduct(AbstractAlgorithm):
         _check_settings(self.entropy, self.schedule, self.damping)
         check_max_bytes(self.max_bytes)
 
-    def start(self, graph: FactorGraph, theta: Tensor, messages: Tensor | None, kernels: str | None) -> Run:
-        """Begin from uniform messages, or from `messages`."""
-        return _start(self, graph, theta, messages, kernels, maximise=True)
+    def problem(self, graph: FactorGraph) -> MessagePassingProblem:
+        """Max-product."""
+        counting, damping = self.entropy.counting(graph), _constant(self.damping)
+        return MessagePassingProblem(graph, counting, self.schedule, damping, maximise=True)
 
     def log_partition(self, graph: FactorGraph, theta: Tensor, mu: Tensor) -> Tensor:
         """The score of the state that `mode` returns."""
@@ -226,8 +199,8 @@ def _possible_states(graph: FactorGraph, theta: Tensor, states: Tensor, max_byte
         run = ExactMAP(max_bytes).start(graph, theta, None, None)
     except TreewidthError as error:
         warnings.warn(
-            f"`MaxProduct` found only impossible joint states for {len(theta)} batch items, and elimination is no way "
-            f"out: {error}",
+            f"`MaxProduct` found only impossible joint states for {len(theta)} batch items, and elimination cannot "
+            f"replace it: {error}",
             ConvergenceWarning,
             stacklevel=4,
         )
@@ -240,35 +213,9 @@ def _possible_states(graph: FactorGraph, theta: Tensor, states: Tensor, max_byte
     return modes(graph, mu)
 
 
-def _start(
-    algorithm: MessagePassing | MaxProduct,
-    graph: FactorGraph,
-    theta: Tensor,
-    messages: Tensor | None,
-    kernels: str | None,
-    maximise: bool,
-) -> Run:
-    chosen, problem = _problem(algorithm, graph, theta, messages, kernels, maximise)
-    run: Run | None = kernel_choice.start_on_gpu(problem, theta, messages) if kernels is None else None
-    return chosen.MessagePassingRun(problem, theta, messages) if run is None else run
-
-
-def _problem(
-    algorithm: MessagePassing | MaxProduct,
-    graph: FactorGraph,
-    theta: Tensor,
-    messages: Tensor | None,
-    kernels: str | None,
-    maximise: bool,
-    counting: Counting | None = None,
-) -> tuple[ModuleType, kernel_choice.MessagePassingProblem]:
-    """The kernels to use and what to ask of them."""
-    counting = algorithm.entropy.counting(graph) if counting is None else counting
-    damping = algorithm.damping
-    chosen = kernel_choice.select(theta, kernels, messages, counting.factor, counting.node_total, damping)
-    if not (isinstance(damping, Tensor) and damping.requires_grad):
-        damping = float(damping)
-    return chosen, kernel_choice.MessagePassingProblem(graph, counting, algorithm.schedule, damping, maximise)
+def _constant(damping: float | Tensor) -> float | Tensor:
+    """A number, unless it requires a gradient."""
+    return damping if isinstance(damping, Tensor) and damping.requires_grad else float(damping)
 
 
 def _check_settings(entropy: object, schedule: object, damping: float | Tensor) -> None:

@@ -12,10 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from riskfield.errors import ConvergenceWarning, ImpossibleEvidenceError
+from riskfield import kernels as kernel_choice
+from riskfield.errors import ConvergenceWarning, ImpossibleEvidenceError, KernelError
 from riskfield.graph.factor_graph import FactorGraph
-from riskfield.inference.algorithm import AbstractAlgorithm, RecordingRun, Run
+from riskfield.inference.algorithm import AbstractAlgorithm
 from riskfield.inference.solution import Solution
+from riskfield.kernels import RecordingRun, Run, SteppedRun
 
 _LARGEST = float(np.finfo(np.float64).max)
 # How long one slice of sweeps may take before the loop looks up: short enough for Ctrl-C and a smooth progress bar.
@@ -67,8 +69,7 @@ class Request:
         run = started
         if run is None:
             run = self.algorithm.start(graph, self.flat_theta(), self.flat_messages(), self.kernels)
-        # On a GPU a truncated run is one piece.
-        first = self.stop.sweeps if self.stop.tol is None and theta.device.type == "cuda" else 1
+        first = self.stop.sweeps if self.stop.tol is None and kernel_choice.runs_at_once(theta) else 1
         sweeps, residual = _loop(run, self.stop, batch.numel(), self.progress, first, throw=self.throw)
         mu = run.marginals()
         if self.throw:
@@ -115,10 +116,8 @@ class Request:
         """
         with torch.no_grad():
             batch, num_steps = self.theta.shape[:-1], len(steps)
-            run = None
-            if self.kernels != "torch":
-                flat = direction.reshape(batch.numel(), -1), steps.reshape(num_steps, -1)
-                run = self.algorithm.start_steps(self.graph, self.flat_theta(), self.flat_messages(), *flat)
+            along = direction.reshape(batch.numel(), -1), steps.reshape(num_steps, -1)
+            run: SteppedRun | None = self._start_kernels(along=along)
             if run is not None:
                 # In few slices: one run after the other, each pushes what the last one worked on out of the cache.
                 first = max(1, _QUICK // max(1, steps.numel() * self.graph.mu_size))
@@ -134,10 +133,21 @@ class Request:
                 solution = replace(self, theta=stepped, messages=messages).run()
             return Steps((weights.unsqueeze(-1).to(solution.mu) * solution.mu).sum(0), solution.residual)
 
-    def start_recording(self, every: int) -> RecordingRun | None:
-        """Start a native run with a tape. See `AbstractAlgorithm.start_recording`."""
-        theta = self.flat_theta().detach()
-        return self.algorithm.start_recording(self.graph, theta, self.flat_messages(), every)
+    def start_recording(self, record: int, tangent: Tensor | None = None) -> RecordingRun | None:
+        """Start a run with a tape (see `kernels.start`); None if no kernels can record this."""
+        run: RecordingRun | None = self._start_kernels(record=record, tangent=tangent)
+        return run
+
+    def _start_kernels(self, **options: Any) -> Any:
+        """Start a run of the algorithm's problem; None if it has none, or if the kernels lack one of the options."""
+        problem = self.algorithm.problem(self.graph)
+        if problem is None:
+            return None
+        theta, messages = self.flat_theta().detach(), self.flat_messages()
+        try:
+            return kernel_choice.start(problem, theta, messages, kernels=self.kernels, **options)
+        except KernelError:
+            return None
 
 
 @dataclass(frozen=True, eq=False)

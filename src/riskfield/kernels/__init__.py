@@ -1,44 +1,153 @@
-"""Kernels: the sweeps, and the choice between their implementations.
+"""Kernels: the sweeps. `start` begins a run on the fastest kernels that can do what is asked.
 
-`torch_reference` is short, runs on any device and is differentiable; `native` is the C++ engine; `gpu` is the engine in
-Triton, for message passing. All offer the class `MessagePassingRun`, the first two also `MeanFieldRun`, with the same
-arguments, and tests compare them.
+There are three, which tests compare with each other: `native` is the C++ engine, for the CPU; `gpu` is the engine in
+Triton, for message passing on GPUs; `torch_reference` is short, runs on any device, and autograd can differentiate it.
+Each is a module with `lacks(task)`, which names what it would need for a task and does not have, and `start(task)`.
+Nothing outside this package asks on which device a tensor is.
 """
 
 from __future__ import annotations
 
-import warnings
+from collections.abc import Callable
+from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import overload
 
-import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
-from riskfield.errors import PerformanceWarning
-from riskfield.kernels.problem import MessagePassingProblem
-
-if TYPE_CHECKING:
-    from riskfield.kernels.gpu.run import MessagePassingRun
+from riskfield.errors import KernelError
+from riskfield.kernels.problem import (
+    EVERY_SWEEP,
+    LAST_SWEEP,
+    Along,
+    MeanFieldProblem,
+    MessagePassingProblem,
+    Problem,
+    Task,
+    is_differentiated,
+    is_transformed,
+)
+from riskfield.kernels.run import RecordingRun, Run, SteppedRun
+from riskfield.kernels.slow import warn_slow
 
 __all__ = [
     "EVERY_SWEEP",
     "LAST_SWEEP",
+    "MeanFieldProblem",
     "MessagePassingProblem",
+    "Problem",
+    "RecordingRun",
+    "Run",
+    "SteppedRun",
     "check_kernels",
     "is_differentiated",
+    "is_transformed",
     "native_available",
-    "on_gpu",
-    "select",
-    "start_on_gpu",
-    "warn_slow",
+    "one_sweep",
+    "runs_at_once",
+    "start",
 ]
 
-# What the tape of a run holds: every sweep, or only the last one. A number k > 0 means a checkpoint every k sweeps.
-EVERY_SWEEP, LAST_SWEEP = -1, -2
-
+_MODULES = {"native": "native", "gpu": "gpu", "torch": "torch_reference"}
 _GPUS = {"cuda"}  # types of devices that the GPU engine serves; tests add the CPU, where Triton interprets the kernels
-_warned: set[str] = set()
+
+
+@overload
+def start(problem: Problem, theta: Tensor, messages: Tensor | None = ..., *, kernels: str | None = ...) -> Run: ...
+
+
+@overload
+def start(
+    problem: Problem,
+    theta: Tensor,
+    messages: Tensor | None = ...,
+    *,
+    kernels: str | None = ...,
+    record: int,
+    tangent: Tensor | None = ...,
+) -> RecordingRun: ...
+
+
+@overload
+def start(
+    problem: Problem, theta: Tensor, messages: Tensor | None = ..., *, kernels: str | None = ..., along: Along
+) -> SteppedRun: ...
+
+
+def start(
+    problem: Problem,
+    theta: Tensor,
+    messages: Tensor | None = None,
+    *,
+    kernels: str | None = None,
+    record: int | None = None,
+    tangent: Tensor | None = None,
+    along: Along | None = None,
+) -> Run:
+    """Start a run for theta of shape (batch, theta).
+
+    Arguments:
+        problem: what to solve.
+        theta: the log-potentials.
+        messages: the state to start from; uniform by default.
+        kernels: "native", "gpu" or "torch" to insist on these; by default the fastest that can run.
+        record: record a tape: of EVERY_SWEEP, of the LAST_SWEEP, or with a checkpoint every so many sweeps.
+        tangent: a direction of theta, of its shape, along which marginals and gradients are differentiated.
+        along: a direction of shape (batch, theta) and steps of shape (step, batch), to run theta + step direction for
+            all steps at once.
+
+    Raises:
+        KernelError: if no kernels, or not the named ones, can do this. It names what they lack.
+
+    Warns:
+        PerformanceWarning: if theta is on a GPU, but the GPU kernels lack something, or if the schedule is far too deep
+            for a GPU. Each warning is given once.
+    """
+    check_kernels(kernels)
+    task = Task(problem, theta, messages, record, tangent, along)
+    lacking = []
+    for name in _candidates(theta) if kernels is None else (kernels,):
+        lacks = _lacks(name, task)
+        if lacks is None:
+            run: Run = _module(name).start(task)
+            return run
+        lacking.append(f"The {name} kernels do not support {lacks}.")
+        if name == "gpu" and kernels is None and along is None:  # steps can also be a larger batch, on the same kernels
+            warn_slow(f"{lacking[-1]} It runs on the torch kernels, which are much slower.")
+    raise KernelError(" ".join(lacking))
+
+
+def _candidates(theta: Tensor) -> tuple[str, ...]:
+    """The kernels for theta's device, the fastest first."""
+    if runs_at_once(theta) and theta.numel():
+        return "gpu", "torch"
+    return "native", "torch"
+
+
+def _lacks(name: str, task: Task) -> str | None:
+    if name == "native" and not native_available():
+        return "anything without the compiled extension, which is not installed"
+    lacks: str | None = _module(name).lacks(task)
+    return lacks
+
+
+def _module(name: str) -> ModuleType:
+    return import_module(f"riskfield.kernels.{_MODULES[name]}")
+
+
+def one_sweep(problem: Problem, theta: Tensor) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """A sweep as a function of the state it begins from: the marginals there, and the next state.
+
+    Autograd can differentiate it in the state, in theta of shape (batch, theta) and in the numbers of the problem.
+    """
+    from riskfield.kernels import torch_reference
+
+    return torch_reference.start(Task(problem, theta)).one_sweep
+
+
+def runs_at_once(theta: Tensor) -> bool:
+    """Whether all sweeps of a truncated run should be asked for at once: a GPU replays them in one launch."""
+    return theta.device.type in _GPUS
 
 
 def native_available() -> bool:
@@ -52,79 +161,5 @@ def native_available() -> bool:
 
 def check_kernels(kernels: str | None) -> None:
     """Raise unless `kernels` names kernels, or is None."""
-    if kernels not in (None, "native", "torch"):
-        raise ValueError(f'`kernels` must be "native", "torch" or None. Got {kernels!r}.')
-
-
-def select(theta: Tensor, kernels: str | None = None, *others: Tensor | float | None) -> ModuleType:
-    """The kernels for `theta`: the named ones, or else the native ones if they can run it.
-
-    `others` are the other numbers that the run depends on. Gradients of these or of theta by autograd need the torch
-    kernels.
-    """
-    check_kernels(kernels)
-    differentiable = any(isinstance(number, Tensor) and is_differentiated(number) for number in (theta, *others))
-    if kernels == "native":
-        if not native_available():
-            raise ValueError('`kernels="native"` needs the compiled extension, which is not installed.')
-        if theta.device.type != "cpu":
-            raise ValueError(f'`kernels="native"` needs theta on the CPU. Got {theta.device}.')
-        if differentiable:
-            raise ValueError(
-                '`kernels="native"` does not support autograd. Use `kernels="torch"`, or detach the inputs.'
-            )
-    native = theta.device.type == "cpu" and not differentiable and native_available()
-    if kernels == "torch" or not native:
-        from riskfield.kernels import torch_reference
-
-        return torch_reference
-    from riskfield.kernels import native as native_kernels
-
-    return native_kernels
-
-
-def is_differentiated(tensor: Tensor) -> bool:
-    """Whether derivatives with respect to `tensor` are required, in reverse or in forward mode."""
-    return (tensor.requires_grad and torch.is_grad_enabled()) or forward_ad.unpack_dual(tensor).tangent is not None
-
-
-def on_gpu(theta: Tensor) -> bool:
-    """Whether theta is on a device that the GPU engine serves."""
-    return theta.device.type in _GPUS
-
-
-def start_on_gpu(
-    problem: MessagePassingProblem, theta: Tensor, messages: Tensor | None, record: int | None = None
-) -> MessagePassingRun | None:
-    """A run on the GPU engine; None where theta is on another device, or where the engine lacks something.
-
-    What it lacks, and schedules that are far too deep for a GPU, are named in a warning, once.
-    """
-    if not on_gpu(theta) or theta.numel() == 0:
-        return None
-    from riskfield.kernels import gpu
-
-    lacks = gpu.lacks(problem, theta, messages, record)
-    if lacks is not None:
-        warn_slow(lacks)
-        return None
-    from riskfield.kernels.gpu.run import MessagePassingRun
-
-    run = MessagePassingRun(problem, theta, messages, record=record is not None)
-    if run.deep:
-        _warn_once(
-            f"`{type(problem.schedule).__name__}` compiles into many small levels on this graph, which keep a GPU "
-            "waiting. `schedule=Coloured()` has few large ones."
-        )
-    return run
-
-
-def warn_slow(what: str) -> None:
-    """Warn, once, that something runs on the slow torch kernels although theta is on a GPU."""
-    _warn_once(f"The GPU kernels do not support {what}. It runs on the torch kernels, which are much slower.")
-
-
-def _warn_once(text: str) -> None:
-    if text not in _warned:
-        _warned.add(text)
-        warnings.warn(text, PerformanceWarning, stacklevel=2)
+    if kernels is not None and kernels not in _MODULES:
+        raise ValueError(f'`kernels` must be "native", "gpu", "torch" or None. Got {kernels!r}.')

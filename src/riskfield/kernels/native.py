@@ -1,13 +1,13 @@
-"""The C++ engine behind the same two classes as `torch_reference`.
+"""The C++ engine, for tensors on the CPU.
 
-A schedule is compiled into a plan once per graph and kept as long as the graph lives; a run packs theta into the plan's
+A schedule is compiled into a plan once per graph and kept as long as the graph lives. A run packs theta into the plan's
 storage, sweeps there, and unpacks the marginals at the end.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -18,11 +18,17 @@ from riskfield import _native
 from riskfield._native import Kind, Sweep
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.graph.schedule import Levels, Parallel
-from riskfield.kernels.problem import MessagePassingProblem, mean_field_levels, schedule_levels
-from riskfield.kernels.start import messages_like, starting_marginals
+from riskfield.kernels.initial_state import messages_like, starting_marginals
+from riskfield.kernels.problem import (
+    EVERY_SWEEP,
+    Along,
+    MeanFieldProblem,
+    MessagePassingProblem,
+    Task,
+    mean_field_levels,
+    schedule_levels,
+)
 from riskfield.threads import get_num_threads
-
-NATIVE = True  # runs can record their sweeps to go back through them, and step along a direction
 
 _plans: WeakKeyDictionary[FactorGraph, OrderedDict[Hashable, _native.Plan]] = WeakKeyDictionary()
 _MOST_PLANS = 8  # kept for one graph
@@ -33,14 +39,35 @@ _isa = ""  # the instruction set; tests set it to try the others
 _RUNS = {torch.float32: _native.RunFloat, torch.float64: _native.RunDouble, torch.complex128: _native.RunDual}
 
 
-# A direction of shape (batch, theta) and steps of shape (step, batch): a run of theta + step direction for all steps.
-Along = tuple[Tensor, Tensor]
+def lacks(task: Task) -> str | None:
+    """What the engine would need for `task` and does not have; None if it can run it."""
+    if task.theta.device.type != "cpu":
+        return f"theta on {task.theta.device}; it must be on the CPU"
+    if task.theta.dtype not in (torch.float32, torch.float64):
+        return f"numbers of type {task.theta.dtype}"
+    if task.needs_autograd():
+        return "autograd, forward mode or `torch.func` in this run"
+    if task.record is not None:
+        if isinstance(task.problem, MessagePassingProblem) and task.problem.maximise:
+            return "the tape of max-product"
+        whole = task.record == EVERY_SWEEP and task.messages is None and task.theta.dtype == torch.float64
+        if task.differentiates_counting() and not whole:
+            return "gradients of counting numbers with checkpoints, from given messages or in float32"
+    return None
+
+
+def start(task: Task) -> MessagePassingRun | MeanFieldRun:
+    """Start a run. With a tangent it runs on dual numbers, in double precision."""
+    theta, record = task.theta, task.record or 0
+    if task.tangent is not None:
+        theta = torch.complex(theta.detach().double(), task.tangent.detach().double())
+    if isinstance(task.problem, MeanFieldProblem):
+        return MeanFieldRun(task.problem, theta, task.messages, record=record, along=task.along)
+    return MessagePassingRun(task.problem, theta, task.messages, record=record, along=task.along)
 
 
 class _NativeRun:
     """What the two kinds of run share."""
-
-    dual_numbers = True
 
     def __init__(self, graph: FactorGraph, theta: Tensor, along: Along | None):
         self._graph, self._dtype, self._rows = graph, theta.dtype, len(theta)
@@ -83,7 +110,7 @@ class _NativeRun:
         return out, counting
 
     def backward_fixed_point(self, grad_mu: Tensor, steps: int, tol: float) -> tuple[Tensor, Tensor, Tensor]:
-        """The same as if the last recorded sweep had run for ever. See `inference.algorithm.RecordingRun`."""
+        """The same as if the last recorded sweep had run for ever. See `kernels.run.RecordingRun`."""
         out = torch.empty(self._batch, self._graph.theta_size, dtype=self._dtype)
         residual, ran = np.empty(self._batch), np.zeros(self._batch, np.int64)
         self._run.backward_fixed_point(
@@ -160,15 +187,15 @@ class MeanFieldRun(_NativeRun):
 
     def __init__(
         self,
-        graph: FactorGraph,
-        order: Sequence[int] | None,
+        problem: MeanFieldProblem,
         theta: Tensor,
         messages: Tensor | None,
         *,
         record: int = 0,
         along: Along | None = None,
     ):
-        super().__init__(graph, theta, along)
+        super().__init__(problem.graph, theta, along)
+        graph, order = problem.graph, problem.order
         plan = _plan(graph, ("mean field", order), lambda: mean_field_levels(graph, order), Sweep.LEVEL_BY_LEVEL, theta)
         state = None if messages is None else starting_marginals(graph, theta.real, messages.real)
         self._start(plan, Kind.MEAN_FIELD, theta, state, record=record, along=along)

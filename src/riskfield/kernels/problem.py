@@ -1,4 +1,4 @@
-"""The problem that all kernels solve, and the levels of its schedule."""
+"""What the kernels solve, and with what a run of them is started."""
 
 from __future__ import annotations
 
@@ -6,11 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from riskfield.entropy import Counting
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.graph.schedule import Coloured, Levels, Parallel, Schedule, colour_order, coloured_order, compile_levels
+
+# What the tape of a run holds: every sweep, or only the last one. A number k > 0 means a checkpoint every k sweeps.
+EVERY_SWEEP, LAST_SWEEP = -1, -2
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,8 +25,61 @@ class MessagePassingProblem:
     graph: FactorGraph
     counting: Counting
     schedule: Schedule
-    damping: float | Tensor  # a tensor only if it requires a gradient
-    maximise: bool  # max-product instead of sum-product
+    damping: float | Tensor = 0.0  # a tensor only if it requires a gradient
+    maximise: bool = False  # max-product instead of sum-product
+
+
+@dataclass(frozen=True, eq=False)
+class MeanFieldProblem:
+    """A graph, and the order in which its variables are updated; None for colour by colour."""
+
+    graph: FactorGraph
+    order: Sequence[int] | None = None
+
+
+Problem = MessagePassingProblem | MeanFieldProblem
+
+# A direction of shape (batch, theta) and steps of shape (step, batch): a run of theta + step direction for all steps.
+Along = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """What a run is started with. Each of the kernels says which tasks it lacks something for."""
+
+    problem: Problem
+    theta: Tensor  # (batch, theta)
+    messages: Tensor | None = None  # a state to start from
+    record: int | None = None  # what its tape holds, EVERY_SWEEP for example; None for a run without a tape
+    tangent: Tensor | None = None  # a direction of theta, along which everything is differentiated too
+    along: Along | None = None
+
+    def needs_autograd(self) -> bool:
+        """Whether only autograd can differentiate this run: a tape leads back to theta and to counting numbers c_c."""
+        numbers: list[object] = [self.theta, self.messages]
+        if isinstance(self.problem, MessagePassingProblem):
+            numbers += [self.problem.damping, self.problem.counting.node_total]
+            if self.record is None:
+                numbers.append(self.problem.counting.factor)
+        return any(isinstance(x, Tensor) and (is_differentiated(x) or is_transformed(x)) for x in numbers)
+
+    def differentiates_counting(self) -> bool:
+        """Whether derivatives with respect to the counting numbers c_c of factors are required."""
+        return isinstance(self.problem, MessagePassingProblem) and is_differentiated(self.problem.counting.factor)
+
+
+def is_differentiated(tensor: Tensor) -> bool:
+    """Whether derivatives with respect to `tensor` are required, in reverse or in forward mode."""
+    return (tensor.requires_grad and torch.is_grad_enabled()) or forward_ad.unpack_dual(tensor).tangent is not None
+
+
+def is_transformed(tensor: Tensor) -> bool:
+    """Whether `tensor` is an argument inside a transformation of `torch.func`. Its numbers cannot be read."""
+    try:
+        tensor.untyped_storage()
+    except NotImplementedError:
+        return True
+    return False
 
 
 def schedule_levels(graph: FactorGraph, schedule: Schedule) -> Levels:

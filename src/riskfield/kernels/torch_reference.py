@@ -6,22 +6,42 @@ writes its results in place; autograd allows that because gathering keeps no ref
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from riskfield.graph._scopes import index_tensor
-from riskfield.graph.factor_graph import FactorGraph
 from riskfield.graph.schedule import Parallel
 from riskfield.kernels.convergence import ROUNDING, Convergence, Gap
+from riskfield.kernels.initial_state import starting_marginals, starting_messages
 from riskfield.kernels.logspace import NEG_INF, expected, logsumexp, normalised, scaled
-from riskfield.kernels.problem import MessagePassingProblem, mean_field_levels, schedule_levels
+from riskfield.kernels.problem import (
+    MeanFieldProblem,
+    MessagePassingProblem,
+    Task,
+    mean_field_levels,
+    schedule_levels,
+)
 from riskfield.kernels.stages import Layout, Stage, colour_by_colour, flooding, forward_backward
-from riskfield.kernels.start import starting_marginals, starting_messages
 
-NATIVE = False
+
+def lacks(task: Task) -> str | None:
+    """What these kernels would need for `task` and do not have; None if they can run it."""
+    if task.record is not None:
+        return "tapes: autograd records their sweeps"
+    if task.tangent is not None:
+        return "tangents: use forward-mode autograd"
+    if task.along is not None:
+        return "several steps along a direction at once"
+    return None
+
+
+def start(task: Task) -> MessagePassingRun | MeanFieldRun:
+    """Start a run. Autograd can differentiate it in theta, the messages and the numbers of the problem."""
+    if isinstance(task.problem, MeanFieldProblem):
+        return MeanFieldRun(task.problem, task.theta, task.messages)
+    return MessagePassingRun(task.problem, task.theta, task.messages)
 
 
 class MessagePassingRun:
@@ -207,10 +227,11 @@ class MessagePassingRun:
 class MeanFieldRun:
     """Coordinate ascent on a product distribution. See `inference.mean_field` for the update."""
 
-    def __init__(self, graph: FactorGraph, order: Sequence[int] | None, theta: Tensor, messages: Tensor | None):
+    def __init__(self, problem: MeanFieldProblem, theta: Tensor, messages: Tensor | None):
+        graph = problem.graph
         self.graph, self.theta = graph, theta
         self.layout = graph.derived(("layout", theta.device), lambda: Layout(graph, theta.device))
-        self.stages = colour_by_colour(graph, mean_field_levels(graph, order), theta.device)
+        self.stages = colour_by_colour(graph, mean_field_levels(graph, problem.order), theta.device)
         self.begin_from(starting_marginals(graph, theta, messages))
         self.convergence = Convergence(len(theta), damping=0.0)
         self._change = theta.new_zeros(len(theta))  # of the last sweep

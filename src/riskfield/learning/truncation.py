@@ -6,7 +6,6 @@ import math
 from dataclasses import replace
 
 from riskfield.infer import ExactOnForests, InferenceChoice
-from riskfield.inference.exact import Exact
 from riskfield.inference.request import Stop
 from riskfield.learning.objective import Objective
 from riskfield.learning.validation import evaluating
@@ -22,7 +21,7 @@ def overstatement(objective: Objective) -> str | None:
     truncated = inference.loopy if isinstance(inference, ExactOnForests) else inference
     if objective.loss.lower_bound == -math.inf or truncated is None or truncated.stop.tol is not None:
         return None
-    if isinstance(truncated.algorithm, Exact):
+    if not truncated.algorithm.iterative:
         return None
     sweeps = truncated.stop.sweeps
     longer = replace(truncated, stop=Stop(2 * sweeps, tol=None))

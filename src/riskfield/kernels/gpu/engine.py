@@ -13,11 +13,12 @@ from torch import Tensor
 
 from riskfield.graph.schedule import Parallel
 from riskfield.kernels.gpu.ends import factor_marginals, pack, uniform_beliefs, unpack
-from riskfield.kernels.gpu.plan import Block, Kind, KindStorage, Part, Places, Plan, make_plan
+from riskfield.kernels.gpu.incidences import Kind
+from riskfield.kernels.gpu.plan import Block, KindStorage, Part, Places, Plan, make_plan
 from riskfield.kernels.gpu.storage import LANES, padded, power_of_two, programs
 from riskfield.kernels.gpu.sweeps import update_block
+from riskfield.kernels.initial_state import starting_messages
 from riskfield.kernels.problem import MessagePassingProblem, schedule_levels
-from riskfield.kernels.start import starting_messages
 
 _KEPT = 4  # sets of buffers that are kept for later runs
 NODES = 4 * LANES  # places of a program that has little to do for each

@@ -1,9 +1,8 @@
 """A schedule compiled for the GPU: where everything is stored, and which updates one launch makes.
 
 Nodes with the same number of states are stored level by level, so that the nodes one launch updates are neighbours in
-memory. A *kind* is the shape of a factor as one of its variables sees it: its own number of states, then those of the
-other variables in ascending order. Incoming messages are stored by kind in the order of their receivers: for the d-th
-factor of that kind, all nodes of a launch side by side. Batch items are the innermost axis of everything.
+memory. Incoming messages are stored by kind (see `incidences`) in the order of their receivers: for the d-th factor of
+that kind, all nodes of a launch side by side. Batch items are the innermost axis of everything.
 
 Not every node of a launch has a d-th factor; then its slot stays empty, with a uniform message and no neighbour. Nodes
 of a level are split by the powers of two of their degrees, so that at most half of the slots are empty.
@@ -19,10 +18,7 @@ from torch import Tensor
 
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.graph.schedule import Levels
-
-Kind = tuple[int, ...]  # own states, then the others' states in ascending order
-_Views = dict[tuple[int, int], tuple[Kind, list[int], int, int]]
-_Order = tuple[np.ndarray, list[np.ndarray], int]
+from riskfield.kernels.gpu.incidences import EntryOrder, Incidences, Kind, find_incidences
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,26 +113,9 @@ class Plan:
         return torch.cat(parts)
 
 
-@dataclass
-class _Incidences:
-    """Factors of one kind, seen from one variable each."""
-
-    variable: np.ndarray
-    others: np.ndarray  # (incidence, other)
-    mates: list[np.ndarray]  # per other, the incidence of that variable among those of its kind
-    mate_kinds: tuple[Kind, ...]
-    factor: np.ndarray
-    base: np.ndarray  # of the table in theta
-    entries: np.ndarray  # which order of entries
-    message: np.ndarray  # start in the caller's messages
-    table: np.ndarray  # identifies (table, order of entries)
-    mu: np.ndarray  # start in mu, or -1 where the variable is not the factor's first
-
-
 def make_plan(graph: FactorGraph, levels: Levels, at_once: bool, device: torch.device) -> Plan:
     """Compile a schedule: forwards and backwards through `levels`, or all at once."""
-    places, orders = _enumerate(graph)
-    kinds = {kind: _collect(graph, kind, members, places) for kind, members in _by_kind(places).items()}
+    kinds, orders = find_incidences(graph)
     position, nodes, blocks, block_of = _order_nodes(graph, levels, kinds)
     parts: list[list[Part]] = [[] for _ in blocks]
     slot_of, total = {}, {}
@@ -211,70 +190,8 @@ def _tied(graph: FactorGraph, device: torch.device) -> tuple[tuple[Tensor, Tenso
     return tuple(found)
 
 
-def _enumerate(graph: FactorGraph) -> tuple[_Views, list[_Order]]:
-    """What each (group, slot) sees: its kind, its others, where its incidences begin in its kind, its order of entries.
-
-    An order of entries is a permutation of the table, for each other the entries as that other sees them, and the slot.
-    """
-    places: _Views = {}
-    orders: list[np.ndarray] = []
-    begin: dict[Kind, int] = {}
-    for g, group in enumerate(graph.factor_groups):
-        for slot in range(group.arity):
-            others = sorted((s for s in range(group.arity) if s != slot), key=lambda s: (group.shape[s], s))
-            kind = (group.shape[slot], *(group.shape[s] for s in others))
-            axes = [slot, *others]
-            entries = np.arange(group.table_size).reshape(group.shape).transpose(axes).reshape(-1)
-            orders.append(entries)
-            places[g, slot] = (kind, others, begin.get(kind, 0), len(orders) - 1)
-            begin[kind] = begin.get(kind, 0) + group.num_factors
-    maps = [
-        [np.argsort(orders[places[g, s][3]])[orders[order]] for s in others]
-        for (g, _), (_, others, _, order) in places.items()
-    ]
-    return places, list(zip(orders, maps, [slot for _, slot in places], strict=True))
-
-
-def _by_kind(places: _Views) -> dict[Kind, list[tuple[int, int]]]:
-    members: dict[Kind, list[tuple[int, int]]] = {}
-    for place, (kind, *_) in places.items():
-        members.setdefault(kind, []).append(place)
-    return members
-
-
-def _collect(graph: FactorGraph, kind: Kind, members: list[tuple[int, int]], places: _Views) -> _Incidences:
-    pieces = []
-    for g, slot in members:
-        group = graph.factor_groups[g]
-        _, others, _, order = places[g, slot]
-        rows = np.arange(group.num_factors)
-        mates = [places[g, s][2] + rows for s in others]
-        mate_kinds = tuple(places[g, s][0] for s in others)
-        pieces.append(
-            (
-                group.variables[:, slot],
-                group.variables[:, others].reshape(group.num_factors, len(others)),
-                mates,
-                mate_kinds,
-                group.factors,
-                group.theta_start + group.tables * group.table_size,
-                np.full(group.num_factors, order),
-                group.message_range(slot)[0] + rows * group.shape[slot],
-                group.mu_start + rows * group.table_size if slot == 0 else np.full(group.num_factors, -1),
-            )
-        )
-    assert len({piece[3] for piece in pieces}) == 1
-    joined = [np.concatenate([piece[k] for piece in pieces]) for k in (0, 1, 4, 5, 6, 7, 8)]
-    mates = [np.concatenate([piece[2][o] for piece in pieces]) for o in range(len(kind) - 1)]
-    variable, neighbours, factor, base, entries, message, mu = joined
-    table = np.arange(len(variable))
-    if any(graph.factor_groups[g].tied for g, _ in members):
-        table = np.unique(base * (entries.max() + 1) + entries, return_inverse=True)[1].reshape(-1)
-    return _Incidences(variable, neighbours, mates, pieces[0][3], factor, base, entries, message, table, mu)
-
-
 def _order_nodes(
-    graph: FactorGraph, levels: Levels, kinds: dict[Kind, _Incidences]
+    graph: FactorGraph, levels: Levels, kinds: dict[Kind, Incidences]
 ) -> tuple[np.ndarray, dict[int, np.ndarray], list[tuple[int, int, int, int]], np.ndarray]:
     """Where each variable is packed, the packed variables by states, blocks without parts, the block of each."""
     n = graph.num_variables
@@ -301,7 +218,7 @@ def _order_nodes(
     return position, nodes, blocks, block_of
 
 
-def _padding(levels: Levels, kinds: dict[Kind, _Incidences], n: int) -> float:
+def _padding(levels: Levels, kinds: dict[Kind, Incidences], n: int) -> float:
     """Slots over incidences, if all nodes of a level had as many slots as the one with most factors."""
     slots = incidences = 0
     for found in kinds.values():
@@ -330,7 +247,7 @@ def _depth(variable: np.ndarray, flags: np.ndarray) -> np.ndarray:
     return depth
 
 
-def _updated(levels: Levels, found: _Incidences, at_once: bool) -> np.ndarray:
+def _updated(levels: Levels, found: Incidences, at_once: bool) -> np.ndarray:
     if at_once or found.others.shape[1] == 0:
         return np.full(len(found.variable), 1 if found.others.shape[1] == 0 and not at_once else 3, np.int8)
     own, others = levels.rank[found.variable], levels.rank[found.others]
@@ -341,8 +258,8 @@ def _updated(levels: Levels, found: _Incidences, at_once: bool) -> np.ndarray:
 
 def _store(
     kind: Kind,
-    found: _Incidences,
-    orders: list[_Order],
+    found: Incidences,
+    orders: list[EntryOrder],
     slot_of: dict[Kind, np.ndarray],
     slots: int,
     position: np.ndarray,
@@ -395,7 +312,7 @@ def _stages(
     blocks: tuple[Block, ...],
     count: int,
     at_once: bool,
-    kinds: dict[Kind, _Incidences],
+    kinds: dict[Kind, Incidences],
     block_of: np.ndarray,
     flags: dict[Kind, np.ndarray],
 ) -> tuple[tuple[tuple[Block, int], ...], ...]:

@@ -19,8 +19,6 @@ _MANY_STAGES, _FEW_NODES = 100, 10_000
 class MessagePassingRun:
     """Sum-product (or max-product) sweeps over a batch of thetas, with a tape of its sweeps if it is to record."""
 
-    dual_numbers = False
-
     def __init__(self, problem: MessagePassingProblem, theta: Tensor, messages: Tensor | None, *, record: bool = False):
         self._problem, self._theta, self._record = problem, theta.detach(), record
         self._engine = engine_of(problem, theta)

@@ -1,0 +1,65 @@
+"""What a run of the kernels provides."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Run(Protocol):
+    """One run of an algorithm on a batch of thetas of shape (batch, theta), advanced by `infer`."""
+
+    def advance(self, sweeps: int, tol: float) -> tuple[Tensor, Tensor]:
+        """Sweep each batch item up to `sweeps` times, or until its residual is at most `tol`.
+
+        While it is above `tol`, the residual is the largest change of a node marginal that the updates of the last
+        sweep would have made without damping: the step of every log-marginal divided by 1 - damping, then normalised
+        and compared. Below, it is an estimate of the distance to the fixed point (see `kernels.convergence`). It is NaN
+        for an impossible model. An item that reached `tol` in an earlier call is left as it is: it keeps its residual
+        and runs no sweep.
+
+        Returns the last residual of each item and how many sweeps it ran, both of shape (batch,).
+        """
+        ...
+
+    def marginals(self) -> Tensor:
+        """Mu, of shape (batch, mu). Rows of an impossible model are NaN."""
+        ...
+
+    def messages(self) -> Tensor | None:
+        """The state, of shape (batch, ...), from which another run can be started."""
+        ...
+
+
+class RecordingRun(Run, Protocol):
+    """A run with a tape of its sweeps, which can be differentiated backwards.
+
+    If it was started with a tangent of theta, marginals and gradients are complex tensors: the imaginary part is the
+    derivative along the tangent.
+    """
+
+    def backward(self, grad_mu: Tensor) -> Tensor:
+        """d(grad_mu . mu) / dtheta through all sweeps, of shape (batch, theta)."""
+        ...
+
+    def backward_counting(self, grad_mu: Tensor) -> tuple[Tensor, Tensor]:
+        """The same, and d(grad_mu . mu) / dc_c of every factor, summed over the batch."""
+        ...
+
+    def backward_fixed_point(self, grad_mu: Tensor, steps: int, tol: float) -> tuple[Tensor, Tensor, Tensor]:
+        """The same as if the last sweep, whose tape was kept, had been repeated for ever.
+
+        It differentiates that sweep backwards up to `steps` times, or until one more time adds at most the share `tol`
+        to the cotangents of the messages. Returns the gradient and, for each item, the last share and the number of
+        backward sweeps.
+        """
+        ...
+
+
+class SteppedRun(Run, Protocol):
+    """A run of theta + step direction for several steps, one step after the other along the batch."""
+
+    def marginals(self, weights: Tensor | None = None) -> Tensor:
+        """Mu; with weights of shape (step, batch of theta) their sum over the steps, of shape (batch of theta, mu)."""
+        ...
