@@ -110,7 +110,7 @@ def test_the_file_map_names_every_source_file():
 MAY_ASK_FOR_DEVICES = ("kernels/", "learning/ranks.py", "learning/fit.py")
 RULES = {  # what only some files may contain
     r"autograd\.Function\b": ("adjoints/",),
-    r"\.device\.type\b|\.is_cuda\b|\btorch\.cuda\b": MAY_ASK_FOR_DEVICES,
+    r"\.device\.type (==|!=|in|not)|\.is_cuda\b|\btorch\.cuda\b": MAY_ASK_FOR_DEVICES,
     r"\btorch\._[a-z]|\bfrom torch\._": (),  # private parts of torch
     r"kernels\.(torch_reference|native|gpu)\b": ("kernels/",),
     r"isinstance\([^)]*\b(MessagePassing|MaxProduct|MeanField|Exact|ExactMAP|ConvexFreeEnergy)\b": (
