@@ -12,9 +12,9 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
-from torch._C._functorch import get_unwrapped, is_batchedtensor, is_functorch_wrapped_tensor
 
 from riskfield.errors import AdjointError
+from riskfield.kernels import is_transformed
 
 # (theta of shape (*batch, theta), evidence or None) -> mu of shape (*batch, mu), log-partition of shape (*batch)
 Solve = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]
@@ -22,16 +22,13 @@ Solve = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]
 
 def is_vmapped(tensor: Tensor | None) -> bool:
     """Whether `tensor` has a batch axis hidden by `torch.func.vmap`, also below other transforms."""
-    while tensor is not None and is_functorch_wrapped_tensor(tensor):
-        if is_batchedtensor(tensor):
-            return True
-        tensor = get_unwrapped(tensor)
+    if tensor is None or not is_transformed(tensor):
+        return False
+    try:
+        tensor.detach().sum().item()
+    except RuntimeError:  # inside `vmap` a number has many values
+        return True
     return False
-
-
-def is_transformed(tensor: Tensor) -> bool:
-    """Whether `tensor` lives inside a transform such as `torch.func.grad`."""
-    return bool(is_functorch_wrapped_tensor(tensor))
 
 
 def solve_transformed(solve: Solve, theta: Tensor, evidence: Tensor | None) -> tuple[Tensor, Tensor]:

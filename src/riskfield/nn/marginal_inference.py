@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from riskfield.adjoints.transforms import is_transformed, is_vmapped, solve_transformed
+from riskfield.adjoints.transforms import is_vmapped, solve_transformed
 from riskfield.adjoints.unroll import Unroll
 from riskfield.eager import eager
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.infer import Inference
 from riskfield.inference.evidence import Evidence
+from riskfield.kernels import is_transformed
 
 
 class MarginalInference(Module):
