@@ -21,7 +21,7 @@ LAYERS = [
     ["adjoints"],
     ["infer", "gradient_check"],
     ["losses", "decoders", "metrics"],
-    ["models", "features", "nn"],
+    ["models", "mrf", "features", "nn"],
     ["examples", "io"],
     ["learning"],
     ["datasets", "optim"],

@@ -51,7 +51,7 @@ def test_the_public_surface():
         *("FactorGraph", "Union", "chain", "from_edges", "grid", "Coloured", "Parallel", "Sequential"),
         *("Bethe", "CountingNumbers", "TRW"),
         *("ConvexFreeEnergy", "Exact", "ExactMAP", "MaxProduct", "MeanField", "MessagePassing"),
-        *("ExactOnForests", "Inference", "Solution", "Stop", "infer", "sample"),
+        *("ExactOnForests", "Inference", "MRF", "Solution", "Stop", "infer", "sample"),
         *("Envelope", "FixedPoint", "KKT", "Perturb", "Unroll", "check_gradients"),
         *("Conditional", "LinearModel", "Examples", "Checkpoints", "Validation", "fit", "predict"),
         *("CRF", "GridCRF", "ImageCRF", "PerVariable"),

@@ -49,6 +49,7 @@ from riskfield.learning.fit import fit
 from riskfield.learning.predict import predict
 from riskfield.learning.validation import Validation
 from riskfield.models.conditional import Conditional, LinearModel
+from riskfield.mrf import MRF
 from riskfield.threads import get_num_threads, set_num_threads
 
 if _typing.TYPE_CHECKING:
@@ -62,6 +63,7 @@ __version__ = "0.1.0"
 __all__ = [
     "CRF",
     "KKT",
+    "MRF",
     "TRW",
     "Bethe",
     "Checkpoints",

@@ -1,6 +1,7 @@
 """Algorithms, one to a file, and the loop they share."""
 
 from riskfield.inference.algorithm import AbstractAlgorithm
+from riskfield.inference.ancestral import sample_exactly
 from riskfield.inference.convex import (
     NEGATIVE_ENTROPY,
     NEGATIVE_LOG,
@@ -44,4 +45,5 @@ __all__ = [
     "effective_sample_size",
     "frequencies",
     "sample",
+    "sample_exactly",
 ]

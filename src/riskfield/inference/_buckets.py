@@ -186,6 +186,43 @@ def gather(bucket: Bucket, tables: list[Tensor], messages: list[Tensor]) -> Tens
     return total
 
 
+def backtrack(
+    tree: BucketTree,
+    cut: Cut,
+    tables: list[Tensor],
+    messages: list[Tensor],
+    item: Tensor,
+    choose: Callable[[Tensor], Tensor],
+) -> Tensor:
+    """States of all variables, of shape (row, variable), chosen backwards through the order of elimination.
+
+    Arguments:
+        tree: the buckets.
+        cut: what is left of the tables.
+        tables: all tables.
+        messages: the messages that `tree.collect` returned.
+        item: of shape (row,): the batch item of each row.
+        choose: takes t_v(., x_later), the scores of a variable's states given those chosen before, of shape (row,
+            state), and returns states, of shape (row,).
+    """
+    kept = torch.zeros(len(item), cut.graph.num_variables, dtype=torch.int64, device=item.device)
+    for bucket in reversed(tree.buckets):
+        variable, others = bucket.scope[0], bucket.scope[1:]
+        parts = [(tables[number], fit) for number, fit in bucket.tables]
+        parts += [(messages[child], fit) for child, fit in bucket.children]
+        scores = parts[0][0].new_zeros(len(item), bucket.shape[0])
+        for table, fit in parts:
+            spread = fit.spread(table)
+            # Axes of length 1 belong to variables the table does not mention.
+            index = [kept[:, v] if n > 1 else kept[:, v] * 0 for n, v in zip(fit.shape[1:], others, strict=True)]
+            scores = scores + spread.movedim(1, -1)[(item, *index)]
+        kept[:, variable] = choose(scores)
+    states = torch.empty_like(kept)
+    for variable, possible in enumerate(cut.states):
+        states[:, variable] = index_tensor(possible, item.device)[kept[:, variable]]
+    return states
+
+
 def plan(graph: FactorGraph, theta: Tensor, max_bytes: int, *, differentiable: bool) -> tuple[Cut, BucketTree, int]:
     """What is left of the tables, the buckets, and how many batch items fit into `max_bytes` at once.
 

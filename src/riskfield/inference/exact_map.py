@@ -20,7 +20,7 @@ from torch import Tensor
 
 from riskfield.graph._scopes import index_tensor
 from riskfield.graph.factor_graph import FactorGraph
-from riskfield.inference._buckets import NEG_INF, BucketTree, Cut, check_max_bytes, plan
+from riskfield.inference._buckets import NEG_INF, backtrack, check_max_bytes, plan
 from riskfield.inference.algorithm import AbstractAlgorithm
 from riskfield.kernels import Run
 
@@ -100,33 +100,12 @@ class ExactMAPRun:
             theta = self.theta[k : k + self._items].double()
             tables = self.cut.tables(theta)
             value, messages = self.tree.collect(theta, tables, lambda table: table.amax(1))
-            states = _backtrack(self.tree, self.cut, tables, messages, theta)
+            item = torch.arange(len(theta), device=theta.device)
+            states = backtrack(self.tree, self.cut, tables, messages, item, lambda scores: scores.argmax(1))
             mu = indicator(self.graph, states).to(theta)
             # An impossible model has no best state; NaN marks it, and `infer` reports it.
             parts.append(torch.where((value == NEG_INF)[:, None], float("nan"), mu))
         return torch.cat(parts).to(self.theta.dtype)
-
-
-def _backtrack(tree: BucketTree, cut: Cut, tables: list[Tensor], messages: list[Tensor], theta: Tensor) -> Tensor:
-    """The state of every variable, the last to be eliminated first, of shape (batch, variable)."""
-    num_items = len(theta)
-    kept = torch.zeros(num_items, cut.graph.num_variables, dtype=torch.int64, device=theta.device)
-    item = torch.arange(num_items, device=theta.device)
-    for bucket in reversed(tree.buckets):
-        variable, others = bucket.scope[0], bucket.scope[1:]
-        scores = theta.new_zeros(num_items, bucket.shape[0])
-        parts = [(tables[number], fit) for number, fit in bucket.tables]
-        parts += [(messages[child], fit) for child, fit in bucket.children]
-        for table, fit in parts:
-            spread = fit.spread(table)
-            # Axes of length 1 belong to variables the table does not mention.
-            index = [kept[:, v] if n > 1 else kept[:, v] * 0 for n, v in zip(fit.shape[1:], others, strict=True)]
-            scores = scores + spread.movedim(1, -1)[(item, *index)]
-        kept[:, variable] = scores.argmax(1)
-    states = torch.empty_like(kept)
-    for variable, possible in enumerate(cut.states):
-        states[:, variable] = index_tensor(possible, theta.device)[kept[:, variable]]
-    return states
 
 
 def indicator(graph: FactorGraph, states: Tensor) -> Tensor:

@@ -7,8 +7,8 @@ is the argmax of logit minus the logarithm of an exponential variate (the Gumbel
 impossible state.
 
 Samples are exact only in the limit. Strong couplings make chains mix slowly. Hard constraints may divide the joint
-states into parts between which no change of a single variable leads. Compare several chains, or use `Exact` if the
-treewidth is small.
+states into parts between which no change of a single variable leads. Compare several chains, or use
+`sample_exactly` if the treewidth is small.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def sample(
     theta = theta.detach()
     batch = theta.shape[:-1]
     flat = theta.reshape(batch.numel(), graph.theta_size)
-    generator = _generator(seed, theta.device)
+    generator = make_generator(seed, theta.device)
     blocks = _blocks(graph, theta.device)
     states = _first_states(graph, flat, batch, chains, start, blocks, generator)
     out = torch.empty(batch.numel(), chains, num_samples, graph.num_variables, dtype=torch.int64, device=theta.device)
@@ -297,7 +297,8 @@ def _scores(graph: FactorGraph, theta: Tensor, states: Tensor) -> Tensor:
     return graph.score(theta.unsqueeze(1), states)
 
 
-def _generator(seed: int | torch.Generator | None, device: torch.device) -> torch.Generator | None:
+def make_generator(seed: int | torch.Generator | None, device: torch.device) -> torch.Generator | None:
+    """The generator for a seed; None for torch's global one."""
     if seed is None or isinstance(seed, torch.Generator):
         return seed
     return torch.Generator(device).manual_seed(seed)

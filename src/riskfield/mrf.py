@@ -1,0 +1,212 @@
+r"""A Markov random field as a distribution of PyTorch.
+
+    p(x) = exp(theta . f(x) - A(theta)),        H = A(theta) - theta . mu
+
+With exact inference all of it is exact. With any other inference A and mu are its approximations, and `log_prob_is`
+says what that makes of the log-probability.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution, constraints, register_kl
+
+from riskfield.entropy import TRW, spanning_tree_rho
+from riskfield.errors import TreewidthError
+from riskfield.graph._scopes import index_tensor
+from riskfield.graph.factor_graph import FactorGraph
+from riskfield.infer import Inference
+from riskfield.inference.ancestral import sample_exactly
+from riskfield.inference.evidence import Evidence, clamp
+from riskfield.inference.exact import Exact
+from riskfield.inference.exact_map import ExactMAP
+from riskfield.inference.gibbs import sample
+from riskfield.inference.mean_field import MeanField
+from riskfield.inference.message_passing import MaxProduct, MessagePassing
+from riskfield.inference.solution import Solution, inner_product
+from riskfield.kernels import is_differentiated
+
+LogProbIs = Literal["exact", "lower bound", "upper bound", "approximation"]
+
+
+class MRF(Distribution):
+    """The distribution p(x) proportional to exp(theta . f(x)) over the joint states of a graph.
+
+    A `torch.distributions.Distribution` of integer vectors, one state per variable: `event_shape` is (variable,), and
+    `batch_shape` are the leading axes of theta. All values but `sample` and `mode` are differentiable in theta.
+
+    Arguments:
+        graph: the structure.
+        theta: log-potentials of shape (*batch, theta), float32 or float64; -inf marks impossible states.
+        inference: how marginals and the log-partition value are computed. By default exactly, which a graph of large
+            treewidth refuses with a `TreewidthError`: name an approximation there.
+
+    >>> import torch
+    >>> import riskfield as rf
+    >>> graph = rf.FactorGraph([2, 2, 2], [(0, 1), (1, 2)], names=["rain", "road", "crash"])
+    >>> theta = graph.zeros()
+    >>> graph.factor_views(theta)[0][:] = torch.eye(2)  # neighbours tend to agree
+    >>> model = rf.MRF(graph, theta)
+    >>> model.log_prob(torch.tensor([1, 1, 1])).exp().round(decimals=4)
+    tensor(0.2672, dtype=torch.float64)
+    >>> model.condition({"rain": 1}).marginals[graph.variable("crash")].round(decimals=4)
+    tensor([0.3932, 0.6068], dtype=torch.float64)
+    >>> model.sample((1000,)).shape
+    torch.Size([1000, 3])
+    """
+
+    arg_constraints: dict[str, Any] = {}  # noqa: RUF012  theta is checked here, and -inf is allowed
+
+    def __init__(self, graph: FactorGraph, theta: Tensor, inference: Inference | None = None):
+        if not isinstance(graph, FactorGraph):
+            raise TypeError(f"`graph` must be a FactorGraph. Got {type(graph).__name__}.")
+        if inference is not None and not isinstance(inference, Inference):
+            raise TypeError(f"`inference` must be an object such as `Inference(MessagePassing())`. Got {inference!r}.")
+        graph.check_values(theta)
+        self.graph, self.theta = graph, theta
+        self.inference = Inference(Exact()) if inference is None else inference
+        super().__init__(theta.shape[:-1], torch.Size([graph.num_variables]), validate_args=False)
+
+    def expand(self, batch_shape: Any, _instance: None = None) -> MRF:
+        """The same distribution with a larger batch shape."""
+        return MRF(self.graph, self.theta.expand(*batch_shape, self.graph.theta_size), self.inference)
+
+    def condition(self, evidence: Evidence) -> MRF:
+        """p(x | evidence): the same graph with some variables observed.
+
+        Arguments:
+            evidence: a dict {variable: state}, with the numbers or the names of variables, or an integer tensor of
+                shape (*batch, variable) with -1 for unobserved variables.
+        """
+        return MRF(self.graph, clamp(self.graph, self.theta, evidence), self.inference)
+
+    @property
+    def support(self) -> Any:
+        """Integer vectors with one state per variable."""
+        highest = index_tensor(self.graph.num_states, self.theta.device) - 1
+        return constraints.independent(constraints.integer_interval(torch.zeros_like(highest), highest), 1)
+
+    # -- values -------------------------------------------------------------------------------------------------------
+
+    @property
+    def log_partition(self) -> Tensor:
+        """A(theta), of shape (*batch)."""
+        return self._solution.log_partition
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """theta . f(x) - A(theta), of shape (*sample, *batch), for states of shape (*sample, *batch, variable).
+
+        It is exact if inference is; `log_prob_is` says what it is otherwise.
+        """
+        return self.graph.score(self.theta, torch.as_tensor(value, device=self.theta.device)) - self.log_partition
+
+    @property
+    def log_prob_is(self) -> LogProbIs:
+        """What `log_prob` is: "exact", a "lower bound", an "upper bound", or just an "approximation".
+
+        Tree-reweighted message passing bounds A from above, so the log-probability from below, if it has converged and
+        its rho is valid; that is proved here by comparison with the probabilities of edges in a uniform spanning tree.
+        Mean field bounds A from below.
+        """
+        algorithm, graph = self.inference.algorithm, self.graph
+        if isinstance(algorithm, Exact):
+            return "exact"
+        if isinstance(algorithm, MeanField):
+            return "upper bound"
+        # On a forest one sweep is enough; otherwise only a tolerance tells that messages have converged.
+        if isinstance(algorithm, MessagePassing):
+            counting = algorithm.entropy.counting(graph)
+            plain = bool((counting.factor == 1).all() and (counting.node_total == 1).all())
+            converged = bool(self._solution.converged.all())
+            if plain and graph.is_forest and (converged or self.inference.stop.sweeps > 0):
+                return "exact"
+            pairwise = all(group.arity <= 2 for group in graph.factor_groups)
+            if converged and isinstance(algorithm.entropy, TRW) and pairwise:
+                valid = counting.factor <= spanning_tree_rho(graph) * (1 + 1e-12)
+                return "lower bound" if bool(valid.all()) else "approximation"
+        return "approximation"
+
+    def entropy(self) -> Tensor:
+        """A(theta) - theta . mu, of shape (*batch): the entropy, as far as inference is exact."""
+        solution = self._solution
+        return solution.log_partition - inner_product(self.graph.expand(self.theta), solution.mu)
+
+    @property
+    def marginals(self) -> Tensor:
+        """P(x_i), of shape (*batch, variable, state). Variables with fewer states than others have zeros at the end."""
+        graph, solution = self.graph, self._solution
+        views = solution.node_marginals
+        if len(views) == 1:
+            return views[0]
+        most = int(graph.num_states.max())
+        out = solution.mu.new_zeros(*self.batch_shape, graph.num_variables, most)
+        for group, view in zip(graph.node_groups, views, strict=True):
+            padded = torch.nn.functional.pad(view, (0, most - group.num_states))
+            out = out.index_copy(out.ndim - 2, index_tensor(group.variables, out.device), padded)
+        return out
+
+    @property
+    def factor_marginals(self) -> tuple[Tensor, ...]:
+        """P(x_c) of all factors: for each group of factors of one shape a tensor (*batch, factor, *shape)."""
+        return self._solution.factor_marginals
+
+    @property
+    def mode(self) -> Tensor:
+        """The most probable joint state, of shape (*batch, variable).
+
+        It is exact where elimination fits into memory, and otherwise the state that `MaxProduct` finds.
+        """
+        try:
+            return Inference(ExactMAP())(self.graph, self.theta.detach()).mode()
+        except TreewidthError:
+            return Inference(MaxProduct())(self.graph, self.theta.detach()).mode()
+
+    def sample(
+        self, sample_shape: Any = (), *, seed: int | torch.Generator | None = None, burn_in: int = 100
+    ) -> Tensor:
+        """Draw joint states, an int64 tensor of shape (*sample_shape, *batch, variable).
+
+        The samples are exact and independent where elimination fits into memory: on trees, for instance. On other
+        graphs each one is the end of a chain of Gibbs sampling of its own, `burn_in` sweeps long.
+
+        Arguments:
+            sample_shape: how many samples, as a shape.
+            seed: an integer, or a `torch.Generator` on the device of theta. By default torch's global generator.
+            burn_in: the length of the chains, where there are any.
+        """
+        shape = torch.Size(sample_shape)
+        count = shape.numel()
+        try:
+            states = sample_exactly(self.graph, self.theta, max(count, 1), seed=seed)
+        except TreewidthError:
+            chains = sample(self.graph, self.theta, 1, chains=max(count, 1), burn_in=burn_in, seed=seed)
+            states = chains.squeeze(-2)
+        return states[..., :count, :].movedim(-2, 0).reshape(*shape, *self.batch_shape, self.graph.num_variables)
+
+    def __repr__(self) -> str:
+        return f"MRF({self.graph}, batch_shape={tuple(self.batch_shape)}, {self.inference})"
+
+    @property
+    def _solution(self) -> Solution:
+        # A solution with a gradient serves one backward pass only.
+        if is_differentiated(self.theta):
+            return self.inference(self.graph, self.theta)
+        return self._kept_solution
+
+    @cached_property
+    def _kept_solution(self) -> Solution:
+        return self.inference(self.graph, self.theta.detach())
+
+
+@register_kl(MRF, MRF)  # type: ignore[untyped-decorator]
+def _kl(p: MRF, q: MRF) -> Tensor:
+    """A(theta_q) - A(theta_p) + (theta_p - theta_q) . mu_p."""
+    if p.graph is not q.graph:
+        raise ValueError("`kl_divergence` needs two MRFs on one graph. Got two graphs.")
+    solution = p._solution
+    own, other = (inner_product(p.graph.expand(theta), solution.mu) for theta in (p.theta, q.theta))
+    return q.log_partition - solution.log_partition + own - other
