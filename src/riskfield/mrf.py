@@ -9,28 +9,27 @@ says what that makes of the log-probability.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributions import Distribution, constraints, register_kl
 
-from riskfield.entropy import TRW, spanning_tree_rho
 from riskfield.errors import TreewidthError
 from riskfield.graph._scopes import index_tensor
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.infer import Inference
+from riskfield.inference.algorithm import ValueIs
 from riskfield.inference.ancestral import sample_exactly
 from riskfield.inference.evidence import Evidence, clamp
 from riskfield.inference.exact import Exact
 from riskfield.inference.exact_map import ExactMAP
 from riskfield.inference.gibbs import sample
-from riskfield.inference.mean_field import MeanField
-from riskfield.inference.message_passing import MaxProduct, MessagePassing
+from riskfield.inference.message_passing import MaxProduct
 from riskfield.inference.solution import Solution, inner_product
 from riskfield.kernels import is_differentiated
 
-LogProbIs = Literal["exact", "lower bound", "upper bound", "approximation"]
+_OF_VALUE: dict[ValueIs, ValueIs] = {"upper bound": "lower bound", "lower bound": "upper bound"}
 
 
 class MRF(Distribution):
@@ -105,30 +104,16 @@ class MRF(Distribution):
         return self.graph.score(self.theta, torch.as_tensor(value, device=self.theta.device)) - self.log_partition
 
     @property
-    def log_prob_is(self) -> LogProbIs:
+    def log_prob_is(self) -> ValueIs:
         """What `log_prob` is: "exact", a "lower bound", an "upper bound", or just an "approximation".
 
         Tree-reweighted message passing bounds A from above, so the log-probability from below, if it has converged and
-        its rho is valid; that is proved here by comparison with the probabilities of edges in a uniform spanning tree.
-        Mean field bounds A from below.
+        its rho is valid. Mean field bounds A from below.
         """
-        algorithm, graph = self.inference.algorithm, self.graph
-        if isinstance(algorithm, Exact):
-            return "exact"
-        if isinstance(algorithm, MeanField):
-            return "upper bound"
-        # On a forest one sweep is enough; otherwise only a tolerance tells that messages have converged.
-        if isinstance(algorithm, MessagePassing):
-            counting = algorithm.entropy.counting(graph)
-            plain = bool((counting.factor == 1).all() and (counting.node_total == 1).all())
-            converged = bool(self._solution.converged.all())
-            if plain and graph.is_forest and (converged or self.inference.stop.sweeps > 0):
-                return "exact"
-            pairwise = all(group.arity <= 2 for group in graph.factor_groups)
-            if converged and isinstance(algorithm.entropy, TRW) and pairwise:
-                valid = counting.factor <= spanning_tree_rho(graph) * (1 + 1e-12)
-                return "lower bound" if bool(valid.all()) else "approximation"
-        return "approximation"
+        solution = self._solution
+        sweeps, converged = int(solution.sweeps.min()), bool(solution.converged.all())
+        value_is = self.inference.algorithm.value_is(self.graph, sweeps=sweeps, converged=converged)
+        return _OF_VALUE.get(value_is, value_is)
 
     def entropy(self) -> Tensor:
         """A(theta) - theta . mu, of shape (*batch): the entropy, as far as inference is exact."""

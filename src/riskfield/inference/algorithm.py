@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import ClassVar
+from typing import ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,6 +17,8 @@ from riskfield.kernels import Problem, Run
 
 # One sweep as a function of the state it begins from: the marginals there, of shape (batch, mu), and the next state.
 FixedPointMap = Callable[[Tensor], tuple[Tensor, Tensor]]
+
+ValueIs: TypeAlias = Literal["exact", "upper bound", "lower bound", "approximation"]
 
 
 class AbstractAlgorithm(ABC):
@@ -82,6 +84,10 @@ class AbstractAlgorithm(ABC):
     @abstractmethod
     def log_partition(self, graph: FactorGraph, theta: Tensor, mu: Tensor) -> Tensor:
         """This algorithm's log-partition value at the marginals it returned, of shape (*batch)."""
+
+    def value_is(self, graph: FactorGraph, *, sweeps: int, converged: bool) -> ValueIs:
+        """What the log-partition value is, compared with the true one, after so many sweeps."""
+        return "approximation"
 
     def value(self, run: Run) -> Tensor | None:
         """Take the log-partition value, of shape (batch,), from `run`; None to have it computed when it is needed."""

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.inference._buckets import NEG_INF, BucketTree, check_max_bytes, gather, plan
-from riskfield.inference.algorithm import AbstractAlgorithm
+from riskfield.inference.algorithm import AbstractAlgorithm, ValueIs
 from riskfield.kernels import Run, is_differentiated
 
 
@@ -66,6 +66,10 @@ class Exact(AbstractAlgorithm):
         if messages is not None:
             raise ValueError("`messages` must be None: exact inference has no state to start from.")
         return ExactRun(graph, theta, self.max_bytes)
+
+    def value_is(self, graph: FactorGraph, *, sweeps: int, converged: bool) -> ValueIs:
+        """Exact."""
+        return "exact"
 
     def value(self, run: Run) -> Tensor | None:
         """A(theta): elimination finds it on the way to the marginals."""

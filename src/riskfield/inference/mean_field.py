@@ -19,7 +19,7 @@ from torch import Tensor
 
 from riskfield.entropy import negative_xlogx
 from riskfield.graph.factor_graph import FactorGraph
-from riskfield.inference.algorithm import AbstractAlgorithm, FixedPointMap
+from riskfield.inference.algorithm import AbstractAlgorithm, FixedPointMap, ValueIs
 from riskfield.inference.solution import inner_product
 from riskfield.kernels import MeanFieldProblem, one_sweep
 
@@ -65,6 +65,10 @@ class MeanField(AbstractAlgorithm):
     ) -> Iterator[FixedPointMap]:
         """A round of updates, of the log node marginals."""
         yield one_sweep(MeanFieldProblem(graph, self.visits(graph)), theta)
+
+    def value_is(self, graph: FactorGraph, *, sweeps: int, converged: bool) -> ValueIs:
+        """A lower bound: theta . mu + H(mu) of a distribution, if not of the best one."""
+        return "lower bound"
 
     def log_partition(self, graph: FactorGraph, theta: Tensor, mu: Tensor) -> Tensor:
         """theta . mu + the entropy of the product of the node marginals."""

@@ -20,14 +20,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from riskfield.entropy import AbstractEntropy, Bethe, Counting
+from riskfield.entropy import AbstractEntropy, Bethe, Counting, spanning_tree_rho
 from riskfield.errors import ConvergenceWarning, ImpossibleEvidenceError, TreewidthError
 from riskfield.graph._scopes import index_tensor
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.graph.schedule import Parallel, Schedule, Sequential
 from riskfield.inference._buckets import check_max_bytes
 from riskfield.inference._joint import decode, upper_bound
-from riskfield.inference.algorithm import AbstractAlgorithm, FixedPointMap
+from riskfield.inference.algorithm import AbstractAlgorithm, FixedPointMap, ValueIs
 from riskfield.inference.exact_map import ExactMAP
 from riskfield.inference.optimality import AbstractOptimality
 from riskfield.inference.solution import inner_product, modes
@@ -87,6 +87,21 @@ class MessagePassing(AbstractAlgorithm):
         """Undamped sweeps that send all messages at once, a few large tensor operations; then the run's schedule."""
         for schedule in dict.fromkeys((Parallel(), self.schedule)):
             yield one_sweep(MessagePassingProblem(graph, Counting(*parameters), schedule), theta)
+
+    def value_is(self, graph: FactorGraph, *, sweeps: int, converged: bool) -> ValueIs:
+        """Exact with `Bethe` on a forest; an upper bound with a `TRW` that has converged and whose rho is valid.
+
+        Rho is known to be valid if it is nowhere above the probabilities of the factors in a uniform spanning tree.
+        """
+        counting = self.entropy.counting(graph)
+        plain = bool((counting.factor == 1).all() and (counting.node_total == 1).all())
+        one_sweep_is_exact = self.schedule == Sequential() and not torch.as_tensor(self.damping).any()
+        if plain and graph.is_forest and (converged or (sweeps > 0 and one_sweep_is_exact)):
+            return "exact"
+        trees = bool((counting.node_total == 1).all()) and all(group.arity <= 2 for group in graph.factor_groups)
+        if converged and trees and bool((counting.factor <= spanning_tree_rho(graph) * (1 + 1e-12)).all()):
+            return "upper bound"
+        return "approximation"
 
     def log_partition(self, graph: FactorGraph, theta: Tensor, mu: Tensor) -> Tensor:
         """theta . mu + H(mu)."""

@@ -13,9 +13,11 @@ from importlib import import_module
 from types import ModuleType
 from typing import overload
 
+import torch
 from torch import Tensor
 
 from riskfield.errors import KernelError
+from riskfield.graph.schedule import Coloured, Schedule, Sequential
 from riskfield.kernels.problem import (
     EVERY_SWEEP,
     LAST_SWEEP,
@@ -40,6 +42,7 @@ __all__ = [
     "Run",
     "SteppedRun",
     "check_kernels",
+    "default_schedule",
     "is_differentiated",
     "is_transformed",
     "native_available",
@@ -148,6 +151,11 @@ def one_sweep(problem: Problem, theta: Tensor) -> Callable[[Tensor], tuple[Tenso
 def runs_at_once(theta: Tensor) -> bool:
     """Whether all sweeps of a truncated run should be asked for at once: a GPU replays them in one launch."""
     return theta.device.type in _GPUS
+
+
+def default_schedule(device: torch.device | str) -> Schedule:
+    """The schedule for a device if the user leaves it open: `Coloured()`, with wide levels, on all but the CPU."""
+    return Sequential() if torch.device(device).type == "cpu" else Coloured()
 
 
 def native_available() -> bool:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -21,10 +20,10 @@ from riskfield.eager import eager
 from riskfield.entropy import TRW
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.graph.grids import Slices, directions, grid
-from riskfield.graph.schedule import Coloured, Sequential
 from riskfield.infer import Inference
 from riskfield.inference.message_passing import MessagePassing
 from riskfield.inference.request import Stop
+from riskfield.kernels import default_schedule
 from riskfield.nn.marginal_inference import at_least_float32, solve
 
 _SWEEPS = 5
@@ -165,9 +164,8 @@ class GridCRF(Module):
     def _inference(self, device: torch.device) -> Inference:
         if self.inference is not None:
             return self.inference
-        algorithm = MessagePassing(TRW(1 / len(self._directions)))
-        schedule = Sequential() if device.type == "cpu" else Coloured()
-        return Inference(replace(algorithm, schedule=schedule), Stop(_SWEEPS, tol=None))
+        entropy, schedule = TRW(1 / len(self._directions)), default_schedule(device)
+        return Inference(MessagePassing(entropy, schedule), Stop(_SWEEPS, tol=None))
 
     def _check(self, logits: Tensor, image: Tensor | None, pairwise: Tensor | None, mask: Tensor | None) -> None:
         size, num_axes = tuple(logits.shape[2:]), self.num_axes
