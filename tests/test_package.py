@@ -17,10 +17,10 @@ def python(code):
     return ran.stdout.strip()
 
 
-def test_import_loads_torch_and_numpy_only():
+def test_the_first_name_loads_torch_and_numpy_only():
     """And what those load: the rest of what is loaded is the library itself or comes with Python."""
     added = python(
-        "import sys, numpy, torch; before = {m.split('.')[0] for m in sys.modules}; import riskfield;"
+        "import sys, numpy, torch; before = {m.split('.')[0] for m in sys.modules}; import riskfield; riskfield.infer;"
         "print(*sorted({m.split('.')[0] for m in sys.modules} - before - sys.stdlib_module_names))"
     )
     assert added == "riskfield"
@@ -116,6 +116,22 @@ def test_version():
         assert rf.__version__ == version("riskfield")
     except PackageNotFoundError:
         pytest.skip("riskfield is not installed")
+
+
+def test_importing_is_quick():
+    """Names are loaded when they are used."""
+    code = """
+import sys
+import riskfield
+assert not {"torch", "numpy", "riskfield.infer"} & set(sys.modules)
+assert "infer" in dir(riskfield)
+from riskfield.infer import Inference
+import riskfield.kernels
+assert riskfield.infer(riskfield.grid(2, 2, 2), riskfield.grid(2, 2, 2).zeros()).converged
+assert riskfield.Inference is Inference
+print(riskfield.infer.__name__)
+"""
+    assert python(code) == "infer"
 
 
 def test_importing_leaves_the_environment_alone():

@@ -40,7 +40,7 @@ def folder(tmp_path_factory):
         for loss in ("clique-logistic", "surrogate-em"):
             assert main([*fit, "--loss", loss, "--out", loss]) == 0
         report = ["report", "clique-logistic", "surrogate-em", "--images", "images", "--masks", "masks"]
-        assert main([*report, "--out", "page.html", "--title", TITLE, "--pictures", "3"]) == 0
+        assert main([*report, "--out", "page.html", "--title", TITLE, "--shown", "3"]) == 0
     return folder
 
 

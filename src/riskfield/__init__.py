@@ -2,139 +2,47 @@
 
 The names used most stand here. All public names are in the namespaces `graph`, `entropy`, `inference`, `adjoints`,
 `losses`, `decoders`, `metrics`, `models`, `features`, `datasets`, `learning`, `optim`, `nn`, `io` and `errors`.
+
+Importing this package is quick. Torch is loaded with the first name that is used, and scikit-learn with an estimator.
 """
 
+import sys as _sys
+import types as _types
 import typing as _typing
-
-from riskfield import (
-    adjoints,
-    datasets,
-    decoders,
-    entropy,
-    errors,
-    features,
-    graph,
-    inference,
-    io,
-    learning,
-    losses,
-    metrics,
-    models,
-    nn,
-    optim,
-)
-from riskfield.adjoints.envelope import Envelope
-from riskfield.adjoints.fixed_point import FixedPoint
-from riskfield.adjoints.kkt import KKT
-from riskfield.adjoints.perturb import Perturb
-from riskfield.adjoints.unroll import Unroll
-from riskfield.entropy import TRW, Bethe, CountingNumbers
-from riskfield.examples import Examples
-from riskfield.gradient_check import check_gradients
-from riskfield.graph.builders import Union, chain, from_edges
-from riskfield.graph.factor_graph import FactorGraph
-from riskfield.graph.grids import grid
-from riskfield.graph.schedule import Coloured, Parallel, Sequential
-from riskfield.infer import ExactOnForests, Inference, infer
-from riskfield.inference.convex import ConvexFreeEnergy
-from riskfield.inference.exact import Exact
-from riskfield.inference.exact_map import ExactMAP
-from riskfield.inference.gibbs import sample
-from riskfield.inference.mean_field import MeanField
-from riskfield.inference.message_passing import MaxProduct, MessagePassing
-from riskfield.inference.request import Stop
-from riskfield.inference.solution import Solution
-from riskfield.learning.checkpoint import Checkpoints
-from riskfield.learning.fit import fit
-from riskfield.learning.predict import predict
-from riskfield.learning.validation import Validation
-from riskfield.models.conditional import Conditional, LinearModel
-from riskfield.mrf import MRF
-from riskfield.threads import get_num_threads, set_num_threads
-
-if _typing.TYPE_CHECKING:
-    from riskfield.estimators.crf import CRF
-    from riskfield.estimators.grid_crf import GridCRF
-    from riskfield.estimators.image_crf import ImageCRF
-    from riskfield.estimators.per_variable import PerVariable
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "CRF",
-    "KKT",
-    "MRF",
-    "TRW",
-    "Bethe",
-    "Checkpoints",
-    "Coloured",
-    "Conditional",
-    "ConvexFreeEnergy",
-    "CountingNumbers",
-    "Envelope",
-    "Exact",
-    "ExactMAP",
-    "ExactOnForests",
-    "Examples",
-    "FactorGraph",
-    "FixedPoint",
-    "GridCRF",
-    "ImageCRF",
-    "Inference",
-    "LinearModel",
-    "MaxProduct",
-    "MeanField",
-    "MessagePassing",
-    "Parallel",
-    "PerVariable",
-    "Perturb",
-    "Sequential",
-    "Solution",
-    "Stop",
-    "Union",
-    "Unroll",
-    "Validation",
-    "__version__",
-    "adjoints",
-    "chain",
-    "check_gradients",
-    "datasets",
-    "decoders",
-    "entropy",
-    "errors",
-    "features",
-    "fit",
-    "from_edges",
-    "get_num_threads",
-    "graph",
-    "grid",
-    "infer",
-    "inference",
-    "io",
-    "learning",
-    "losses",
-    "metrics",
-    "models",
-    "nn",
-    "optim",
-    "predict",
-    "sample",
-    "set_num_threads",
-]
+if _typing.TYPE_CHECKING:
+    from riskfield._public import *  # noqa: F403
+    from riskfield._public import __all__ as __all__
+else:  # a type checker would take any name for one that is there
+    _ESTIMATORS = {"CRF": "crf", "GridCRF": "grid_crf", "ImageCRF": "image_crf", "PerVariable": "per_variable"}
 
+    class _Package(_types.ModuleType):
+        """A package in which `infer` is the function, also after an import of the module `riskfield.infer`."""
 
-_ESTIMATORS = {"CRF": "crf", "GridCRF": "grid_crf", "ImageCRF": "image_crf", "PerVariable": "per_variable"}
+        def __setattr__(self, name: str, value: object) -> None:
+            if name != "infer" or not isinstance(value, _types.ModuleType):
+                super().__setattr__(name, value)
 
-if not _typing.TYPE_CHECKING:  # a type checker would take any name for one that is there
+    _sys.modules[__name__].__class__ = _Package
 
     def __getattr__(name: str) -> _typing.Any:
-        """Load the estimators, and scikit-learn with them, when they are asked for."""
-        if name in _ESTIMATORS:
-            from importlib import import_module
+        """Load all public names when the first of them is asked for; a module and an estimator by itself."""
+        from importlib import import_module
+        from importlib.util import find_spec
 
+        if name in _ESTIMATORS:
             return getattr(import_module(f"riskfield.estimators.{_ESTIMATORS[name]}"), name)
+        if name == "__all__" or not name.startswith("_"):
+            if name != "infer" and find_spec(f"riskfield.{name}") is not None:
+                return import_module(f"riskfield.{name}")
+            public = vars(import_module("riskfield._public"))
+            globals().update({known: public[known] for known in ("__all__", *public["__all__"]) if known in public})
+            if name in globals():
+                return globals()[name]
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
     def __dir__() -> list[str]:
-        """List the estimators too, so that shells complete their names."""
-        return sorted({*globals(), *__all__})
+        """List the names that are not loaded yet, too, so that shells complete them."""
+        return sorted({*globals(), *__getattr__("__all__")})

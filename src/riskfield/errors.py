@@ -1,5 +1,7 @@
 """Errors and warnings that callers may want to catch."""
 
+from collections.abc import Iterable
+
 __all__ = [
     "AdjointError",
     "AdjointWarning",
@@ -71,3 +73,17 @@ class CheckpointError(RiskfieldError, OSError):
 
 class DivergenceWarning(UserWarning):
     """The objective is not finite, fell below its lower bound, or decreased because inference failed."""
+
+
+def did_you_mean(word: object, names: Iterable[str]) -> str:
+    """The end of an error message: the name that a misspelt word resembles most, if there is one.
+
+    >>> did_you_mean("clique-logstic", ["univariate-logistic", "clique-logistic"])
+    " Did you mean 'clique-logistic'?"
+    >>> did_you_mean("hinge", ["univariate-logistic", "clique-logistic"])
+    ''
+    """
+    from difflib import get_close_matches
+
+    close = get_close_matches(str(word), list(names), 1)
+    return f" Did you mean {close[0]!r}?" if close else ""

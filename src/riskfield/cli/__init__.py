@@ -1,30 +1,70 @@
 """The command-line program.
 
 This is the edge where strings name algorithms. Bad input and bad usage end in one line on standard error and exit
-code 2.
+code 2. A command is loaded when it is called: most of them load torch, which takes seconds.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-import traceback
-from typing import Annotated
+from functools import cache
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from riskfield import __version__
-from riskfield.cli import evaluate, fit, infer, predict, report, run
-from riskfield.cli._common import USAGE_ERROR, complain, message_of
+from riskfield.cli._common import USAGE_ERROR, complain, message_of, name_options
 from riskfield.errors import RiskfieldError
 
-app = typer.Typer(
-    name="riskfield",
-    add_completion=False,
-    rich_markup_mode=None,  # help and errors as plain text: they go into pipes and logs as well
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+# The first line of the help of each command, whose function and module have its name.
+COMMANDS = {
+    "infer": "Compute the marginals of a model and its log-partition function (or its most probable state).",
+    "fit": "Fit a model that labels the pixels of images.",
+    "run": "Fit what a Python file describes.",
+    "predict": "Label the pixels of images.",
+    "evaluate": "Compare predictions with masks.",
+    "report": "Write a page on one model, or on several side by side.",
+}
+_STYLE: dict[str, Any] = {
+    "rich_markup_mode": None,  # help and errors as plain text: they go into pipes and logs as well
+    "pretty_exceptions_enable": False,
+    "context_settings": {"help_option_names": ["-h", "--help"]},
+}
+
+
+class _InputError(Exception):
+    """What is wrong with the input, in terms of the command's options."""
+
+
+class _Commands(TyperGroup):
+    """Commands that are loaded when they are called."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
+        """Find the command, and load it."""
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, command and _command(str(name)), rest
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command. Errors in its input name its options instead of arguments of Python functions."""
+        try:
+            return super().invoke(ctx)
+        except (RiskfieldError, OSError, ValueError, MemoryError) as error:
+            if isinstance(error, BrokenPipeError) or ctx.invoked_subcommand is None:
+                raise
+            raise _InputError(name_options(message_of(error), _command(ctx.invoked_subcommand))) from error
+
+
+@cache
+def _command(name: str) -> Any:
+    alone = typer.Typer(add_completion=False, **_STYLE)
+    alone.command(name)(getattr(import_module(f"riskfield.cli.{name}"), name))
+    return typer.main.get_command(alone)
+
+
+app = typer.Typer(name="riskfield", cls=_Commands, **_STYLE)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -38,16 +78,14 @@ def main(arguments: list[str] | None = None) -> int:
         return 141
     except USAGE_ERROR as error:
         context = getattr(error, "ctx", None)
-        return complain(f"{message_of(error)} Try '{context.command_path if context else 'riskfield'} --help'.")
-    except (RiskfieldError, OSError, ValueError, MemoryError) as error:
-        return complain(message_of(error))
+        return complain(f"{message_of(error)} Try '{context.command_path if context else 'riskfield'} --help'.", error)
+    except _InputError as error:
+        return complain(str(error), error.__cause__)
     except KeyboardInterrupt:
         code = 130
     except Exception as error:
-        if os.environ.get("RISKFIELD_TRACEBACK"):
-            traceback.print_exc()
         hint = "This is a bug; RISKFIELD_TRACEBACK=1 in the environment shows where."
-        complain(f"{type(error).__name__}: {message_of(error)} {hint}")
+        complain(f"{type(error).__name__}: {message_of(error)} {hint}", error)
         return 1
     if code == 130:
         complain("interrupted.")
@@ -68,9 +106,9 @@ def _program(
         raise typer.Exit(2)
 
 
-app.command()(infer.infer)
-app.command()(fit.fit)
-app.command()(run.run)
-app.command()(predict.predict)
-app.command()(evaluate.evaluate)
-app.command()(report.report)
+def _not_loaded() -> None:
+    """Stands for a command until it is called."""
+
+
+for _name, _help in COMMANDS.items():
+    app.command(_name, help=_help)(_not_loaded)

@@ -3,32 +3,52 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 import sys
 import tomllib
+import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from riskfield.datasets.images import ImageSet
-from riskfield.errors import DivergenceWarning
-from riskfield.features.image import ImageFeatures
+from riskfield.errors import DivergenceWarning, did_you_mean
 
-# What can be wrong with one picture of many: the file, its size, its values.
+if TYPE_CHECKING:
+    from riskfield.datasets.images import ImageSet
+    from riskfield.features.image import ImageFeatures
+
+# What can be wrong with one image of many: the file, its size, its values.
 BAD_IMAGE = (OSError, ValueError, MemoryError)
+# Options whose argument in Python has another name.
+_OPTIONS = {"max_bytes": "--memory", "runs": "MODEL", "num_shown": "--shown"}
 
 # Typer keeps a copy of click in some versions and imports it in others; this name holds in both.
 USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 
 
-def complain(message: str) -> int:
-    """Print in one line what is wrong, and return the exit code for it."""
+def complain(message: str, error: BaseException | None = None) -> int:
+    """Print in one line what is wrong, and return the exit code for it.
+
+    With RISKFIELD_TRACEBACK in the environment, the traceback of `error` comes first.
+    """
     with contextlib.suppress(OSError):  # standard error may be closed as well
+        if error is not None and os.environ.get("RISKFIELD_TRACEBACK"):
+            traceback.print_exception(error)
         print(f"riskfield: {' '.join(message.split())}", file=sys.stderr)
     return 2
+
+
+def complain_of_image(name: str | Path, error: BaseException) -> None:
+    """Print what is wrong with one image of many. It is named once, also if the error names its file."""
+    message = message_of(error)
+    named = Path(message.partition(": ")[0])
+    known = Path(name)
+    complain(message if known in (named, Path(named.stem)) else f"{name}: {message}", error)
 
 
 def message_of(error: BaseException) -> str:
@@ -40,21 +60,30 @@ def message_of(error: BaseException) -> str:
     return str(error) or ("Out of memory." if isinstance(error, MemoryError) else type(error).__name__)
 
 
-def readable(pictures: ImageSet, recipes: Sequence[ImageFeatures]) -> ImageSet:
-    """The pictures that can be read and whose features fit into memory; the others are reported on standard error."""
+def name_options(message: str, command: Any) -> str:
+    """The message with options of the command in place of arguments of Python functions: --images for `images`."""
+    names = dict(_OPTIONS)
+    for parameter in command.params:
+        long = [option for option in parameter.opts if option.startswith("--")]
+        names[parameter.name] = long[0] if long else parameter.metavar or parameter.name.upper()
+    return re.sub(r"`(\w+)`", lambda match: names.get(match[1], match[0]), message)
+
+
+def readable(images: ImageSet, recipes: Sequence[ImageFeatures]) -> ImageSet:
+    """The images that can be read and whose features fit into memory; the others are reported on standard error."""
     good = []
-    for number, name in enumerate(pictures.names):
+    for number, name in enumerate(images.names):
         try:
-            image = pictures[number].image
+            image = images[number].image
             for recipe in recipes:
                 recipe.check_memory(image.shape)
         except BAD_IMAGE as error:
-            complain(f"{name}: {message_of(error)}")
+            complain_of_image(name, error)
         else:
             good.append(name)
     if not good:
         raise typer.Exit(2)
-    return pictures.select(good)
+    return images.select(good)
 
 
 @contextmanager
@@ -90,7 +119,8 @@ def _read_config(context: typer.Context, path: Path | None) -> Path | None:
         options |= dict.fromkeys(set(long) - {"config", "help"}, str(parameter.name))
     for key in content:
         if key not in options:
-            raise ValueError(f"{path} may set {', '.join(sorted(options))}. It sets {key!r}.")
+            known = sorted(options)
+            raise ValueError(f"{path} may set {', '.join(known)}. It sets {key!r}.{did_you_mean(key, known)}")
     context.default_map = {**(context.default_map or {}), **{options[k]: _typed(v) for k, v in content.items()}}
     return path
 

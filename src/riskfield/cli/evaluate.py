@@ -10,7 +10,7 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from riskfield.cli._common import BAD_IMAGE, Config, Images, Masks, Quiet, Run, complain, message_of
+from riskfield.cli._common import BAD_IMAGE, Config, Images, Masks, Quiet, Run, complain_of_image
 from riskfield.datasets.folders import image_folder
 from riskfield.io._atomic import check_writable, write_text
 from riskfield.progress import bar
@@ -33,8 +33,8 @@ def evaluate(
     predicted pixels over their union. For all: the share of wrong pixels; the log loss, which judges the marginals; and
     the calibration error, the mean distance of a marginal from how often such marginals are right. Then the confusion
     matrix: of the pixels of the class of a row, the share labelled as the class of a column. Masks have the values they
-    had in training, and pixels to be ignored then are ignored now. A picture that cannot be read or labelled is
-    reported and left out, and the exit code is 2.
+    had in training, and pixels to be ignored then are ignored now. An image that cannot be read or labelled is reported
+    and left out, and the exit code is 2.
 
     \b
     Examples:
@@ -47,15 +47,15 @@ def evaluate(
     if json_file is not None:
         check_writable(json_file)
     run = ImageRun.load(model)
-    pictures = image_folder(images, masks, classes=run.classes, ignore=run.ignore)
+    test = image_folder(images, masks, classes=run.classes, ignore=run.ignore)
     tally, failed = Tally([*run.classes.values()]), 0
-    for number in bar(range(len(pictures)), shown=not quiet and sys.stderr.isatty(), what="evaluating"):
+    for number in bar(range(len(test)), shown=not quiet and sys.stderr.isatty(), what="evaluating"):
         try:
-            evaluate_picture(run, pictures[number], tally)
+            evaluate_picture(run, test[number], tally)
         except BAD_IMAGE as error:
-            complain(f"{pictures.names[number]}: {message_of(error)}")
+            complain_of_image(test.names[number], error)
             failed += 1
-    if failed == len(pictures):
+    if failed == len(test):
         raise typer.Exit(2)
     found = tally.evaluation()
     if json_file is not None:
@@ -76,7 +76,7 @@ def _print(found: Evaluation) -> None:
         f"{'all':<{width}}  {found.num_pixels:>10}  {_percent(found.error):>7}  {_percent(found.mean_overlap):>7}\n\n"
         f"log loss           {found.log_loss:.4f}\n"
         f"calibration error  {found.calibration_error:.4f}\n"
-        f"pictures           {found.num_pictures}, {found.seconds / found.num_pictures:.2g} s each\n"
+        f"images             {found.num_pictures}, {found.seconds / found.num_pictures:.2g} s each\n"
     )
     columns = [max(7, len(name)) for name in found.names]
     header = "  ".join(f"{name:>{column}}" for name, column in zip(found.names, columns, strict=True))

@@ -9,13 +9,15 @@ import typer
 
 from riskfield.cli._common import Config, Images, Masks, Quiet
 from riskfield.cli._fit_images import Choices, InferenceName, fit_images
+from riskfield.errors import did_you_mean
 from riskfield.estimators.defaults import ITERATIONS, LOSS, RHO, RIDGE, SWEEPS
 from riskfield.losses.names import LOSSES
 
 
 def _loss(name: str) -> str:
     if not isinstance(name, str) or name not in LOSSES:  # a TOML file may hold anything
-        raise typer.BadParameter(f"--loss must be one of {', '.join(LOSSES)}. Got {name!r}.")
+        close = did_you_mean(name, LOSSES)
+        raise typer.BadParameter(f"--loss must be one of {', '.join(LOSSES)}. Got {name!r}.{close}")
     return name
 
 

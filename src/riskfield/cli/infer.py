@@ -90,6 +90,9 @@ def infer(
     pr: Annotated[Path | None, typer.Option(help="Write log10 Z here (.PR).")] = None,
     max_rows: Annotated[int, typer.Option(min=0, help="Variables to print.")] = 20,
     threads: Annotated[int | None, typer.Option(min=1, help="Processor cores to use at most.")] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit with code 3 if the result is not converged, or not certified.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and errors.")] = False,
 ) -> None:
     """Compute the marginals of a model and its log-partition function (or its most probable state).
@@ -99,7 +102,8 @@ def infer(
     below and is overconfident. exact is exact and needs a small treewidth. max-product looks for the most probable
     joint state; where message passing does not certify one, elimination finds it if its tables fit in --memory.
 
-    A run that does not converge says so and still gives its result. Files are written whole or not at all.
+    A run that does not converge ends with a warning and still gives its result; with --strict, the exit code is 3.
+    Files are written whole or not at all.
 
     \b
     Examples:
@@ -129,7 +133,7 @@ def infer(
         if algorithm is not AlgorithmName.MEAN_FIELD:
             raise
         # Every product distribution it can reach may hit a zero although the model is possible.
-        reason = "mean-field finds no way around the zeros of this model and evidence"
+        reason = "mean-field found no distribution that avoids the zeros of this model and evidence"
         raise ImpossibleEvidenceError(f"{reason}. Try --algorithm bp or exact.") from error
     except TreewidthError as error:
         allowed = f"--memory allows {_max_bytes(memory) / 2**30:g} GiB"
@@ -167,6 +171,8 @@ def infer(
             f"{int(solution.sweeps)} sweeps (tolerance {tol:g}). Try {' or '.join(remedies)}.",
             err=True,
         )
+    if strict and not (solution.converged if mode is None else mode.certified):
+        raise typer.Exit(3)
 
 
 def _refuse_unused(algorithm: AlgorithmName, **options: object) -> None:
@@ -256,7 +262,7 @@ def _best_state(solution: Solution, max_bytes: int) -> JointMode:
         RiskfieldError: if only an impossible state was found.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # said in this program's own words below
+        warnings.simplefilter("ignore", ConvergenceWarning)  # the command prints its own
         mode = solution.joint_mode()
     if not mode.certified:
         try:
@@ -280,7 +286,7 @@ def _run(
 ) -> Solution:
     theta = uai.theta.to(torch.float32 if dtype is DtypeName.FLOAT32 else torch.float64)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # said in this program's own words below
+        warnings.simplefilter("ignore", ConvergenceWarning)  # the command prints its own
         return run_inference(
             uai.graph, theta, algorithm, stop=stop, evidence=observed, progress=progress and sys.stderr.isatty()
         )

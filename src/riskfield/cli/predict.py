@@ -1,4 +1,4 @@
-"""`riskfield predict`: labels and marginals of pictures."""
+"""`riskfield predict`: labels and marginals of images."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import typer
 
-from riskfield.cli._common import BAD_IMAGE, Config, Quiet, Run, complain, message_of
+from riskfield.cli._common import BAD_IMAGE, Config, Quiet, Run, complain_of_image
 from riskfield.datasets.folders import image_files
 from riskfield.datasets.images import read_image
 from riskfield.io._atomic import check_writable, write_bytes
@@ -30,10 +30,10 @@ def predict(
     config: Config = None,
     quiet: Quiet = False,
 ) -> None:
-    """Label the pixels of pictures.
+    """Label the pixels of images.
 
     The folder --out gets, for horse.jpg: labels/horse.png, an image with the values that the masks had in training;
-    overlays/horse.png, the picture with its labels in colours; and marginals/horse.npz, with the arrays marginals (row,
+    overlays/horse.png, the image with its labels in colours; and marginals/horse.npz, with the arrays marginals (row,
     column, class), values (of the classes in masks) and names. An image that cannot be read or labelled is
     reported and left out, and the exit code is 2.
 
@@ -54,7 +54,7 @@ def predict(
             image = read_image(path)
             (marginals,) = run.crf.predict_marginals([image])
         except BAD_IMAGE as error:
-            complain(f"{path}: {message_of(error)}".replace(f"{path}: {path}", str(path)))
+            complain_of_image(path, error)
             failed += 1
             continue
         chosen = marginals.argmax(-1)
@@ -63,7 +63,7 @@ def predict(
         write_bytes(out / "marginals" / f"{name}.npz", _npz(marginals, run.classes))
     if not quiet and failed < len(files):
         done = len(files) - failed
-        typer.echo(f"labelled {done} picture{'s' if done > 1 else ''}\nwrote {out}")
+        typer.echo(f"labelled {done} image{'s' if done > 1 else ''}\nwrote {out}")
     if failed:
         raise typer.Exit(2)
 
@@ -82,7 +82,7 @@ def _files(given: Sequence[Path]) -> dict[str, Path]:
 
 
 def _prepare(out: Path, files: dict[str, Path]) -> None:
-    """Make the folders, and raise if results could not be written, or would replace a picture."""
+    """Make the folders, and raise if results could not be written, or would replace an image."""
     inputs = {os.path.realpath(path) for path in files.values()}
     for kind, ending in _KINDS.items():
         (out / kind).mkdir(parents=True, exist_ok=True)

@@ -21,21 +21,21 @@ def report(
         Path | None, typer.Option(metavar="FILE.html", help="The page. [report.html in the folder of the first model]")
     ] = None,
     title: Annotated[str | None, typer.Option(help="Of the page. [the names of the models]")] = None,
-    pictures: Annotated[int, typer.Option(min=1, help="How many pictures are shown.")] = 6,
+    shown: Annotated[int, typer.Option(min=1, help="How many images the page shows.")] = 6,
     config: Config = None,
     quiet: Quiet = False,
 ) -> None:
     """Write a page on one model, or on several side by side.
 
-    One file of HTML that needs no network: errors, confusion, calibration of the marginals, pictures with truth,
-    marginals and predictions, the course of the training, settings, timings and commands. Numbers are those of all the
-    pictures in --images, by the labels in --masks; use others than in training. A picture that cannot be read
-    or labelled is reported and left out, and the exit code is 2.
+    The page is one HTML file that needs no network. It shows errors, confusion, calibration of the marginals, images
+    with truth, marginals and predictions, the course of the training, settings, timings and commands. The numbers are
+    those of all images in --images, with the labels in --masks; these should not be the images of the training. An
+    image that cannot be read or labelled is reported and left out, and the exit code is 2.
 
     \b
     Examples:
       riskfield report model/ --images test/images/ --masks test/masks/
-      riskfield report likelihood/ clique/ --images test/images/ --masks test/masks/ --out compared.html --pictures 12
+      riskfield report likelihood/ clique/ --images test/images/ --masks test/masks/ --out compared.html --shown 12
     """
     from riskfield.estimators.image_run import ImageRun  # here, because scikit-learn takes a second to load
     from riskfield.report.page import write_report
@@ -61,8 +61,8 @@ def report(
         runs,
         good,
         title=title,
-        command=shlex.join([*words, "--pictures", str(pictures)]),
-        num_shown=pictures,
+        command=shlex.join([*words, "--shown", str(shown)]),
+        num_shown=shown,
         progress=not quiet and sys.stderr.isatty(),
     )
     if not quiet:

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from riskfield.cli._common import Config, Quiet, print_divergence
+from riskfield.errors import did_you_mean
 from riskfield.io._atomic import check_writable
 from riskfield.io.codec import write_tree
 from riskfield.learning.checkpoint import Checkpoints
@@ -91,7 +92,8 @@ def _arguments(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path}: `problem()` must return a dictionary of arguments of `fit`. Got {given!r}.")
     for name in given:
         if name not in _ARGUMENTS:
-            raise ValueError(f"{path}: `problem()` may define {', '.join(_ARGUMENTS)}. Got {name!r}.")
+            allowed, close = ", ".join(_ARGUMENTS), did_you_mean(name, _ARGUMENTS)
+            raise ValueError(f"{path}: `problem()` may define {allowed}. Got {name!r}.{close}")
     for name in ("model", "data", "loss"):
         if name not in given:
             raise ValueError(f"{path}: `problem()` must define `{name}`.")

@@ -32,8 +32,10 @@ def lacks(task: Task) -> str | None:
         return f"numbers of type {task.theta.dtype}"
     if task.along is not None:
         return "several steps along a direction at once"
-    if task.tangent is not None or task.record not in (None, EVERY_SWEEP):
-        return "checkpoints (`Unroll(checkpoint=...)`), forward mode or the tape of `FixedPoint`"
+    if task.tangent is not None:
+        return "second derivatives or forward mode"
+    if task.record not in (None, EVERY_SWEEP):
+        return "checkpoints (`Unroll(checkpoint=...)`) or the tape of `FixedPoint`"
     shapes = [group.shape for group in task.problem.graph.factor_groups]
     if any(len(shape) > _LARGEST_ARITY for shape in shapes):
         return f"factors of more than {_LARGEST_ARITY} variables"
