@@ -78,7 +78,7 @@ def test_the_command_that_is_written_down_gives_the_same(folder):
 
 def test_predictions_are_files(folder, capsys):
     assert main(["predict", "model", "images/a.png", "images/b.png", "images/c.jpg", "--out", "out/new"]) == 0
-    assert capsys.readouterr().out == "labelled 3 pictures\nwrote out/new\n"
+    assert capsys.readouterr().out == "labelled 3 images\nwrote out/new\n"
     crf = ImageRun.load("model").crf
     for name in "abc":
         (image,) = (p.image for p in rf.datasets.image_folder("images").select([name]))
@@ -125,7 +125,9 @@ def test_one_bad_picture_never_ends_a_batch(bad_pictures, capsys, monkeypatch):
     assert main(["evaluate", "model", *data, "--json", "scores.json"]) == 2
     said = capsys.readouterr()
     for line, name in zip(said.err.splitlines(), ["cut", "empty", "huge", "odd"], strict=True):
-        assert line.startswith(f"riskfield: {name}: ")
+        folder = "masks" if name == "odd" else "images"
+        assert line.startswith(f"riskfield: {folder}/{name}.png ")
+        assert line.count(name) == 1
     assert json.loads(Path("scores.json").read_text())["pictures"] == len(good)
     assert "log loss" in said.out
 
@@ -293,9 +295,9 @@ def damage(folder, what):
         ("cut", "images/b.png cannot be read as an image: "),
         ("size", "masks/c.png must have the size of c.jpg, 16 x 15 pixels. It has 5 x 5."),
         ("value", "masks/d.png has the values 99, which are none of the classes 0, 200 nor 7, to be ignored."),
-        ("missing", "`masks`: masks has no mask for a.png. A mask has the name of its image."),
-        ("empty", "`images`: images has no images (.png, .jpg,"),
-        ("none", "masks: `masks` must be a folder; there is none."),
+        ("missing", "--masks: masks has no mask for a.png. A mask has the name of its image."),
+        ("empty", "--images: images has no images (.png, .jpg,"),
+        ("none", "masks: --masks must be a folder; there is none."),
     ],
 )
 def test_bad_folders_are_refused_and_nothing_is_lost(folder, capsys, what, message):

@@ -44,11 +44,10 @@ def complain(message: str, error: BaseException | None = None) -> int:
 
 
 def complain_of_image(name: str | Path, error: BaseException) -> None:
-    """Print what is wrong with one image of many. It is named once, also if the error names its file."""
-    message = message_of(error)
-    named = Path(message.partition(": ")[0])
-    known = Path(name)
-    complain(message if known in (named, Path(named.stem)) else f"{name}: {message}", error)
+    """Print what is wrong with one image of many. It is named once, also if the error names the image or its file."""
+    message, stem = message_of(error), re.escape(Path(name).stem)
+    named = re.search(rf"(^|[/\\ ]){stem}\.\w+[: ]| of {stem} ", message)
+    complain(message if named else f"{name}: {message}", error)
 
 
 def message_of(error: BaseException) -> str:
