@@ -1,5 +1,7 @@
 """Examples that observe, ask for and hide different variables each, in one batch and on graphs of their own."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -172,16 +174,15 @@ def test_join_keeps_roles():
     ("call", "error", "message"),
     [
         (lambda: rf.learning.join([]), ValueError, "`parts` must hold at least one part"),
-        (lambda: rf.learning.join([draw(2)[0]]), ValueError, "`parts` must have one example each, without `weights`"),
+        (
+            lambda: rf.learning.join([replace(draw(2)[0], weights=torch.tensor([1.0, 2.0]))]),
+            ValueError,
+            "`parts` must have examples of one weight",
+        ),
         (
             lambda: rf.learning.join([*parts(), rf.Examples(rf.chain(2, 3), torch.zeros(1, 2).long())]),
             ValueError,
             "of one number",
-        ),
-        (
-            lambda: rf.learning.join([rf.Examples(rf.chain(4, 2, tied=True), torch.zeros(1, 4).long())]),
-            ValueError,
-            "none tied",
         ),
         (
             lambda: rf.Examples.conditional(
@@ -211,11 +212,14 @@ def test_refusals(call, error, message):
         call()
 
 
-def test_join_refuses_factors_of_several_types():
+def test_join_refuses_other_types_and_too_few_rows():
     inputs = {"nodes": torch.zeros(1, 6, 1), "horizontal": torch.zeros(1, 4, 1), "vertical": torch.zeros(1, 3, 1)}
     part = rf.Examples(rf.grid(2, 3, 2), torch.zeros(1, 6, dtype=torch.int64), inputs)
-    with pytest.raises(ValueError, match=r"in one tensor\. Got horizontal, vertical"):
-        rf.learning.join([part, part])
+    other = replace(part, inputs={**inputs, "diagonal": torch.zeros(1, 3, 1)})
+    with pytest.raises(ValueError, match=r"same types. Got \['horizontal', 'vertical'\]"):
+        rf.learning.join([part, other])
+    with pytest.raises(ValueError, match="for each of 7 tables"):
+        rf.learning.join([other])
 
 
 @pytest.mark.parametrize("num_states", [1, 0, 2.0, True])

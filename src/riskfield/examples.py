@@ -8,11 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from riskfield.graph.builders import Union
+from riskfield.graph._scopes import IntArray
 from riskfield.graph.factor_graph import FactorGraph
+from riskfield.models.sparse import SparseRows
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,8 +24,8 @@ class Examples:
     Arguments:
         graph: the shared structure.
         labels: the true states, integers of shape (n, variable); -1 for hidden variables.
-        inputs: the inputs of the model: a tensor whose first axis is the example, or a dict, tuple, list or dataclass
-            of such tensors. None for a model without inputs.
+        inputs: the inputs of the model: a tensor whose first axis is the example, `SparseRows`, or a dict, tuple, list
+            or dataclass of such tensors. None for a model without inputs.
         evidence: the states of observed variables, of shape (n, variable); -1 for all others. They are also observed at
             prediction time.
         mask: which variables are targets of the loss, booleans of shape (n, variable). By default those that have a
@@ -181,57 +183,111 @@ def take(data: DataSet, indices: Tensor | Sequence[int]) -> tuple[Examples, ...]
 
 
 def join(parts: Sequence[Examples]) -> Examples:
-    """Join examples on different graphs into one example, so that inference runs on all of them at once.
+    """Join all examples of `parts` into one example on a disjoint union, so that inference runs on all at once.
 
-    Variables are numbered part by part. The inputs of variables and of factors are concatenated along their second
-    axis, as models with one input row per variable and per factor expect. Every part must have one example without
-    weights, all variables the same number of states, and all factors the same shape without tied tables. Losses that
-    are sums over variables do not change. Losses of whole examples, such as `FMeasure`, treat all parts as one example.
+    Variables are numbered part by part, and example by example. The inputs are those of a model with one row per
+    variable and per table, such as `LinearModel`: a tensor "nodes", and one tensor for each type of factors in the
+    order of the types. A type whose rows are all equal has one table in the union. All variables must have the same
+    number of states, all factors the same shape, and all examples the same weight. Losses that are sums over variables
+    or factors do not change. Losses of whole examples, such as `FMeasure`, treat the union as one example.
 
     >>> from riskfield import Examples, chain
-    >>> parts = [Examples(chain(k, 2), torch.ones(1, k, dtype=torch.int64), torch.randn(1, k, 5)) for k in (3, 4)]
+    >>> parts = [Examples(chain(k, 2), torch.ones(2, k, dtype=torch.int64), torch.randn(2, k, 5)) for k in (3, 4)]
     >>> whole = join(parts)
     >>> whole.graph.num_variables, whole.inputs.shape
-    (7, torch.Size([1, 7, 5]))
+    (14, torch.Size([1, 14, 5]))
     """
     if not parts:
         raise ValueError("`parts` must hold at least one part. Got none.")
-    groups = {(tuple(group.shape), group.tied) for part in parts for group in part.graph.factor_groups}
-    states = {int(count) for part in parts for count in part.graph.num_states}
-    if len(groups) > 1 or len(states) > 1 or any(tied for _, tied in groups):
-        raise ValueError("`parts` must have variables of one number of states and factors of one shape, none tied.")
-    if any(len(part) != 1 or part.weights is not None for part in parts):
-        raise ValueError("`parts` must have one example each, without `weights`.")
-    types = [key for key in parts[0].inputs if key != "nodes"] if isinstance(parts[0].inputs, Mapping) else []
-    if len(types) > 1:
-        # Factors are numbered part by part, but a model with several factor types expects them type by type.
-        raise ValueError(
-            f"`parts` must have the inputs of all factors in one tensor. Got {', '.join(map(str, types))}."
-        )
+    shapes = {group.shape for part in parts for group in part.graph.factor_groups}
+    states = {int(count) for part in parts for count in np.unique(part.graph.num_states)}
+    if len(shapes) > 1 or len(states) != 1:
+        raise ValueError("`parts` must have variables of one number of states and factors of one shape.")
+    weights = torch.cat([torch.ones(len(part)) if part.weights is None else part.weights for part in parts])
+    if (weights != weights[0]).any():
+        raise ValueError("`parts` must have examples of one weight.")
+    inputs = [part.inputs if isinstance(part.inputs, Mapping) else {"nodes": part.inputs} for part in parts]
+    types = [name for name in inputs[0] if name != "nodes"]
+    if any([name for name in own if name != "nodes"] != types for own in inputs):
+        raise ValueError(f"`parts` must have inputs of the same types. Got {types} in the first, and others.")
+    joined, tied = {name: _joined([own[name] for own in inputs]) for name in inputs[0]}, []
+    for name in types:
+        rows = joined[name]
+        tied.append(isinstance(rows, Tensor) and rows.shape[1] > 0 and bool((rows == rows[:, :1]).all()))
+        if tied[-1]:
+            joined[name] = rows[:, :1]
 
-    def joined(name: str, missing: Callable[[Examples], Tensor]) -> Tensor | None:
-        if all(getattr(part, name) is None for part in parts):
-            return None
+    def labels(name: str, missing: Callable[[Examples], Tensor]) -> Tensor | None:
         own = [getattr(part, name) for part in parts]
-        return torch.cat([missing(part) if o is None else o for part, o in zip(parts, own, strict=True)], 1)
+        if all(values is None for values in own):
+            return None
+        filled = [missing(part) if values is None else values for part, values in zip(parts, own, strict=True)]
+        return torch.cat([values.reshape(1, -1) for values in filled], 1)
 
+    whole = labels("labels", lambda part: part.labels)
+    assert whole is not None
     return Examples(
-        Union([part.graph for part in parts]).graph,
-        torch.cat([part.labels for part in parts], 1),
-        _joined_inputs([part.inputs for part in parts]),
-        joined("evidence", lambda part: torch.full_like(part.labels, -1)),
-        joined("mask", lambda part: part.asked & (part.labels >= 0)),
+        _disjoint_union(parts, states.pop(), [[own[name].shape[1] for name in types] for own in inputs], tied),
+        whole,
+        joined if isinstance(parts[0].inputs, Mapping) else joined["nodes"],
+        labels("evidence", lambda part: torch.full_like(part.labels, -1)),
+        labels("mask", lambda part: part.asked & (part.labels >= 0)),
+        None if all(part.weights is None for part in parts) else weights[:1],
     )
 
 
-def _joined_inputs(inputs: Sequence[Any]) -> Any:
+def _disjoint_union(
+    parts: Sequence[Examples], num_states: int, rows: Sequence[Sequence[int]], tied: Sequence[bool]
+) -> FactorGraph:
+    """The union of a copy of each part's graph for each of its examples, with the factors ordered by type.
+
+    Arguments:
+        parts: the examples.
+        num_states: the number of states of every variable.
+        rows: how many tables of each type one example has, for each part. Without types, all tables are of one type.
+        tied: which types have one table for all their factors.
+    """
+    types = max(len(tied), 1)
+    scopes: list[list[IntArray]] = [[] for _ in range(types)]
+    tables: list[list[IntArray]] = [[] for _ in range(types)]
+    num_variables, num_tables = 0, [0] * types
+    for part, own in zip(parts, rows, strict=True):
+        copies = np.arange(len(part))[:, None]
+        for group in part.graph.factor_groups:  # one at most
+            counts = list(own) or [group.num_tables]
+            if sum(counts) != group.num_tables:
+                raise ValueError(
+                    f"`parts` must have a row of inputs for each of {group.num_tables} tables. Got {sum(counts)}."
+                )
+            ends = np.cumsum(counts)
+            type_of = np.searchsorted(ends, group.tables, side="right")
+            for number, (end, count) in enumerate(zip(ends, counts, strict=True)):
+                factors = np.flatnonzero(type_of == number)
+                variables = group.variables[factors] + (num_variables + part.graph.num_variables * copies)[..., None]
+                scopes[number].append(variables.reshape(-1, group.arity))
+                numbers = group.tables[factors] - (end - count) + num_tables[number] + count * copies
+                tables[number].append(numbers.reshape(-1))
+                num_tables[number] += count * len(part)
+        num_variables += len(part) * part.graph.num_variables
+    arity = max((own.shape[1] for of_type in scopes for own in of_type), default=1)
+    first, numbers = 0, [np.empty(0, np.int64)]
+    for number, of_type in enumerate(tables):
+        joined = np.concatenate([*of_type, np.empty(0, np.int64)])
+        numbers.append(first + (np.zeros_like(joined) if tied and tied[number] else joined))
+        first += 1 if tied and tied[number] else num_tables[number]
+    joined_scopes = np.concatenate([np.empty((0, arity), np.int64), *(own for of_type in scopes for own in of_type)])
+    return FactorGraph(np.full(num_variables, num_states), joined_scopes, tables=np.concatenate(numbers))
+
+
+def _joined(inputs: Sequence[Any]) -> Any:
+    """The rows of all examples of all parts as those of one example."""
     first = inputs[0]
     if first is None:
         return None
-    if isinstance(first, Mapping):
-        return {key: _joined_inputs([one[key] for one in inputs]) for key in first}
+    if isinstance(first, SparseRows):
+        return SparseRows.concatenated(inputs)
     if isinstance(first, Tensor):
-        return torch.cat(list(inputs), 1)
+        return torch.cat([own.reshape(1, -1, *own.shape[2:]) for own in inputs], 1)
     raise TypeError(f"`parts` must have tensors or dictionaries of tensors for inputs. Got {type(first).__name__}.")
 
 
@@ -250,11 +306,11 @@ def _check_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
         raise ValueError(f"`{name}` must have shape {shape} to match `labels`. Got {tuple(tensor.shape)}.")
 
 
-def _map(value: Any, function: Callable[[Tensor], Tensor], name: str) -> Any:
+def _map(value: Any, function: Callable[[Any], Any], name: str) -> Any:
     """Apply `function` to every tensor in a nest of dicts, tuples, lists and dataclasses."""
     if value is None:
         return None
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor | SparseRows):  # sparse rows have the indexing of a tensor
         return function(value)
     if isinstance(value, Mapping):
         return {key: _map(entry, function, name) for key, entry in value.items()}

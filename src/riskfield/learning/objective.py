@@ -20,6 +20,7 @@ from torch.nn import Module, Parameter
 from riskfield.errors import RiskfieldError
 from riskfield.examples import DataSet, Examples, blocks
 from riskfield.infer import Inference, InferenceChoice
+from riskfield.learning.joining import United, can_join, inference_on, unite
 from riskfield.learning.ranks import Ranks
 from riskfield.learning.warm_start import Rows, Store
 from riskfield.losses.loss import AbstractLoss, empirical_risk, num_counted
@@ -48,9 +49,9 @@ class Evaluation:
 
 @dataclass(frozen=True, eq=False)
 class _Chunk:
-    """Some rows of one block of examples, to be evaluated at once."""
+    """Some rows of one block of examples, to be evaluated at once, or a union of examples."""
 
-    block: int
+    block: int | None  # None for a union
     rows: Tensor
     num_rows: int  # of the whole block
     examples: Examples
@@ -93,6 +94,9 @@ class Objective:
         self.evaluations = 0
         self.warm_start = warm_start
         self._messages: Store = {}
+        self._united: list[United] | None = None
+        if not warm_start and can_join(model, loss, inference):
+            self._united = unite(model, self.data, chunk_size)
         counted = torch.cat([_counted(block) for block in self.data])  # variables, by weight
         weights = torch.cat([_weights(block) for block in self.data])
         totals = torch.stack([counted.sum(), weights.sum(), torch.tensor(len(weights), dtype=torch.float64)])
@@ -176,6 +180,8 @@ class Objective:
         """Return the same objective with another inference."""
         other = copy.copy(self)
         other.inference, other._messages = inference, {}
+        if not can_join(self.model, self.loss, inference):
+            other._united = None
         return other
 
     def forget(self) -> None:
@@ -207,9 +213,12 @@ class Objective:
         return risk
 
     def _inference_on(self, chunk: _Chunk) -> Inference | None:
+        if self.inference is not None and chunk.block is None:
+            return inference_on(self.inference, chunk.examples)
         inference = None if self.inference is None else self.inference.on(chunk.examples.graph)
         if inference is None or not self.warm_start or inference.stop.tol is None:
             return inference
+        assert chunk.block is not None
         return replace(inference, memory=Rows(self._messages, chunk.block, chunk.rows, chunk.num_rows))
 
     def _derivatives(self, numerator: Tensor, along: Tensor | None) -> Tensor:
@@ -228,6 +237,9 @@ class Objective:
         return torch.cat([gradient.detach(), product])
 
     def _chunks(self, examples: Tensor | None) -> Iterator[_Chunk]:
+        if examples is None and self._united is not None:
+            yield from (_Chunk(None, torch.arange(1), 1, union.examples) for union in self._united)
+            return
         start = 0
         for number, block in enumerate(self.data):
             rows = torch.arange(len(block))

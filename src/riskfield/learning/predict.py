@@ -1,4 +1,4 @@
-"""`predict`: what a trained model says of a data set."""
+"""`predict`: the states that a trained model predicts for a data set."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from torch import Tensor
 from torch.nn import Module
 
 from riskfield.decoders import AbstractDecoder, decode
-from riskfield.examples import DataSet, blocks
+from riskfield.examples import DataSet, Examples, blocks
 from riskfield.infer import InferenceChoice
+from riskfield.learning.joining import can_join, decodes_by_part, inference_on, unite
 from riskfield.learning.optimiser import check_counts
 from riskfield.learning.validation import evaluating
 from riskfield.models.convex import inference_of
@@ -23,14 +24,14 @@ def predict(
     *,
     chunk_size: int | None = None,
 ) -> list[Tensor]:
-    """States of all variables, for every block of examples: what is observed stays as it is.
+    """Predict the states of all variables, for every block of examples. Observed states are kept.
 
-    Examples of a block may observe and ask for different variables; a decoder that weighs variables against each other
-    looks at those that are asked for, `examples.asked`.
+    Examples of a block may observe and ask for different variables. A decoder that weighs variables against each other
+    uses those that are asked for, `examples.asked`. Small examples are predicted together, whatever their structure.
 
     Arguments:
         model: a module with `theta = model(graph, inputs)`.
-        data: `Examples`, or several of them on different graphs. Of labels it matters only which are known.
+        data: `Examples`, or several of them on different graphs. Only the positions of known labels matter here.
         inference: how marginals are computed.
         decoder: how they become states; by default `MaxMarginal()`.
         chunk_size: how many examples are predicted at once, to bound memory; by default all that share a graph.
@@ -53,16 +54,32 @@ def predict(
     """
     if chunk_size is not None:
         check_counts(chunk_size=chunk_size)
-    out = []
+    parts = blocks(data)
+    united = None
+    if decodes_by_part(decoder) and can_join(model, None, inference):
+        united = unite(model, parts, chunk_size)
     with evaluating(model):
-        for block in blocks(data):
-            parts = []
-            for rows in torch.arange(len(block)).split(chunk_size or max(len(block), 1)):
-                part = block if len(rows) == len(block) else block.select(rows)
-                theta = model(part.graph, part.inputs)
-                chosen = inference_of(model, inference, part.graph, part.inputs)
-                assert chosen is not None
-                theta = theta.expand(len(part), theta.shape[-1])  # a model without inputs has one for all examples
-                parts.append(decode(part.graph, theta, chosen, decoder, evidence=part.evidence, mask=part.asked))
-            out.append(torch.cat(parts))
-    return out
+        if united is None:
+            return [_of_block(model, block, inference, decoder, chunk_size or max(len(block), 1)) for block in parts]
+        out = [torch.empty_like(block.labels) for block in parts]
+        for union in united:
+            chosen = inference_on(inference, union.examples)
+            for piece, states in union.split(_states(model, union.examples, chosen, decoder)[0]):
+                out[piece.block][piece.rows] = states
+        return out
+
+
+def _of_block(
+    model: Module, block: Examples, inference: InferenceChoice, decoder: AbstractDecoder | None, chunk_size: int
+) -> Tensor:
+    chunks = torch.arange(len(block)).split(chunk_size)
+    parts = [block if len(rows) == len(block) else block.select(rows) for rows in chunks]
+    return torch.cat([_states(model, part, inference, decoder) for part in parts])
+
+
+def _states(model: Module, part: Examples, inference: InferenceChoice, decoder: AbstractDecoder | None) -> Tensor:
+    theta = model(part.graph, part.inputs)
+    chosen = inference_of(model, inference, part.graph, part.inputs)
+    assert chosen is not None
+    theta = theta.expand(len(part), theta.shape[-1])  # a model without inputs has one for all examples
+    return decode(part.graph, theta, chosen, decoder, evidence=part.evidence, mask=part.asked)

@@ -12,14 +12,17 @@ not a bound, and with too few sweeps the loss may be unbounded below.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from torch import Tensor
 
 from riskfield.adjoints.envelope import Envelope
+from riskfield.adjoints.forward_backward import chain_log_partition
 from riskfield.adjoints.unroll import Unroll
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.infer import Inference, Role
 from riskfield.inference.algorithm import AbstractAlgorithm
+from riskfield.inference.evidence import clamp
 from riskfield.losses.loss import AbstractLoss, Target
 
 
@@ -43,6 +46,8 @@ class SurrogateLikelihood(AbstractLoss):
     tensor(2.0794, dtype=torch.float64)
     """
 
+    additive: ClassVar[bool] = True
+
     @property
     def lower_bound(self) -> float:
         """0: A is the maximum of theta . mu + H(mu), and mu = f(x) is feasible with H = 0."""
@@ -55,8 +60,8 @@ class SurrogateLikelihood(AbstractLoss):
                 "`SurrogateLikelihood` needs a label for every variable that is not given as evidence. Got labels that "
                 "are -1 or masked: use `SurrogateEM`, which sums over hidden variables."
             )
-        free = value_inference(self.require(inference))(graph, theta, evidence=target.evidence)
-        return free.log_partition - graph.score(theta, target.known)
+        free = _log_partition(graph, theta, target.evidence, self.require(inference))
+        return free - graph.score(theta, target.known)
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,8 @@ class SurrogateEM(AbstractLoss):
     tensor(1.3863, dtype=torch.float64)
     """
 
+    additive: ClassVar[bool] = True
+
     clamped: AbstractAlgorithm | None = None
 
     @property
@@ -91,8 +98,8 @@ class SurrogateEM(AbstractLoss):
     def evaluate(self, graph: FactorGraph, theta: Tensor, target: Target, inference: Inference | None) -> Tensor:
         """Run inference free and, if there are hidden variables, once more with the known states clamped."""
         inference = self.require(inference)
-        free = value_inference(inference)(graph, theta, evidence=target.evidence)
-        return free.log_partition - clamped_value(graph, theta, target, inference, self.clamped)
+        free = _log_partition(graph, theta, target.evidence, inference)
+        return free - clamped_value(graph, theta, target, inference, self.clamped)
 
 
 def clamped_value(
@@ -103,6 +110,15 @@ def clamped_value(
         return graph.score(theta, target.known)
     chosen = inference if algorithm is None else replace(inference, algorithm=algorithm)
     return value_inference(chosen)(graph, theta, evidence=target.known, role=Role.CLAMPED).log_partition
+
+
+def _log_partition(graph: FactorGraph, theta: Tensor, evidence: Tensor | None, inference: Inference) -> Tensor:
+    """Return A(theta), of shape (*batch). Many chains with one table go through forward-backward if A is exact."""
+    if inference.algorithm.value_is(graph, sweeps=inference.stop.sweeps, converged=False) == "exact":
+        value = chain_log_partition(graph, theta if evidence is None else clamp(graph, theta, evidence))
+        if value is not None:
+            return value
+    return value_inference(inference)(graph, theta, evidence=evidence).log_partition
 
 
 def value_inference(inference: Inference) -> Inference:

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -83,6 +84,9 @@ def num_counted(
 
 class AbstractLoss(ABC):
     """One number per example, to be minimised."""
+
+    # Whether the loss of a disjoint union of graphs is the sum of the losses of its parts.
+    additive: ClassVar[bool] = False
 
     @property
     def lower_bound(self) -> float:

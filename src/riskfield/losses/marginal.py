@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -43,6 +44,8 @@ class UnivariateLogistic(AbstractMarginalLoss):
     tensor([2.0794, 1.3863], dtype=torch.float64)
     """
 
+    additive: ClassVar[bool] = True
+
     def of_solution(self, solution: Solution, labels: Tensor, mask: Tensor) -> Tensor:
         """Sum -log mu(x_i) over the targets."""
         return over_variables(solution.graph, solution.node_marginals, labels, mask, _logistic)
@@ -59,6 +62,8 @@ class CliqueLogistic(AbstractMarginalLoss):
     >>> CliqueLogistic()(graph, graph.zeros(), torch.tensor([[0, 1, 1], [0, -1, 1]]), Inference(Exact()))
     tensor([2.7726, 0.0000], dtype=torch.float64)
     """
+
+    additive: ClassVar[bool] = True
 
     def of_solution(self, solution: Solution, labels: Tensor, mask: Tensor) -> Tensor:
         """Sum -log mu(x_c) over the scored cliques."""
@@ -79,6 +84,8 @@ class UnivariateQuadratic(AbstractMarginalLoss):
     tensor(-1.5000, dtype=torch.float64)
     """
 
+    additive: ClassVar[bool] = True
+
     def of_solution(self, solution: Solution, labels: Tensor, mask: Tensor) -> Tensor:
         """Sum -2 mu(x_i) + sum_x' mu(x')^2 over the targets."""
         return over_variables(solution.graph, solution.node_marginals, labels, mask, _quadratic)
@@ -87,6 +94,8 @@ class UnivariateQuadratic(AbstractMarginalLoss):
 @dataclass(frozen=True)
 class CliqueQuadratic(AbstractMarginalLoss):
     """sum_c (-2 mu(x_c) + sum_x' mu(x')^2): the quadratic loss of cliques."""
+
+    additive: ClassVar[bool] = True
 
     def of_solution(self, solution: Solution, labels: Tensor, mask: Tensor) -> Tensor:
         """Sum -2 mu(x_c) + sum_x' mu(x')^2 over the scored cliques."""
@@ -110,6 +119,8 @@ class SmoothedClassification(AbstractMarginalLoss):
     tensor(1.5000, dtype=torch.float64)
     """
 
+    additive: ClassVar[bool] = True
+
     alpha: float = 15.0
 
     def __post_init__(self) -> None:
@@ -127,6 +138,8 @@ class CliqueSmoothedClassification(AbstractMarginalLoss):
     Arguments:
         alpha: the steepness of the sigmoid.
     """
+
+    additive: ClassVar[bool] = True
 
     alpha: float = 15.0
 

@@ -11,6 +11,7 @@ sum is an upper bound of A(theta), so the loss is an upper bound of the negative
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -39,6 +40,8 @@ class Piecewise(AbstractLoss):
     tensor(4.8520, dtype=torch.float64)
     """
 
+    additive: ClassVar[bool] = True
+
     def evaluate(self, graph: FactorGraph, theta: Tensor, target: Target, inference: Inference | None) -> Tensor:
         """Compute one softmax per factor and per variable."""
         total = univariate_surprise(graph, theta[..., : graph.node_size], target.labels)
@@ -60,6 +63,8 @@ class Independent(AbstractLoss):
     >>> Independent()(graph, graph.zeros(), torch.tensor([0, -1, 1]))
     tensor(1.3863, dtype=torch.float64)
     """
+
+    additive: ClassVar[bool] = True
 
     def evaluate(self, graph: FactorGraph, theta: Tensor, target: Target, inference: Inference | None) -> Tensor:
         """Compute one softmax per variable."""

@@ -10,6 +10,7 @@ factors that contain i. The second needs inference inside each patch. Larger pat
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +41,8 @@ class Pseudolikelihood(AbstractLoss):
     >>> Pseudolikelihood()(graph, graph.zeros(), torch.tensor([0, 1, 1]))
     tensor(2.0794, dtype=torch.float64)
     """
+
+    additive: ClassVar[bool] = True
 
     def evaluate(self, graph: FactorGraph, theta: Tensor, target: Target, inference: Inference | None) -> Tensor:
         """Compute one softmax per variable."""

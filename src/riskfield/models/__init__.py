@@ -3,6 +3,7 @@
 from riskfield.models.conditional import Conditional, LinearModel, Tables
 from riskfield.models.convex import ConvexModel, LearnsInference, inference_of
 from riskfield.models.generative import Generative
+from riskfield.models.sparse import SparseRows
 
 __all__ = [
     "Conditional",
@@ -10,6 +11,7 @@ __all__ = [
     "Generative",
     "LearnsInference",
     "LinearModel",
+    "SparseRows",
     "Tables",
     "inference_of",
 ]

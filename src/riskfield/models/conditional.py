@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from riskfield.graph.factor_graph import FactorGraph
+from riskfield.models.sparse import RowLinear
 
 Networks = nn.Module | Mapping[str, nn.Module]
 Inputs = Tensor | Mapping[str, Tensor] | None
@@ -88,8 +89,9 @@ class LinearModel(Conditional):
     """theta_i = F u(y, i) and theta_c = G v(y, c), with matrices F and G that are initialised to 0.
 
     All variables have the same number of states, and all factors the same number of variables. The inputs are
-    {"nodes": u, "factors": v}, of shapes (*batch, variable, feature) and (*batch, factor, feature). For a constant
-    term, include a feature of 1. F and G are `model.nodes["nodes"].weight` and `model.factors["factors"].weight`.
+    {"nodes": u, "factors": v}, of shapes (*batch, variable, feature) and (*batch, factor, feature), or `SparseRows`.
+    For a constant term, include a feature of 1. F and G are `model.nodes["nodes"].weight` and
+    `model.factors["factors"].weight`.
 
     Arguments:
         num_states: the number of states of every variable, at least 2.
@@ -120,15 +122,9 @@ class LinearModel(Conditional):
             raise ValueError(f"`num_states` must be an integer of at least 2. Got {num_states!r}.")
         types = factor_features if isinstance(factor_features, Mapping) else {"factors": factor_features}
         super().__init__(
-            _zero_linear(node_features, num_states, dtype),
-            {name: _zero_linear(length, num_states**arity, dtype) for name, length in types.items()},
+            RowLinear(node_features, num_states, dtype),
+            {name: RowLinear(length, num_states**arity, dtype) for name, length in types.items()},
         )
-
-
-def _zero_linear(inputs: int, outputs: int, dtype: torch.dtype) -> nn.Linear:
-    linear = nn.Linear(inputs, outputs, bias=False, dtype=dtype)
-    nn.init.zeros_(linear.weight)
-    return linear
 
 
 def _named(networks: Networks, name: str) -> nn.ModuleDict:

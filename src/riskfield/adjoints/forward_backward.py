@@ -1,0 +1,54 @@
+"""The log-partition function of chains that share one table, with its gradient, by forward-backward.
+
+It is exact, so dA/dtheta is the vector of expected statistics, which the kernel computes along with the value. Second
+derivatives go through one recorded sweep of belief propagation.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.autograd import forward_ad
+
+from riskfield.adjoints.unroll import Unroll
+from riskfield.graph.factor_graph import FactorGraph
+from riskfield.inference.message_passing import MessagePassing
+from riskfield.inference.request import Request, Stop
+from riskfield.kernels.chains import chains_of, expectations
+
+
+def chain_log_partition(graph: FactorGraph, theta: Tensor) -> Tensor | None:
+    """A(theta) of shape (*batch), differentiable; None where forward-backward does not apply.
+
+    It applies to one theta, with or without a batch axis, on a graph for which `chains_of` finds chains.
+    """
+    if theta.shape[:-1].numel() != 1 or is_functorch_wrapped_tensor(theta):
+        return None
+    if forward_ad.unpack_dual(theta).tangent is not None:
+        return None
+    chains = chains_of(graph)
+    found = None if chains is None else expectations(graph, chains, theta.detach().reshape(-1))
+    if found is None:
+        return None
+    batch = theta.shape[:-1]
+    value: Tensor = _Value.apply(theta, found.log_partition.reshape(batch), found.statistics.view_as(theta), graph)
+    return value
+
+
+class _Value(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, theta: Tensor, value: Tensor, statistics: Tensor, graph: FactorGraph) -> Tensor:
+        ctx.save_for_backward(theta, statistics)
+        ctx.graph = graph
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        theta, statistics = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            one_sweep = Request(ctx.graph, theta, MessagePassing(), Stop(1, tol=None), None, None, False)
+            statistics = ctx.graph.collapse(Unroll().apply(one_sweep).mu)
+        return grad.unsqueeze(-1) * statistics, None, None, None

@@ -1,0 +1,153 @@
+r"""Forward-backward on many chains that share one table, as matrix products over all chains at once.
+
+The chains lie side by side in order of falling length, so that those with a t-th variable are the first n_t of them.
+With P_t = exp(theta_t) of shape (state, n_t) and E = exp(table), and each column of alpha_t divided by its sum z_t:
+
+    alpha_t = P_t * (E^T alpha_{t-1}) / z_t,        c_t = P_t * beta_t / z_t,        beta_{t-1} = E c_t,
+    mu_t = alpha_t * beta_t,        sum of the pair marginals = E * sum_t alpha_{t-1} c_t^T,        A = sum of log z_t
+
+(Rabiner 1989, section V.A). Pair marginals are summed by one matrix product and never stored, which is what a gradient
+with respect to a shared table needs. The numbers are probabilities. Potentials so large that one could underflow are
+left to the message-passing kernels, which also compute with logarithms.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from riskfield.graph._scopes import index_tensor
+from riskfield.graph.factor_graph import FactorGraph
+
+# A step over the chains takes about as long as the message-passing kernels take for this many table entries.
+_ENTRIES_PER_STEP = 2000
+# The largest range of finite log-potentials, and the smallest probability. One step from it cannot underflow.
+_MOST_SPREAD, _SMALLEST = 200.0, 1e-200
+
+
+@dataclass(frozen=True, eq=False)
+class Chains:
+    """The variables of a graph that consists of chains, step by step."""
+
+    order: Tensor  # (variable,)  the first variables of all chains, then the second ones, ...
+    counts: list[int]  # how many chains have a t-th variable
+    previous: Tensor  # (variable - counts[0],)  where in `order` the variable before each later one is
+
+
+@dataclass(frozen=True, eq=False)
+class Expectations:
+    """The log-partition function of all chains together, and its gradient."""
+
+    log_partition: Tensor  # ()
+    statistics: Tensor  # (theta,)
+
+
+def chains_of(graph: FactorGraph) -> Chains | None:
+    """The chains of a graph whose factors are all pairs with one shared table; None for any other graph.
+
+    It is None, too, for chains so few and long that the message-passing kernels are faster.
+    """
+    return graph.derived("chains", lambda: _chains(graph))
+
+
+def _chains(graph: FactorGraph) -> Chains | None:
+    if len(graph.factor_groups) != 1 or len(graph.node_groups) != 1:
+        return None
+    (group,), num_variables = graph.factor_groups, graph.num_variables
+    if group.arity != 2 or group.num_tables != 1:
+        return None
+    following = np.full(num_variables, -1)
+    following[group.variables[:, 0]] = group.variables[:, 1]
+    is_first = np.ones(num_variables, np.bool_)
+    is_first[group.variables[:, 1]] = False
+    # Every variable has at most one factor on either side.
+    if (following >= 0).sum() < group.num_factors or (~is_first).sum() < group.num_factors:
+        return None
+    first = np.flatnonzero(is_first)
+    steps = _walk(first, following)
+    if sum(map(len, steps)) < num_variables:  # the rest is in cycles
+        return None
+    if num_variables * group.table_size < _ENTRIES_PER_STEP * len(steps):
+        return None
+    position = np.empty(num_variables, np.int64)
+    position[first] = np.arange(len(first))
+    length = np.zeros(len(first), np.int64)
+    for step in steps:
+        chain = position[step]
+        length[chain] += 1
+        after = following[step]
+        position[after[after >= 0]] = chain[after >= 0]
+    steps = _walk(first[np.argsort(-length, kind="stable")], following)
+    counts = [len(step) for step in steps]
+    starts = np.concatenate([[0], np.cumsum(counts)])
+    previous = [start + np.arange(count) for start, count in zip(starts, counts[1:], strict=False)]
+    joined = np.concatenate([*previous, np.empty(0, np.int64)])
+    return Chains(index_tensor(np.concatenate(steps)), counts, index_tensor(joined))
+
+
+def _walk(first: np.ndarray, following: np.ndarray) -> list[np.ndarray]:
+    """The variables of chains, step by step. Chains keep their order."""
+    steps = []
+    while len(first):
+        steps.append(first)
+        after = following[first]
+        first = after[after >= 0]
+    return steps
+
+
+@torch.no_grad()
+def expectations(graph: FactorGraph, chains: Chains, theta: Tensor) -> Expectations | None:
+    """A(theta) and dA/dtheta for theta of shape (theta,); None where a probability could underflow."""
+    (nodes,), (tables,) = graph.node_views(theta), graph.factor_views(theta)
+    order = chains.order.to(theta.device)
+    weights = nodes[order].T.contiguous()  # (state, variable)
+    top, top_pair = weights.amax(0), tables.amax()
+    finite = weights.isneginf().sum() + tables.isneginf().sum()
+    weights.sub_(top).exp_()
+    pair = (tables[0] - top_pair).exp_()
+    spread = _spread(weights) + _spread(pair)
+    zeros = (weights == 0).sum() + (pair == 0).sum()
+    if not spread <= _MOST_SPREAD or zeros != finite:  # also NaN, or a variable without a possible state
+        return None
+    alpha, beta = torch.empty_like(weights), torch.ones_like(weights)
+    total = weights.new_empty(weights.shape[1])
+    parts = (part.split(chains.counts, -1) for part in (weights, alpha, beta, total))
+    steps = list(zip(*parts, strict=True))
+    transposed = pair.T.contiguous()
+    before: Tensor | None = None
+    for own, forward, _, scale in steps:
+        if before is None:
+            forward.copy_(own)
+        else:
+            torch.mm(transposed, before[:, : own.shape[1]], out=forward)
+            forward.mul_(own)
+        torch.sum(forward, 0, out=scale)
+        forward.div_(scale)
+        before = forward
+    weights.div_(total)
+    for (own, _, backward, _), (_, _, earlier, _) in zip(steps[:0:-1], steps[-2::-1], strict=True):
+        torch.mm(pair, own.mul_(backward), out=earlier[:, : own.shape[1]])
+    value = total.log().sum() + top.sum() + top_pair * len(chains.previous)
+    if not torch.isfinite(value) or (zeros > 0 and not (_is_safe(alpha) and _is_safe(beta))):
+        return None
+    sums = pair * (alpha[:, chains.previous.to(theta.device)] @ weights[:, chains.counts[0] :].T)
+    statistics = torch.empty_like(theta)
+    graph.node_views(statistics)[0][order] = (alpha * beta).T
+    graph.factor_views(statistics)[0][0] = sums
+    return Expectations(value, statistics)
+
+
+def _spread(probabilities: Tensor) -> float:
+    """The range of the logarithms of all positive entries."""
+    lowest = probabilities.min()
+    if lowest == 0:
+        lowest = torch.where(probabilities > 0, probabilities, 1.0).min()
+    return float(-lowest.log())
+
+
+def _is_safe(numbers: Tensor) -> bool:
+    positive = torch.where(numbers > 0, numbers, 1.0)
+    return bool(positive.min() >= _SMALLEST) and bool(positive.max() <= 1 / _SMALLEST)

@@ -1,0 +1,150 @@
+"""Unions of examples: many small graphs as few large ones, so that inference runs on all of them at once.
+
+Examples of all lengths and structures make unions of bounded size. Their graphs, and the plans that the kernels keep
+with a graph, are made once and used in every evaluation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Module
+
+from riskfield.adjoints.unroll import Unroll
+from riskfield.decoders import MAP, AbstractDecoder, MaxMarginal, as_decoder
+from riskfield.examples import Examples, join
+from riskfield.infer import Inference, InferenceChoice
+from riskfield.inference.message_passing import MessagePassing
+from riskfield.inference.request import Stop
+from riskfield.losses.loss import AbstractLoss
+from riskfield.models.conditional import Conditional, Tables
+
+# Marginals in a union: enough to fill the vector lanes of the kernels, and still about as large as a cache.
+_MOST_MARGINALS = 1 << 21
+_MOST_WEIGHTS = 16  # the examples of a union have one weight
+
+
+class Piece(NamedTuple):
+    """Some rows of one block of a data set."""
+
+    block: int
+    rows: Tensor
+    num_variables: int  # of one example
+
+
+@dataclass(frozen=True, eq=False)
+class United:
+    """Several examples as one, and which they are, in the order of their variables."""
+
+    examples: Examples
+    pieces: list[Piece]
+
+    def split(self, values: Tensor) -> Iterator[tuple[Piece, Tensor]]:
+        """Values of all variables, of shape (variable, *), piece by piece, of shape (example, variable, *)."""
+        counts = [int(piece.rows.numel()) for piece in self.pieces]
+        parts = values.split([count * piece.num_variables for count, piece in zip(counts, self.pieces, strict=True)])
+        for piece, count, part in zip(self.pieces, counts, parts, strict=True):
+            yield piece, part.reshape(count, piece.num_variables, *values.shape[1:])
+
+
+def can_join(model: Module, loss: AbstractLoss | None, inference: InferenceChoice | None) -> bool:
+    """Whether a union of examples has the same risk as the examples one by one.
+
+    The model must compute potentials row by row, the loss must be a sum over the parts of a graph, and inference must
+    not depend on how far other examples have converged.
+    """
+    networks = [*model.nodes.values(), *model.factors.values()] if isinstance(model, Conditional) else []
+    by_row = bool(networks) and all(
+        isinstance(network, nn.Linear) or (isinstance(network, Tables) and len(network.values) == 1)
+        for network in networks
+    )
+    # A subclass of an additive loss has to say again that it is one: it may add what it likes.
+    additive = loss is None or bool(vars(type(loss)).get("additive", False))
+    settled = inference is None or not isinstance(inference, Inference) or _is_settled(inference)
+    return by_row and additive and settled
+
+
+def decodes_by_part(decoder: AbstractDecoder | None) -> bool:
+    """Whether a decoder predicts the same states for a union of examples as for the examples one by one."""
+    decoder = as_decoder(decoder)
+    return isinstance(decoder, MaxMarginal) or (isinstance(decoder, MAP) and decoder.algorithm.iterative)
+
+
+def inference_on(choice: InferenceChoice, examples: Examples) -> Inference:
+    """The inference on a union: exact inference on a forest is one sweep of belief propagation."""
+    inference = choice.on(examples.graph)
+    plain = inference.adjoint is None or isinstance(inference.adjoint, Unroll)
+    if not inference.algorithm.iterative and plain and examples.graph.is_forest:
+        return replace(inference, algorithm=MessagePassing(), stop=Stop(sweeps=1, tol=None))
+    return inference
+
+
+def unite(model: Module, blocks: Sequence[Examples], most_examples: int | None = None) -> list[United] | None:
+    """All examples in unions of bounded size; None where that would leave most examples alone.
+
+    Forests are united with forests, so that inference on them stays exact. `most_examples` bounds a union, too.
+    """
+    weights = torch.cat([_weights(block) for block in blocks])
+    shapes = {group.shape for block in blocks for group in block.graph.factor_groups}
+    states = {group.num_states for block in blocks for group in block.graph.node_groups}
+    if len(shapes) > 1 or len(states) > 1 or len(weights.unique()) > _MOST_WEIGHTS:
+        return None
+    assert isinstance(model, Conditional)
+    names = [name for name, network in model.factors.items() if isinstance(network, Tables)]
+    complete = [_with_ones(block, names) for block in blocks]
+    groups: dict[tuple[bool, float], list[Piece]] = {}
+    for number, block in enumerate(complete):
+        for weight in _weights(block).unique().tolist():
+            rows = (_weights(block) == weight).nonzero()[:, 0]
+            groups.setdefault((block.graph.is_forest, weight), []).append(
+                Piece(number, rows, block.graph.num_variables)
+            )
+    sizes = [max(block.graph.mu_size, 1) for block in blocks]
+    portions = [
+        portion for members in groups.values() for portion in _portions(members, sizes, most_examples or len(weights))
+    ]
+    if 2 * len(portions) > len(weights):
+        return None
+    return [United(join([complete[piece.block].select(piece.rows) for piece in own]), own) for own in portions]
+
+
+def _portions(pieces: Sequence[Piece], sizes: Sequence[int], most_examples: int) -> Iterator[list[Piece]]:
+    """Cut pieces into portions of at most so many examples and marginals, or of one example."""
+    portion: list[Piece] = []
+    room, places = _MOST_MARGINALS, most_examples
+    for piece in pieces:
+        left, size = piece.rows, sizes[piece.block]
+        while len(left):
+            count = min(room // size, places, len(left))
+            if count <= 0 and portion:
+                yield portion
+                portion, room, places = [], _MOST_MARGINALS, most_examples
+                continue
+            count = max(count, 1)
+            portion.append(piece._replace(rows=left[:count]))
+            left, room, places = left[count:], room - count * size, places - count
+    if portion:
+        yield portion
+
+
+def _is_settled(inference: Inference) -> bool:
+    """Whether a run does not depend on when the other examples of a union have converged."""
+    return inference.memory is None and (inference.stop.tol is None or not inference.algorithm.iterative)
+
+
+def _weights(block: Examples) -> Tensor:
+    return torch.ones(len(block), dtype=torch.float64) if block.weights is None else block.weights.double()
+
+
+def _with_ones(block: Examples, names: Sequence[str]) -> Examples:
+    """The block with a constant input for each of the named tables, which say that all factors share them."""
+    if not names:
+        return block
+    inputs = dict(block.inputs) if isinstance(block.inputs, Mapping) else {"nodes": block.inputs}
+    tables = sum(group.num_tables for group in block.graph.factor_groups)
+    inputs |= {name: torch.ones(len(block), tables, 1, dtype=torch.float64) for name in names}
+    return replace(block, inputs=inputs)

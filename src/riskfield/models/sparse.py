@@ -1,0 +1,120 @@
+"""`SparseRows`: sparse features of variables, which stay sparse in the model and in its gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+
+class SparseRows:
+    """Sparse features of the variables of n examples on one graph, as an input of a `LinearModel`.
+
+    It takes the place of a dense tensor of shape (n, variable, feature), and has its shape and its indexing by example.
+
+    Arguments:
+        matrix: a SciPy sparse matrix of shape (n * variable, feature), example by example.
+        num_examples: n.
+
+    >>> import scipy.sparse as sp, torch
+    >>> from riskfield import LinearModel, chain
+    >>> from riskfield.models import SparseRows
+    >>> rows = SparseRows(sp.eye_array(6, 1000, format="csr"), num_examples=2)
+    >>> rows.shape, rows[1:].shape
+    ((2, 3, 1000), (1, 3, 1000))
+    >>> model = LinearModel(2, node_features=1000, factor_features=1)
+    >>> inputs = {"nodes": rows, "factors": torch.ones(2, 1, 1, dtype=torch.float64)}
+    >>> model(chain(3, num_states=2, tied=True), inputs).shape
+    torch.Size([2, 10])
+    """
+
+    ndim = 3
+
+    def __init__(self, matrix: Any, num_examples: int = 1):
+        from scipy.sparse import csr_array
+
+        self.matrix = csr_array(matrix)
+        rows, features = self.matrix.shape
+        if num_examples < 0 or (rows % num_examples if num_examples else rows):
+            raise ValueError(f"`matrix` must have equally many rows for each of {num_examples} examples. Got {rows}.")
+        self.shape = (num_examples, rows // num_examples if num_examples else 0, features)
+        self.device = torch.device("cpu")
+        self._on_device: Tensor | None = None  # the matrix as a torch tensor, for devices other than the CPU
+
+    @classmethod
+    def concatenated(cls, parts: Sequence[SparseRows]) -> SparseRows:
+        """The rows of all parts, one after the other, as those of one example."""
+        from scipy.sparse import vstack
+
+        return cls(vstack([part.matrix for part in parts], format="csr")).to(parts[0].device)
+
+    def __len__(self) -> int:
+        """The number of examples."""
+        return self.shape[0]
+
+    def __getitem__(self, examples: Tensor | slice) -> SparseRows:
+        """Some of the examples."""
+        count, width, _ = self.shape
+        numbers = np.arange(count)[examples if isinstance(examples, slice) else examples.cpu().numpy()]
+        rows = (numbers[:, None] * width + np.arange(width)).reshape(-1)
+        return SparseRows(self.matrix[rows], len(numbers)).to(self.device)
+
+    def to(self, device: torch.device | str) -> SparseRows:
+        """The same rows for weights on `device`."""
+        moved = SparseRows(self.matrix, len(self))
+        moved.device = torch.device(device)
+        return moved
+
+    def times(self, weight: Tensor) -> Tensor:
+        """Multiply all rows with `weight` of shape (feature, column): (n, variable, column). Differentiable."""
+        product: Tensor = _Times.apply(weight, self, False)
+        return product.reshape(*self.shape[:2], product.shape[-1])
+
+    def _product(self, dense: Tensor, transposed: bool) -> Tensor:
+        """X dense, or X^T dense."""
+        if dense.device.type != "cpu":
+            return self._device_product(dense, transposed)
+        # SciPy multiplies by rows either way, without a copy of the transpose.
+        matrix = self.matrix.T if transposed else self.matrix
+        return torch.from_numpy(matrix @ dense.detach().contiguous().numpy()).to(dense.dtype)
+
+    def _device_product(self, dense: Tensor, transposed: bool) -> Tensor:
+        if self._on_device is None or self._on_device.device != dense.device:
+            own = self.matrix.tocoo()
+            index = torch.from_numpy(np.stack(own.coords).astype(np.int64))
+            self._on_device = torch.sparse_coo_tensor(
+                index, torch.from_numpy(own.data), own.shape, dtype=dense.dtype, device=dense.device, is_coalesced=True
+            )
+        matrix = self._on_device.to(dense.dtype)
+        product: Tensor = torch.sparse.mm(matrix.t() if transposed else matrix, dense.detach())
+        return product
+
+
+class RowLinear(nn.Linear):
+    """A linear map without a constant, initialised to 0, of a dense tensor or of `SparseRows`."""
+
+    def __init__(self, inputs: int, outputs: int, dtype: torch.dtype):
+        super().__init__(inputs, outputs, bias=False, dtype=dtype)
+        nn.init.zeros_(self.weight)
+
+    def forward(self, input: Tensor | SparseRows) -> Tensor:
+        """Return the products of all rows with the weights."""
+        if isinstance(input, SparseRows):
+            return input.times(self.weight.T)
+        return super().forward(input)
+
+
+class _Times(torch.autograd.Function):
+    """X W, or X^T G. Each is the derivative of the other, so that derivatives of any order exist."""
+
+    @staticmethod
+    def forward(ctx: Any, dense: Tensor, rows: SparseRows, transposed: bool) -> Tensor:
+        ctx.rows, ctx.transposed = rows, transposed
+        return rows._product(dense, transposed)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return _Times.apply(grad, ctx.rows, not ctx.transposed), None, None
