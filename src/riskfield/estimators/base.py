@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -14,15 +15,17 @@ import torch
 from sklearn.base import BaseEstimator
 from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_consistent_length, check_is_fitted
+from torch import Tensor
 
 from riskfield.decoders import AbstractDecoder, as_decoder, decode
 from riskfield.estimators.defaults import INFERENCE, OPTIMISER
-from riskfield.estimators.design import Design, Sizes
+from riskfield.estimators.design import Design, RowRange, Sizes
 from riskfield.estimators.files import load_estimator, save_estimator
 from riskfield.estimators.labels import Array, as_labels, classes_of, is_known, known_labels, type_of
 from riskfield.examples import Examples
-from riskfield.infer import InferenceChoice
+from riskfield.infer import Inference, InferenceChoice
 from riskfield.learning.checkpoint import Checkpoints
+from riskfield.learning.joining import can_join, decodes_by_part, inference_on, unite
 from riskfield.learning.optimiser import AbstractOptimiser, check_counts
 from riskfield.learning.result import Fit
 from riskfield.learning.stages import Stage, fit_stages
@@ -32,6 +35,7 @@ from riskfield.losses.marginal import CliqueSmoothedClassification, SmoothedClas
 from riskfield.losses.names import LOSSES
 from riskfield.losses.piecewise import Independent
 from riskfield.models.conditional import LinearModel
+from riskfield.models.sparse import SparseRows
 from riskfield.progress import bar
 
 # How many variables are evaluated at once by default: those of four images of 240 x 320 pixels.
@@ -88,7 +92,6 @@ class AbstractCRF(BaseEstimator):  # type: ignore[misc]
         "n_edge_features_in_",
         "arity_",
     )
-    _has_constant: ClassVar[bool] = True  # whether designs add a feature of 1 to those of the variables
 
     @abstractmethod
     def _design(self, example: Any, name: str) -> Design:
@@ -97,6 +100,14 @@ class AbstractCRF(BaseEstimator):  # type: ignore[misc]
     @abstractmethod
     def _edge_types(self) -> tuple[str, ...]:
         """The types of factors, each with parameters of its own."""
+
+    def _num_constants(self) -> int:
+        """How many features of 1 the designs add to those of the variables."""
+        return 1
+
+    def _prepared(self, X: Any, fitting: bool) -> Any:
+        """The examples as `_design` takes them."""
+        return X
 
     # -- fit and predict ----------------------------------------------------------------------------------------------
 
@@ -121,7 +132,7 @@ class AbstractCRF(BaseEstimator):  # type: ignore[misc]
         Returns:
             The estimator itself.
         """
-        designs = self._designs(X)
+        designs = self._designs(self._prepared(X, fitting=True))
         check_consistent_length(designs, y, sample_weight)
         stages = self.stages()
         as_decoder(self.decoder)  # refused here rather than by `predict`
@@ -152,11 +163,12 @@ class AbstractCRF(BaseEstimator):  # type: ignore[misc]
         if self.decoder is None:
             return _like(X, [self.classes_[marginals.argmax(-1)] for marginals in self._marginals(X)])
 
-        def of_block(block: Examples) -> Array:
-            theta = self.model_(block.graph, block.inputs)
-            return decode(block.graph, theta, self.inference_.on(block.graph), self.decoder).numpy()
+        def of_examples(examples: Examples, inference: Inference) -> Tensor:
+            theta = self.model_(examples.graph, examples.inputs)
+            return decode(examples.graph, theta, inference, self.decoder)
 
-        return _like(X, [self.classes_[states] for states in self._predict(X, of_block)])
+        states = self._predict(X, of_examples, by_part=decodes_by_part(self.decoder))
+        return _like(X, [self.classes_[own] for own in states])
 
     def predict_marginals(self, X: Any) -> Any:
         """P(label) of each variable, in a last axis ordered as `classes_` is: an array if X is one, else a list."""
@@ -232,7 +244,7 @@ class AbstractCRF(BaseEstimator):  # type: ignore[misc]
         return INFERENCE if self.inference is None else self.inference
 
     def _model(self) -> LinearModel:
-        features = self.n_features_in_ + self._has_constant
+        features = self.n_features_in_ + self._num_constants()
         types = dict.fromkeys(self._edge_types(), self.n_edge_features_in_)
         return LinearModel(len(self.classes_), features, types, arity=self.arity_)
 
@@ -255,10 +267,15 @@ class AbstractCRF(BaseEstimator):  # type: ignore[misc]
                     raise ValueError(f"`X[{k}]` must have {expected} {name}, as the others in `fit`. Got {got}.")
         return designs
 
-    def _codes(self, labels: Array) -> npt.NDArray[np.int64]:
+    def _codes(self, labels: Sequence[Array]) -> list[npt.NDArray[np.int64]]:
         """Labels as numbers of classes, with -1 where they are unknown."""
-        codes = np.full(labels.shape, -1, np.int64)
-        codes[is_known(labels)] = np.searchsorted(self.classes_, known_labels(labels))
+        codes = [np.full(own.shape, -1, np.int64) for own in labels]
+        known = [is_known(own) for own in labels]
+        values = [known_labels(own) for own in labels]
+        found = np.searchsorted(self.classes_, np.concatenate([own for own in values if own.size]))
+        parts = np.split(found, np.cumsum([own.size for own in values])[:-1])
+        for own, where, part in zip(codes, known, parts, strict=True):
+            own[where] = part
         return codes
 
     def _examples(
@@ -267,38 +284,84 @@ class AbstractCRF(BaseEstimator):  # type: ignore[misc]
         """The training examples, a block for each graph."""
         shown = iter(bar(designs, shown=self.verbose, what="features"))
         inputs = [dict(design.inputs()) for design in shown]
+        codes = self._codes(labels)
         for members in _groups(designs):
             graph = designs[members[0]].structure.graph(len(self.classes_))
-            codes = np.stack([designs[k].reduce(self._codes(labels[k])) for k in members])
+            coded = np.stack([designs[k].reduce(codes[k]) for k in members])
             joined = _stacked([inputs[k] for k in members])
             for k in members:
                 inputs[k].clear()  # the block holds them now
             own = None if weights is None else torch.from_numpy(weights[members])
-            yield Examples(graph, torch.from_numpy(codes), joined, weights=own)
+            yield Examples(graph, torch.from_numpy(coded), joined, weights=own)
 
     def _marginals(self, X: Any) -> list[Array]:
-        def of_block(block: Examples) -> Array:
-            theta = self.model_(block.graph, block.inputs)
-            return np.asarray(self.inference_.on(block.graph)(block.graph, theta).node_marginals[0].numpy())
+        def of_examples(examples: Examples, inference: Inference) -> Tensor:
+            theta = self.model_(examples.graph, examples.inputs)
+            return inference(examples.graph, theta).node_marginals[0]
 
-        return self._predict(X, of_block)
+        return self._predict(X, of_examples, by_part=True)
 
     @torch.no_grad()
-    def _predict(self, X: Any, of_block: Callable[[Examples], Array]) -> list[Array]:
-        """What `of_block` finds for the variables of each example, in the shape of its labels."""
+    def _predict(self, X: Any, of_examples: Callable[[Examples, Inference], Tensor], by_part: bool) -> list[Array]:
+        """What `of_examples` finds for the variables of each example, in the shape of its labels.
+
+        Arguments:
+            X: the examples.
+            of_examples: numbers of shape (example, variable, *) for some examples and the inference on their graph.
+            by_part: whether these are the same for examples that are joined into one.
+        """
         check_is_fitted(self)
-        designs = self._designs(X, Sizes(self.n_features_in_, self.n_edge_features_in_, self.arity_))
+        sizes = Sizes(self.n_features_in_, self.n_edge_features_in_, self.arity_)
+        designs = self._designs(self._prepared(X, fitting=False), sizes)
         out: list[Any] = [None] * len(designs)
-        for members in _groups(designs):
-            graph = designs[members[0]].structure.graph(len(self.classes_))
-            size = self._chunk_size(graph.num_variables)
-            for start in range(0, len(members), size):
-                some = members[start : start + size]
-                unknown = torch.full((len(some), graph.num_variables), -1)
-                block = Examples(graph, unknown, _stacked([designs[k].inputs() for k in some]))
-                for k, values in zip(some, of_block(block), strict=True):
-                    out[k] = designs[k].expand(values)
+        together = by_part and can_join(self.model_, None, self.inference_)
+        for portion in self._portions(designs):
+            blocks = []
+            for members in portion:
+                graph = designs[members[0]].structure.graph(len(self.classes_))
+                unknown = torch.full((len(members), graph.num_variables), -1)
+                blocks.append(Examples(graph, unknown, _stacked([designs[k].inputs() for k in members])))
+            united = unite(self.model_, blocks) if together else None
+            if united is None:
+                found = (
+                    (number, torch.arange(len(block)), of_examples(block, self.inference_.on(block.graph)))
+                    for number, block in enumerate(blocks)
+                )
+            else:
+                found = (
+                    (piece.block, piece.rows, values)
+                    for union in united
+                    for piece, values in union.split(
+                        of_examples(union.examples, inference_on(self.inference_, union.examples))[0]
+                    )
+                )
+            for number, rows, values in found:
+                for row, own in zip(rows.tolist(), values, strict=True):
+                    k = portion[number][row]
+                    out[k] = designs[k].expand(own.numpy())
         return out
+
+    def _portions(self, designs: Sequence[Design]) -> Iterator[list[list[int]]]:
+        """The numbers of designs that are predicted at once, those of each structure together.
+
+        Features of images are computed only then, since they take far more memory than the images.
+        """
+        portion: list[list[int]] = []
+        room = 1.0
+        for members in _groups(designs):
+            each = 1 / self._chunk_size(math.prod(designs[members[0]].shape))
+            left = members
+            while left:
+                count = max(int(room / each), 0 if portion else 1)
+                if count == 0:
+                    yield portion
+                    portion, room = [], 1.0
+                    continue
+                portion.append(left[:count])
+                room -= each * len(left[:count])
+                left = left[count:]
+        if portion:
+            yield portion
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
@@ -324,8 +387,16 @@ def _groups(designs: Sequence[Design]) -> list[list[int]]:
     return list(groups.values())
 
 
-def _stacked(inputs: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    return {name: torch.stack([own[name] for own in inputs]).double() for name in inputs[0]}
+def _stacked(inputs: Sequence[Mapping[str, Tensor | RowRange]]) -> dict[str, Tensor | SparseRows]:
+    return {name: _stack([own[name] for own in inputs]) for name in inputs[0]}
+
+
+def _stack(parts: Sequence[Tensor | RowRange]) -> Tensor | SparseRows:
+    first = parts[0]
+    if isinstance(first, Tensor):
+        return torch.stack([own for own in parts if isinstance(own, Tensor)]).double()
+    rows = np.concatenate([np.arange(own.start, own.stop) for own in parts if isinstance(own, RowRange)])
+    return SparseRows(first.matrix[rows], len(parts))
 
 
 def _like(X: Any, values: list[Array]) -> Any:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,9 @@ from riskfield.decoders import AbstractDecoder
 from riskfield.estimators._arrays import as_features
 from riskfield.estimators.base import AbstractCRF
 from riskfield.estimators.defaults import LOSS, RIDGE
-from riskfield.estimators.design import Design, listed, sequence
+from riskfield.estimators.design import Design, RowRange, listed, sequence, with_constant, with_constant_column
+from riskfield.estimators.labels import Array
+from riskfield.estimators.tokens import Vocabulary, as_tokens, is_sparse, mostly_zero, sparse_rows
 from riskfield.infer import InferenceChoice
 from riskfield.learning.optimiser import AbstractOptimiser
 from riskfield.losses.loss import LossLike
@@ -27,14 +30,23 @@ class CRF(AbstractCRF):
 
     with features u_i of variable i and, where they are given, v_c of the factor c. Without v all factors share a table.
 
-    X is a list with an array of shape (variables, features) for each example, or one array of shape (n, variables,
-    features) if all have the same size; y has an array of shape (variables,) for each. An example with a structure of
-    its own is a tuple (features, edges), or (features, edges, edge_features) with shapes (edge, 2) and (edge, feature).
+    X has an entry for each example:
+
+    - an array, a SciPy sparse matrix or a pandas table of numbers, of shape (variables, features);
+    - a list with a dictionary of features for each token, as for CRFsuite (see `riskfield.estimators.tokens`), or a
+      pandas table with strings. In `predict`, features that did not occur in `fit` are ignored;
+    - a tuple (features, edges), or (features, edges, edge_features) with shapes (edge, 2) and (edge, feature), for an
+      example with a structure of its own.
+
+    X may also be one array of shape (n, variables, features). y has an array of shape (variables,) for each example.
+    Sparse and named features stay sparse in the model and in its gradient. Dense features that are mostly 0 are stored
+    as sparse ones, too.
 
     Arguments:
         graph: how the variables of an example are joined: "chain", one after the other, or an integer array of shape
             (edge, 2), the same for all examples. With three columns or more, every row is a factor of so many
             variables.
+        fit_intercept: add a constant to the features of the variables.
         loss, inference, decoder, ridge, optimiser, initial, chunk_size, random_state, verbose: as for `AbstractCRF`.
 
     >>> import numpy as np
@@ -46,12 +58,20 @@ class CRF(AbstractCRF):
     [['a', 'b', 'b'], ['a', 'a'], ['b', 'b']]
     >>> [marginals.shape for marginals in crf.predict_marginals(X)]
     [(3, 2), (2, 2), (2, 2)]
+
+    >>> X = [[{"word": "the"}, {"word": "cat", "plural": False}], [{"word": "the"}, {"word": "dogs", "plural": True}]]
+    >>> CRF(loss="surrogate-likelihood").fit(X, [["DET", "NOUN"]] * 2).predict([[{"word": "the"}, {"word": "dogs"}]])
+    [array(['DET', 'NOUN'], dtype='<U4')]
     """
+
+    vocabulary_: Array | None  # the names of the features, where tokens name them
+    _fitted = (*AbstractCRF._fitted, "vocabulary_")
 
     def __init__(
         self,
         graph: Any = "chain",
         *,
+        fit_intercept: bool = True,
         loss: str | LossLike = LOSS,
         inference: InferenceChoice | None = None,
         decoder: AbstractDecoder | None = None,
@@ -63,6 +83,7 @@ class CRF(AbstractCRF):
         verbose: bool = False,
     ):
         self.graph = graph
+        self.fit_intercept = fit_intercept
         self.loss = loss
         self.inference = inference
         self.decoder = decoder
@@ -76,25 +97,88 @@ class CRF(AbstractCRF):
     def _edge_types(self) -> tuple[str, ...]:
         return ("factors",)
 
+    def _num_constants(self) -> int:
+        return int(bool(self.fit_intercept))
+
+    def _prepared(self, X: Any, fitting: bool) -> list[Any]:
+        """The examples, with their features as rows of one sparse matrix unless they are dense.
+
+        In `fit`, the names of features make the vocabulary.
+        """
+        examples = [_unpacked(example, f"X[{k}]") for k, example in enumerate(X)]
+        features = [own[0] for own, _ in examples]
+        names = [name for _, name in examples]
+        tokens = [as_tokens(own) for own in features]
+        if fitting:
+            self.vocabulary_ = None
+        matrix = None
+        if any(own is not None for own in tokens):
+            matrix = self._token_rows(tokens, names, fitting)
+        elif self.vocabulary_ is not None:
+            if features:
+                raise ValueError(f"`{names[0]}` must name its features, as the examples in `fit` did.")
+        else:
+            sparse = [is_sparse(own) for own in features]
+            if any(sparse):
+                if not all(sparse):
+                    name = names[sparse.index(False)]
+                    raise ValueError(f"`{name}` must be a sparse matrix, as other examples are. Got a dense array.")
+                matrix = sparse_rows(features, names)
+            elif (blocks := mostly_zero(features, names)) is not None:
+                matrix = sparse_rows(blocks, names)
+        if matrix is None:
+            dense = [as_features(own, 2, name) for own, name in zip(features, names, strict=True)]
+            rows: list[Any] = [with_constant(own) for own in dense] if self._num_constants() else list(dense)
+        else:
+            counts = [len(own) if own is not None else features[k].shape[0] for k, own in enumerate(tokens)]
+            ends = np.cumsum([0, *counts]).tolist()
+            full = with_constant_column(matrix) if self._num_constants() else matrix
+            rows = [RowRange(full, start, stop) for start, stop in itertools.pairwise(ends)]
+        return [(own, *example[1:]) for own, (example, _) in zip(rows, examples, strict=True)]
+
+    def _token_rows(self, tokens: Sequence[Sequence[Any] | None], names: Sequence[str], fitting: bool) -> Any:
+        for own, name in zip(tokens, names, strict=True):
+            if own is None or not len(own):
+                raise ValueError(f"`{name}` must name the features of at least one token, as other examples do.")
+        given = [own for own in tokens if own is not None]
+        if fitting:
+            vocabulary = Vocabulary()
+            matrix = vocabulary.rows(given, names)
+            self.vocabulary_ = np.array(list(vocabulary.index))
+            return matrix
+        if self.vocabulary_ is None:
+            raise ValueError(f"`{names[0]}` must hold numbers, as the examples in `fit` did. Got named features.")
+        return Vocabulary(self.vocabulary_.tolist(), fixed=True).rows(given, names)
+
     def _design(self, example: Any, name: str) -> Design:
-        if isinstance(example, tuple):
-            if len(example) not in (2, 3):
-                raise ValueError(
-                    f"`{name}` must be an array, or a tuple (features, edges) or (features, edges, edge_features). "
-                    f"Got a tuple of length {len(example)}."
-                )
-            features = as_features(example[0], 2, f"{name}[0]")
-            edges = _edges(example[1], len(features), f"{name}[1]")
-            own = as_features(example[2], 2, f"{name}[2]") if len(example) == 3 else None
+        features, *structure = example
+        constants = self._num_constants()
+        if structure:
+            edges = _edges(structure[0], len(features), f"{name}[1]")
+            own = as_features(structure[1], 2, f"{name}[2]") if len(structure) == 2 else None
             if own is not None and len(own) != len(edges):
                 raise ValueError(f"`{name}[2]` must have one row for each of {len(edges)} edges. Got {len(own)}.")
-            return listed(features, edges, own)
-        features = as_features(example, 2, name)
+            return listed(features, constants, edges, own)
         if isinstance(self.graph, str):
             if self.graph != "chain":
                 raise ValueError(f'`graph` must be "chain" or an integer array of edges. Got {self.graph!r}.')
-            return sequence(features)
-        return listed(features, _edges(self.graph, len(features), "graph"), None)
+            return sequence(features, constants)
+        return listed(features, constants, _edges(self.graph, len(features), "graph"), None)
+
+
+def _unpacked(example: Any, name: str) -> tuple[tuple[Any, ...], str]:
+    """An example as a tuple of features and structure, and the name of its features in errors.
+
+    A tuple of tokens is a sentence, not (features, edges).
+    """
+    if not isinstance(example, tuple) or (example and isinstance(example[0], Mapping)):
+        return (example,), name
+    if len(example) not in (2, 3):
+        raise ValueError(
+            f"`{name}` must be an array, or a tuple (features, edges) or (features, edges, edge_features). "
+            f"Got a tuple of length {len(example)}."
+        )
+    return example, f"{name}[0]"
 
 
 def _edges(values: Any, num_variables: int, name: str) -> npt.NDArray[np.int64]:

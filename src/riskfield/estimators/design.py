@@ -18,6 +18,27 @@ from riskfield.graph.grids import grid
 Floats: TypeAlias = npt.NDArray[np.float64]
 Codes: TypeAlias = npt.NDArray[np.int64]
 
+
+@dataclass(frozen=True, eq=False)
+class RowRange:
+    """Rows `start` to `stop` of a sparse matrix that several examples share."""
+
+    matrix: Any  # scipy.sparse.csr_array
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        """The number of rows."""
+        return self.stop - self.start
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The number of rows and of columns."""
+        return len(self), self.matrix.shape[1]
+
+
+Features: TypeAlias = Floats | RowRange
+
 # The types of edges of a grid, in the order in which its graph lists them. Each has parameters of its own.
 DIRECTIONS = ("horizontal", "vertical", "diagonal", "antidiagonal")
 
@@ -56,8 +77,8 @@ class Design(Protocol):
         """The sizes that all examples of an estimator share."""
         ...
 
-    def inputs(self) -> dict[str, Tensor]:
-        """What a `LinearModel` reads, each of shape (variable or table, feature)."""
+    def inputs(self) -> Mapping[str, Tensor | RowRange]:
+        """The inputs of a `LinearModel`, each of shape (variable or table, feature)."""
         ...
 
     def reduce(self, codes: Codes) -> Codes:
@@ -116,18 +137,22 @@ class ArrayDesign:
 
     structure: Structure
     shape: tuple[int, ...]
-    arrays: Mapping[str, Floats]  # "nodes" (variable, feature), and (table, feature) per type of factor; the last is 1
+    arrays: Mapping[str, Features]  # "nodes" (variable, feature), and (table, feature) per type of factor
+    constants: int  # how many features of 1 were added to those of the variables, as the last ones
     arity: int = 2
 
     @property
     def sizes(self) -> Sizes:
-        """Without the 1 of the variables, which is no feature of the user's."""
+        """Without the constant of the variables, which is not a feature that the user gave."""
         nodes, first = self.arrays["nodes"], next(name for name in self.arrays if name != "nodes")
-        return Sizes(nodes.shape[1] - 1, self.arrays[first].shape[1], self.arity)
+        return Sizes(nodes.shape[1] - self.constants, self.arrays[first].shape[1], self.arity)
 
-    def inputs(self) -> dict[str, Tensor]:
-        """The arrays as tensors."""
-        return {name: torch.from_numpy(array) for name, array in self.arrays.items()}
+    def inputs(self) -> dict[str, Tensor | RowRange]:
+        """The arrays as tensors, and sparse rows as they are."""
+        return {
+            name: torch.from_numpy(array) if isinstance(array, np.ndarray) else array
+            for name, array in self.arrays.items()
+        }
 
     def reduce(self, codes: Codes) -> Codes:
         """Every variable has one label."""
@@ -138,19 +163,22 @@ class ArrayDesign:
         return values.reshape(*self.shape, *values.shape[1:])
 
 
-def sequence(features: Floats) -> ArrayDesign:
-    """Features of shape (variable, feature), joined into a chain."""
+def sequence(features: Features, constants: int) -> ArrayDesign:
+    """Features of shape (variable, feature), with so many constants among them, joined into a chain."""
     length = len(features)
-    arrays = {"nodes": with_constant(features), "factors": np.ones((min(length - 1, 1), 1))}
-    return ArrayDesign(Chain(length), (length,), arrays)
+    return ArrayDesign(
+        Chain(length), (length,), {"nodes": features, "factors": np.ones((min(length - 1, 1), 1))}, constants
+    )
 
 
-def listed(features: Floats, factors: npt.NDArray[np.int64], factor_features: Floats | None) -> ArrayDesign:
+def listed(
+    features: Features, constants: int, factors: npt.NDArray[np.int64], factor_features: Floats | None
+) -> ArrayDesign:
     """Features of shape (variable, feature) on given factors, which have a constant if they have no features."""
     count, arity = factors.shape
     structure = Listed(len(features), factors.tobytes(), arity, factor_features is None)
     own = np.ones((min(count, 1), 1)) if factor_features is None else with_constant(factor_features)
-    return ArrayDesign(structure, (len(features),), {"nodes": with_constant(features), "factors": own}, arity)
+    return ArrayDesign(structure, (len(features),), {"nodes": features, "factors": own}, constants, arity)
 
 
 def pixels(features: Floats, connectivity: int, differences: bool) -> ArrayDesign:
@@ -169,7 +197,14 @@ def pixels(features: Floats, connectivity: int, differences: bool) -> ArrayDesig
             arrays[direction] = with_constant(np.abs(first - second).reshape(-1, features.shape[-1]))
         else:
             arrays[direction] = np.ones((min(first[..., 0].size, 1), 1))
-    return ArrayDesign(Grid(rows, columns, connectivity, not differences), (rows, columns), arrays)
+    return ArrayDesign(Grid(rows, columns, connectivity, not differences), (rows, columns), arrays, 1)
+
+
+def with_constant_column(matrix: Any) -> Any:
+    """A sparse matrix with a last column of 1."""
+    from scipy.sparse import csr_array, hstack
+
+    return hstack([matrix, csr_array(np.ones((matrix.shape[0], 1)))], format="csr")
 
 
 def with_constant(features: Floats) -> Floats:

@@ -32,6 +32,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "connectivity": (int,),
     "decoder": (AbstractDecoder, NoneType),
     "edge_features": (str,),
+    "fit_intercept": (bool,),
     "features": (ImageFeatures, NoneType),
     "features_": (ImageFeatures,),
     "inference": (Inference, ExactOnForests, NoneType),
@@ -43,6 +44,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "optimiser": (AbstractOptimiser, NoneType),
     "ridge": (int, float),
     "verbose": (bool,),
+    "vocabulary_": (np.ndarray, NoneType),
 }
 
 Estimator = TypeVar("Estimator")

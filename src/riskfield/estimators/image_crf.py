@@ -57,7 +57,6 @@ class ImageCRF(AbstractCRF):
     """
 
     _fitted = (*AbstractCRF._fitted, "features_")
-    _has_constant = False  # a `Constant()` is among the features where it is wanted
 
     def __init__(
         self,
@@ -98,6 +97,9 @@ class ImageCRF(AbstractCRF):
         if not isinstance(self.features_, ImageFeatures):
             raise TypeError(f"`features` must be an object such as `ImageFeatures()`. Got {self.features_!r}.")
         return super().fit(X, y, sample_weight, checkpoint=checkpoint, resume=resume)
+
+    def _num_constants(self) -> int:
+        return 0  # a `Constant()` is among the features where it is wanted
 
     def _edge_types(self) -> tuple[str, ...]:
         return DIRECTIONS[:2]

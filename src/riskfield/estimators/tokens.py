@@ -1,0 +1,149 @@
+"""Features of tokens as people write them (dictionaries, sparse matrices, tables) as rows of one sparse matrix.
+
+A token may be a dictionary, as for CRFsuite. Its entries are features:
+
+    {"bias": 1.0, "upper": True}            numbers and booleans: a feature with this value
+    {"word": "cat"}                         a string: a feature "word:cat" of value 1
+    {"affix": ["pre", "fix"]}               strings: "affix:pre" and "affix:fix"
+    {"previous": {"word": "the"}}           a dictionary: "previous:word:the", and so on
+
+A token may also be a list of strings, each a feature of value 1.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from riskfield.estimators._arrays import as_features
+
+_SPARSE_SHARE = 0.1  # dense features of which fewer than this share are not 0 are stored as sparse ones
+_FEW_FEATURES = 32  # that are as fast dense
+
+
+class Vocabulary:
+    """The features that tokens name, numbered in the order in which they first appeared.
+
+    Arguments:
+        names: the names of the features.
+        fixed: leave out features that are not among them, rather than add them.
+    """
+
+    def __init__(self, names: Iterable[str] = (), *, fixed: bool = False):
+        self.index: dict[str, int] = {name: number for number, name in enumerate(names)}
+        self.fixed = fixed
+
+    def rows(self, sentences: Sequence[Sequence[Any]], names: Sequence[str]) -> Any:
+        """A sparse matrix with a row for each token of all sentences; `names` are the sentences' names in errors."""
+        from scipy.sparse import csr_array
+
+        columns, values, ends = array("q"), array("d"), array("q", [0])
+        index, fixed = self.index, self.fixed
+        for sentence, where in zip(sentences, names, strict=True):
+            for number, token in enumerate(sentence):
+                for name, value in _features(token, where, number):
+                    column = index.get(name)
+                    if column is None:
+                        if fixed:
+                            continue
+                        column = index[name] = len(index)
+                    columns.append(column)
+                    values.append(value)
+                ends.append(len(columns))
+        data, where_to = np.frombuffer(values, np.float64), np.frombuffer(columns, np.int64)
+        if not np.isfinite(data).all():
+            raise ValueError("`X` must hold finite numbers. Got NaN or infinity among the features of tokens.")
+        matrix = csr_array((data, where_to, np.frombuffer(ends, np.int64)), (len(ends) - 1, len(index)))
+        matrix.sum_duplicates()
+        matrix.eliminate_zeros()
+        return matrix
+
+
+def _features(token: Any, where: str, number: int) -> Iterator[tuple[str, float]]:
+    if isinstance(token, Mapping):
+        return _entries(token, "", where, number)
+    if isinstance(token, list | tuple | set | frozenset) and all(isinstance(name, str) for name in token):
+        return ((name, 1.0) for name in token)
+    raise ValueError(
+        f"`{where}[{number}]` must be a dictionary of features, or a list of strings. Got {type(token).__name__}."
+    )
+
+
+def _entries(token: Mapping[str, Any], prefix: str, where: str, number: int) -> Iterator[tuple[str, float]]:
+    for key, value in token.items():
+        if isinstance(value, str):
+            yield f"{prefix}{key}:{value}", 1.0
+        elif isinstance(value, bool | int | float | np.bool_ | np.integer | np.floating):
+            yield f"{prefix}{key}" if prefix else key, float(value)
+        elif isinstance(value, Mapping):
+            yield from _entries(value, f"{prefix}{key}:", where, number)
+        elif isinstance(value, list | tuple | set | frozenset) and all(isinstance(name, str) for name in value):
+            for name in value:
+                yield f"{prefix}{key}:{name}", 1.0
+        else:
+            raise ValueError(
+                f"`{where}[{number}]` must map features to numbers, booleans, strings, or lists or dictionaries of "
+                f"them. Got {type(value).__name__} for {key!r}."
+            )
+
+
+def as_tokens(features: Any) -> Sequence[Any] | None:
+    """The tokens of an example that names its features; None if its features are numbers already.
+
+    A pandas table whose columns are not all numbers has a token for each row.
+    """
+    if type(features).__module__.partition(".")[0] == "pandas":
+        numeric = all(kind.kind in "biuf" for kind in features.dtypes)
+        return None if numeric else list(features.to_dict("records"))
+    if isinstance(features, list | tuple | np.ndarray) and len(features) > 0:
+        first = features[0]
+        if isinstance(first, Mapping | set | frozenset):
+            return list(features)
+        if isinstance(first, list | tuple) and (not first or isinstance(first[0], str)):
+            return list(features)
+    return None
+
+
+def is_sparse(features: Any) -> bool:
+    """Whether features are a SciPy sparse matrix or array."""
+    if type(features).__module__.partition(".")[0] != "scipy":
+        return False
+    from scipy.sparse import issparse
+
+    return bool(issparse(features))
+
+
+def sparse_rows(blocks: Sequence[Any], names: Sequence[str]) -> Any:
+    """SciPy matrices, one below the other, checked; `names` are their names in errors."""
+    from scipy.sparse import csr_array, vstack
+
+    for block, name in zip(blocks, names, strict=True):
+        if block.ndim != 2 or block.shape[0] == 0:
+            raise ValueError(f"`{name}` must have shape (variables, features). Got {block.shape}.")
+        if block.shape[1] != blocks[0].shape[1]:
+            raise ValueError(
+                f"`{name}` must have {blocks[0].shape[1]} features per variable, as the others. Got {block.shape[1]}."
+            )
+        if block.dtype.kind not in "biuf":
+            raise ValueError(f"`{name}` must hold numbers. Got {block.dtype}.")
+        if not np.isfinite(block.data).all():
+            raise ValueError(f"`{name}` must hold finite numbers. Got NaN or infinity.")
+    matrix = csr_array(vstack(blocks, format="csr"), dtype=np.float64)
+    matrix.sum_duplicates()
+    return matrix
+
+
+def mostly_zero(blocks: Sequence[Any], names: Sequence[str]) -> list[Any] | None:
+    """Dense features as sparse blocks, where most of them are 0; None where they are better left dense."""
+    from scipy.sparse import csr_array
+
+    checked = [as_features(block, 2, name) for block, name in zip(blocks, names, strict=True)]
+    size = sum(block.size for block in checked)
+    if not checked or checked[0].shape[1] < _FEW_FEATURES:
+        return None
+    if sum(int(np.count_nonzero(block)) for block in checked) >= _SPARSE_SHARE * size:
+        return None
+    return [csr_array(block) for block in checked]
