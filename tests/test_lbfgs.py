@@ -14,6 +14,7 @@ class Function:
     """Stands in for an objective: value and gradient of a function of a vector, and all points it was asked for."""
 
     loss = rf.losses.UnivariateLogistic()
+    lasso = 0.0
 
     def __init__(self, function, start, gradient=None):
         self.parameters = [torch.nn.Parameter(torch.tensor(start, dtype=torch.float64))]

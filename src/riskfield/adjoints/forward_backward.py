@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.autograd import forward_ad
 
 from riskfield.adjoints.unroll import Unroll
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.inference.message_passing import MessagePassing
 from riskfield.inference.request import Request, Stop
+from riskfield.kernels import is_transformed
 from riskfield.kernels.chains import chains_of, expectations
 
 
@@ -25,7 +25,7 @@ def chain_log_partition(graph: FactorGraph, theta: Tensor) -> Tensor | None:
 
     It applies to one theta, with or without a batch axis, on a graph for which `chains_of` finds chains.
     """
-    if theta.shape[:-1].numel() != 1 or is_functorch_wrapped_tensor(theta):
+    if theta.shape[:-1].numel() != 1 or is_transformed(theta):
         return None
     if forward_ad.unpack_dual(theta).tangent is not None:
         return None

@@ -45,6 +45,7 @@ def fit(
     *,
     optimiser: AbstractOptimiser | None = None,
     ridge: float = 0.0,
+    lasso: float = 0.0,
     per_variable: bool = True,
     validation: Validation | DataSet | None = None,
     chunk_size: int | None = None,
@@ -71,6 +72,8 @@ def fit(
             same for predictions. Losses that need no inference ignore it.
         optimiser: `LBFGS(...)` (the default), `Torch(torch.optim.Adam, {...})`, `SMD(...)`.
         ridge: the weight of the sum of the squared parameters, which is added to the risk.
+        lasso: the weight of the sum of the absolute values of the parameters, which is added, too. It makes many
+            parameters exactly 0. It needs `LBFGS`, which then is OWL-QN (Andrew & Gao 2007).
         per_variable: divide the risk by the number of targets, so that the effect of `ridge` does not depend on the
             size of the pictures. Otherwise the losses of all examples are summed.
         validation: examples for early stopping, or a `Validation(...)`.
@@ -112,7 +115,7 @@ def fit(
     optimiser = LBFGS() if optimiser is None else optimiser
     ranks = Ranks() if ranks is None else ranks
     checkpoints = Checkpoints(checkpoint) if isinstance(checkpoint, str | os.PathLike) else checkpoint
-    _check(optimiser, ridge, chunk_size, seed, checkpoints, resume)
+    _check(optimiser, ridge, lasso, chunk_size, seed, checkpoints, resume)
     if warm_start:
         check_warm_start(inference)
     loss = as_loss(loss)
@@ -120,7 +123,7 @@ def fit(
         ranks.broadcast_(tensor)
     shared: dict[str, Any] = {"per_variable": per_variable, "chunk_size": chunk_size, "ranks": ranks}
     shared["warm_start"] = warm_start
-    objective = Objective(model, data, loss, inference, ridge=ridge, **shared)
+    objective = Objective(model, data, loss, inference, ridge=ridge, lasso=lasso, **shared)
     watch = None
     if validation is not None:
         validation = validation if isinstance(validation, Validation) else Validation(validation)
@@ -134,6 +137,7 @@ def fit(
             "optimiser": type(optimiser).__name__,
             "loss": type(loss).__name__,
             "ridge": float(ridge),
+            "lasso": float(lasso),
             "per_variable": per_variable,
             "seed": seed,
             "examples": objective.num_examples,
@@ -198,6 +202,7 @@ def _warn(what: str) -> None:
 def _check(
     optimiser: AbstractOptimiser,
     ridge: float,
+    lasso: float,
     chunk_size: int | None,
     seed: int,
     checkpoints: Checkpoints | None,
@@ -207,8 +212,11 @@ def _check(
         raise TypeError(
             f"`optimiser` must be an object such as `LBFGS()` or `Torch(torch.optim.Adam)`. Got {optimiser!r}."
         )
-    if isinstance(ridge, bool | str) or not 0 <= ridge < float("inf"):
-        raise ValueError(f"`ridge` must be a non-negative number. Got {ridge!r}.")
+    for name, weight in (("ridge", ridge), ("lasso", lasso)):
+        if isinstance(weight, bool | str) or not 0 <= weight < float("inf"):
+            raise ValueError(f"`{name}` must be a non-negative number. Got {weight!r}.")
+    if lasso > 0 and not isinstance(optimiser, LBFGS):
+        raise ValueError(f"`lasso` needs the optimiser `LBFGS`. Got {optimiser!r}.")
     if chunk_size is not None:
         check_counts(chunk_size=chunk_size)
     if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:

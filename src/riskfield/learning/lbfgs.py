@@ -1,7 +1,8 @@
-"""`LBFGS`: limited-memory BFGS on the whole data set, by `torch.optim.LBFGS` with its strong-Wolfe line search.
+"""`LBFGS`: limited-memory BFGS on the whole data set, with a strong-Wolfe line search.
 
-Inexact gradients can give a search direction along which the objective does not decrease. The memory is then discarded,
-and the search restarts with the gradient (Domke 2013, section 8.4).
+Its iterations are those of `torch.optim.LBFGS`. With an L1 penalty it is OWL-QN. Inexact gradients can give a search
+direction along which the objective does not decrease. The memory is then discarded, and the search restarts with the
+gradient (Domke 2013, section 8.4).
 """
 
 from __future__ import annotations
@@ -12,8 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from riskfield.learning.objective import Diverged, Evaluation, Objective, assign, flat, unflatten
-from riskfield.learning.optimiser import AbstractOptimiser, Step, check_counts, check_positive, check_saved
+from riskfield.learning.curvature import Curvature
+from riskfield.learning.line_search import Trial, strong_wolfe
+from riskfield.learning.objective import Diverged, Evaluation, Objective, assign, flat
+from riskfield.learning.optimiser import (
+    AbstractOptimiser,
+    OptimiserRun,
+    Step,
+    check_counts,
+    check_positive,
+    check_saved,
+)
 
 
 @dataclass(frozen=True)
@@ -46,22 +56,22 @@ class LBFGS(AbstractOptimiser):
         """The setting `iterations`."""
         return self.iterations
 
-    def start(self, objective: Objective, seed: int) -> _Run:
-        """Start with an empty memory."""
+    def start(self, objective: Objective, seed: int) -> OptimiserRun:
+        """Start with an empty memory. An objective with an L1 penalty is minimised by OWL-QN."""
         if not objective.loss.comparable:
             raise ValueError(
                 f"`optimiser` must not compare values of {type(objective.loss).__name__}: only its gradient is "
                 "meaningful. Use `Torch(...)`."
             )
+        if objective.lasso > 0:
+            from riskfield.learning.owlqn import OrthantRun
+
+            return OrthantRun(self, objective, seed)
         return _Run(self, objective, seed)
 
 
-# The state that torch keeps between steps.
-_KEPT = {"func_evals", "n_iter", "d", "t", "old_dirs", "old_stps", "ro", "H_diag", "prev_flat_grad", "prev_loss"}
-
-
 @dataclass(frozen=True, eq=False)
-class _Point:
+class Point:
     """Parameters at which the objective is known."""
 
     gamma: Tensor
@@ -72,94 +82,114 @@ class _Run:
     def __init__(self, settings: LBFGS, objective: Objective, seed: int):
         self.settings, self.objective, self.seed = settings, objective, seed
         self.parameters = objective.parameters
-        self.here: _Point | None = None  # where the last step ended
-        self.tried: list[_Point] = []  # in the present step
-        # One call of its `step` is one iteration. This class decides when to stop.
-        self.torch = torch.optim.LBFGS(
-            self.parameters,
-            max_iter=1,
-            max_eval=1 + settings.line_search,
-            history_size=settings.memory,
-            tolerance_grad=0,
-            tolerance_change=torch.finfo(self.parameters[0].dtype).eps,
-            line_search_fn="strong_wolfe",
-        )
+        self.here: Point | None = None  # where the last step ended
+        self.tried: list[Point] = []  # in the present step
+        self.curvature = Curvature(settings.memory)
+        self.last: tuple[Tensor, Tensor] | None = None  # the last step, and the gradient where it began
 
     def step(self, iteration: int) -> Step:
         self.tried = [] if self.here is None else [self.here]
-        before = self._evaluate()
+        before = self._evaluate(flat(self.parameters).detach())
         restarted = False
         if before.at.gradient_norm > self.settings.gradient_tol:
-            fresh = not self.torch.state
+            fresh = self.last is None
             moved = self._search(before, last_resort=fresh)
             if not moved and not fresh:
                 restarted = True
-                self.torch.state.clear()
+                self._forget()
                 moved = self._search(before, last_resort=True)
-            restarted = restarted or not self.torch.state
+            restarted = restarted or self.last is None
             if not moved:
                 self.here = before
                 return Step(before.at, restarted, stalled=True)
-        self.here = self._evaluate()
-        return Step(self.here.at, restarted, converged=self._converged(before.at, self.here.at))
+        self.here = self._evaluate(flat(self.parameters).detach())
+        return Step(self.here.at, restarted, converged=converged(self.settings, before.at, self.here.at))
 
-    def _search(self, before: _Point, last_resort: bool) -> bool:
-        """Run one iteration of torch's optimiser. Return whether the parameters moved to a lower objective.
+    def _search(self, before: Point, last_resort: bool) -> bool:
+        """Search along one direction. Return whether the parameters moved to a lower objective.
 
         If the objective diverges during the search, the search ends at the lowest point tried. If that is the starting
         point and this is the last resort, the error is raised again.
         """
+        gradient = before.at.gradient
+        if self.last is not None:
+            moved_by, earlier = self.last
+            self.curvature.add(moved_by, gradient - earlier)
+        direction = self.curvature.direction(gradient)
+        first = 1.0 if self.last is not None else min(1.0, 1.0 / float(gradient.abs().sum()))
+        slope, smallest = float(gradient.dot(direction)), torch.finfo(gradient.dtype).eps
+
+        def evaluate(step: float) -> Trial:
+            at = self._evaluate(before.gamma.add(direction, alpha=step)).at
+            return Trial(step, at.value, float(at.gradient.dot(direction)), at.gradient)
+
         try:
-            self.torch.step(self._closure)
+            end = Trial(0.0, before.at.value, slope, gradient)
+            if slope <= -smallest:
+                width = smallest / float(direction.abs().max())
+                end = strong_wolfe(evaluate, end, first, self.settings.line_search, width)
         except Diverged:
             lowest = min(self.tried, key=lambda point: point.at.value)
             assign(self.parameters, lowest.gamma)
-            self.torch.state.clear()
+            self._forget()
             if lowest is before and last_resort:
                 raise
             return lowest is not before
+        self.last = direction * end.step, gradient
+        assign(self.parameters, before.gamma.add(direction, alpha=end.step))
         return not torch.equal(flat(self.parameters), before.gamma)
 
-    def _closure(self) -> float:
-        at = self._evaluate().at
-        for parameter, gradient in zip(self.parameters, unflatten(at.gradient, self.parameters), strict=True):
-            parameter.grad = gradient
-        return at.value
+    def _forget(self) -> None:
+        self.curvature.clear()
+        self.last = None
 
-    def _evaluate(self) -> _Point:
-        """Evaluate the objective here. Torch evaluates the end of its line search again, which is known already."""
-        gamma = flat(self.parameters).detach()
+    def _evaluate(self, gamma: Tensor) -> Point:
+        """Evaluate the objective at `gamma`, if it is not known there."""
         for point in reversed(self.tried):
             if torch.equal(point.gamma, gamma):
                 return point
+        assign(self.parameters, gamma)
         torch.manual_seed(self.seed)  # makes an objective with random numbers deterministic
-        point = _Point(gamma, self.objective())
+        point = Point(gamma, self.objective())
         self.tried.append(point)
         return point
 
-    def _converged(self, before: Evaluation, after: Evaluation) -> str | None:
-        settings = self.settings
-        if after.gradient_norm <= settings.gradient_tol:
-            return f"the largest entry of the gradient is {after.gradient_norm:.2g}"
-        change = before.value - after.value
-        if change <= settings.change_tol * max(abs(after.value), 1.0):
-            return f"the last iteration lowered the objective by only {change:.2g}"
-        return None
-
     def state(self) -> dict[str, Any]:
-        at = None if self.here is None else self.here.at
         return {
-            "torch": self.torch.state_dict()["state"],
-            "here": None if at is None else [at.value, at.risk, at.gradient],
+            "curvature": self.curvature.state(),
+            "last": None if self.last is None else list(self.last),
+            "here": dump_point(self.here),
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        gamma, kept = flat(self.parameters).detach(), state["torch"]
-        check_saved(kept, "torch", gamma.numel())
-        if kept and (set(kept) != {0} or not kept[0].keys() >= _KEPT):
-            raise ValueError(f"`torch` must hold {', '.join(sorted(_KEPT))} of parameter 0.")
-        self.torch.load_state_dict({**self.torch.state_dict(), "state": kept})
-        if state["here"] is not None:
-            value, risk, gradient = state["here"]
-            check_saved(gradient, "here", gamma.numel())
-            self.here = _Point(gamma, Evaluation(float(value), float(risk), gradient.to(gamma).view_as(gamma)))
+        gamma = flat(self.parameters).detach()
+        self.curvature.load(state["curvature"], gamma)
+        check_saved(state["last"], "last", gamma.numel())
+        if state["last"] is not None:
+            moved_by, gradient = (own.to(gamma).view_as(gamma) for own in state["last"])
+            self.last = moved_by, gradient
+        self.here = load_point(state["here"], gamma)
+
+
+def converged(settings: LBFGS, before: Evaluation, after: Evaluation) -> str | None:
+    """Why an iteration was the last one that is needed; None if it was not."""
+    if after.gradient_norm <= settings.gradient_tol:
+        return f"the largest entry of the gradient is {after.gradient_norm:.2g}"
+    change = before.value - after.value
+    if change <= settings.change_tol * max(abs(after.value), 1.0):
+        return f"the last iteration lowered the objective by only {change:.2g}"
+    return None
+
+
+def dump_point(point: Point | None) -> list[Any] | None:
+    """What `load_point` restores, without the parameters."""
+    return None if point is None else [point.at.value, point.at.risk, point.at.gradient]
+
+
+def load_point(saved: list[Any] | None, gamma: Tensor) -> Point | None:
+    """The point with parameters `gamma` that was saved."""
+    if saved is None:
+        return None
+    value, risk, gradient = saved
+    check_saved(gradient, "here", gamma.numel())
+    return Point(gamma, Evaluation(float(value), float(risk), gradient.to(gamma).view_as(gamma)))

@@ -1,6 +1,6 @@
 r"""The objective of training, as a function of the parameters gamma of the model.
 
-    J(gamma) = sum_n w_n loss(theta(y_n; gamma), x_n) / sum_n w_n m_n  +  ridge |gamma|^2,
+    J(gamma) = sum_n w_n loss(theta(y_n; gamma), x_n) / sum_n w_n m_n  +  ridge |gamma|^2  +  lasso |gamma|_1,
 
 where m_n is the number of targets of example n, so that `ridge` is relative to the risk per variable. With
 `per_variable=False` the first sum is not divided. Sums are over the examples of all ranks.
@@ -35,9 +35,9 @@ class Diverged(Exception):
 class Evaluation:
     """The objective at one point, over all examples or a batch of them."""
 
-    value: float  # risk + ridge |gamma|^2
+    value: float  # risk + ridge |gamma|^2 + lasso |gamma|_1
     risk: float
-    gradient: Tensor  # (parameter,)
+    gradient: Tensor  # (parameter,)  without the L1 penalty, which has none at 0
     product: Tensor | None = None  # (parameter,)  the Hessian times a vector, if one was given
     amount: float = 1.0  # the denominator: how much data was evaluated
 
@@ -66,6 +66,7 @@ class Objective:
         loss: the loss of an example.
         inference: how the loss computes marginals.
         ridge: the weight of the squared parameters.
+        lasso: the weight of the absolute values of the parameters.
         per_variable: divide the risk by the number of targets.
         chunk_size: how many examples are evaluated at once, to limit memory; None for all that share a graph.
         warm_start: start runs of inference to a tolerance from the messages of the evaluation before.
@@ -80,6 +81,7 @@ class Objective:
         inference: InferenceChoice | None,
         *,
         ridge: float = 0.0,
+        lasso: float = 0.0,
         per_variable: bool = True,
         chunk_size: int | None = None,
         warm_start: bool = False,
@@ -88,6 +90,7 @@ class Objective:
         if inference is not None and not isinstance(inference, InferenceChoice):
             raise TypeError(f"`inference` must be an object such as `Inference(MessagePassing())`. Got {inference!r}.")
         self.model, self.loss, self.inference, self.ridge = model, loss, inference, ridge
+        self.lasso = lasso
         self.data, self.chunk_size = blocks(data), chunk_size
         self.ranks = Ranks() if ranks is None else ranks
         self.parameters = trainable(model)
@@ -149,7 +152,10 @@ class Objective:
                 f"the risk is {risk:.3g}, but {type(self.loss).__name__} cannot be negative: inference stops before "
                 "its log-partition value is meaningful"
             )
-        return Evaluation(risk + self.ridge * float(gamma.square().sum()), risk, gradient, product, amount)
+        penalty = self.ridge * float(gamma.square().sum())
+        if self.lasso:
+            penalty += self.lasso * float(gamma.abs().sum())
+        return Evaluation(risk + penalty, risk, gradient, product, amount)
 
     @torch.no_grad()
     def risk(self) -> float:

@@ -29,7 +29,7 @@ class Stage:
     """One stage of training: the loss, inference and optimiser, and the number of examples.
 
     Arguments:
-        loss, inference, optimiser, ridge, warm_start: as for `fit`.
+        loss, inference, optimiser, ridge, lasso, warm_start: as for `fit`.
         examples: the number of examples to use; by default all. A smaller stage uses a subset of the examples of a
             larger one.
     """
@@ -38,6 +38,7 @@ class Stage:
     inference: InferenceChoice | None = None
     optimiser: AbstractOptimiser | None = None
     ridge: float = 0.0
+    lasso: float = 0.0
     examples: int | None = None
     warm_start: bool = False
 
@@ -116,6 +117,7 @@ def fit_stages(
             stage.inference,
             optimiser=stage.optimiser,
             ridge=stage.ridge,
+            lasso=stage.lasso,
             warm_start=stage.warm_start,
             seed=seed,
             checkpoint=own,
