@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from riskfield.adjoints.linear import apply_linear
+
 
 class SparseRows:
     """Sparse features of the variables of n examples on one graph, as an input of a `LinearModel`.
@@ -70,7 +72,11 @@ class SparseRows:
 
     def times(self, weight: Tensor) -> Tensor:
         """Multiply all rows with `weight` of shape (feature, column): (n, variable, column). Differentiable."""
-        product: Tensor = _Times.apply(weight, self, False)
+        product = apply_linear(
+            lambda dense: self._product(dense, transposed=False),
+            lambda dense: self._product(dense, transposed=True),
+            weight,
+        )
         return product.reshape(*self.shape[:2], product.shape[-1])
 
     def _product(self, dense: Tensor, transposed: bool) -> Tensor:
@@ -105,16 +111,3 @@ class RowLinear(nn.Linear):
         if isinstance(input, SparseRows):
             return input.times(self.weight.T)
         return super().forward(input)
-
-
-class _Times(torch.autograd.Function):
-    """X W, or X^T G. Each is the derivative of the other, so that derivatives of any order exist."""
-
-    @staticmethod
-    def forward(ctx: Any, dense: Tensor, rows: SparseRows, transposed: bool) -> Tensor:
-        ctx.rows, ctx.transposed = rows, transposed
-        return rows._product(dense, transposed)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return _Times.apply(grad, ctx.rows, not ctx.transposed), None, None
