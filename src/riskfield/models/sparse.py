@@ -44,7 +44,7 @@ class SparseRows:
             raise ValueError(f"`matrix` must have equally many rows for each of {num_examples} examples. Got {rows}.")
         self.shape = (num_examples, rows // num_examples if num_examples else 0, features)
         self.device = torch.device("cpu")
-        self._on_device: Tensor | None = None  # the matrix as a torch tensor, for devices other than the CPU
+        self._on_device: Tensor | None = None  # the matrix, on devices other than the CPU
 
     @classmethod
     def concatenated(cls, parts: Sequence[SparseRows]) -> SparseRows:
@@ -65,9 +65,13 @@ class SparseRows:
         return SparseRows(self.matrix[rows], len(numbers)).to(self.device)
 
     def to(self, device: torch.device | str) -> SparseRows:
-        """The same rows for weights on `device`."""
+        """The same rows for weights on `device`: a SciPy matrix on the CPU, a torch tensor elsewhere."""
         moved = SparseRows(self.matrix, len(self))
         moved.device = torch.device(device)
+        if moved.device != torch.device("cpu"):
+            own = self.matrix.tocoo()
+            index, values = (torch.from_numpy(part).to(device) for part in (np.stack(own.coords), own.data))
+            moved._on_device = torch.sparse_coo_tensor(index.long(), values, own.shape, is_coalesced=True)
         return moved
 
     def times(self, weight: Tensor) -> Tensor:
@@ -81,22 +85,13 @@ class SparseRows:
 
     def _product(self, dense: Tensor, transposed: bool) -> Tensor:
         """X dense, or X^T dense."""
-        if dense.device.type != "cpu":
-            return self._device_product(dense, transposed)
+        if self._on_device is not None:
+            tensor = self._on_device.to(dense.dtype)
+            product: Tensor = torch.sparse.mm(tensor.t() if transposed else tensor, dense)
+            return product
         # SciPy multiplies by rows either way, without a copy of the transpose.
         matrix = self.matrix.T if transposed else self.matrix
-        return torch.from_numpy(matrix @ dense.detach().contiguous().numpy()).to(dense.dtype)
-
-    def _device_product(self, dense: Tensor, transposed: bool) -> Tensor:
-        if self._on_device is None or self._on_device.device != dense.device:
-            own = self.matrix.tocoo()
-            index = torch.from_numpy(np.stack(own.coords).astype(np.int64))
-            self._on_device = torch.sparse_coo_tensor(
-                index, torch.from_numpy(own.data), own.shape, dtype=dense.dtype, device=dense.device, is_coalesced=True
-            )
-        matrix = self._on_device.to(dense.dtype)
-        product: Tensor = torch.sparse.mm(matrix.t() if transposed else matrix, dense.detach())
-        return product
+        return torch.from_numpy(matrix @ dense.contiguous().numpy()).to(dense.dtype)
 
 
 class RowLinear(nn.Linear):
