@@ -44,9 +44,9 @@ def complain(message: str, error: BaseException | None = None) -> int:
 
 
 def complain_of_image(name: str | Path, error: BaseException) -> None:
-    """Print what is wrong with one image of many. It is named once, also if the error names the image or its file."""
+    """Print what is wrong with one image of many. It is named once, also if the error names its file."""
     message, stem = message_of(error), re.escape(Path(name).stem)
-    named = re.search(rf"(^|[/\\ ]){stem}\.\w+[: ]| of {stem} ", message)
+    named = re.search(rf"(^|[/\\ ]){stem}\.\w+[: ]", message)
     complain(message if named else f"{name}: {message}", error)
 
 

@@ -171,7 +171,11 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[Image]:
 
 
 def _damaged(path: str | os.PathLike[str], error: Exception) -> FileFormatError:
-    return FileFormatError(f"{path} cannot be read as an image: {error or type(error).__name__}")
+    from PIL import UnidentifiedImageError
+
+    # Pillow's own words would repeat the path.
+    reason = "unknown format" if isinstance(error, UnidentifiedImageError) else str(error) or type(error).__name__
+    return FileFormatError(f"{path} cannot be read as an image: {reason}")
 
 
 def _sixteen_bits(image: Image, path: str | os.PathLike[str]) -> npt.NDArray[np.uint16]:
