@@ -17,7 +17,8 @@ namespace riskfield::RISKFIELD_ISA {
 template <class T>
 constexpr int kMostUnrolled = std::is_same<T, Dual>::value ? 2 : 5;
 
-// How m^c is formed for a group of factors.
+// How m^c is formed for a group of factors. Where powers are expensive (kAny) a run also keeps m itself, or log2 m if
+// updates are damped, so that one power per message sent suffices.
 enum class Power { kOne, kHalf, kAny };
 
 template <class T>
@@ -37,6 +38,7 @@ template <class T>
 struct MessageSettings {
   V<T> counting, inverse;  // c and 1 / c of each lane
   T damping;
+  T uniform;  // the c of all lanes, or 0
 };
 
 // Sum-product on probabilities. Only for models whose range of potentials cannot underflow (see Packer);
@@ -44,52 +46,56 @@ struct MessageSettings {
 template <class T, Power P>
 struct Probability {
   static constexpr bool kNeedsCounting = P == Power::kAny;
+  static constexpr bool kKeepsRoots = P == Power::kAny;
   static constexpr int kFixedStates = kMostUnrolled<T>;
   static RF_INLINE V<T> one() { return splat<T>(1); }
 
-  // m from m^c.
-  static RF_INLINE V<T> root(V<T> stored, V<T> inverse) {
-    if constexpr (P == Power::kOne) return stored;
-    if constexpr (P == Power::kHalf) return stored * stored;
-    return vexp<T>(inverse * vlog<T>(stored));
-  }
-  static RF_INLINE V<T> power(V<T> message, V<T> counting) {
-    if constexpr (P == Power::kOne) return message;
-    if constexpr (P == Power::kHalf) return vsqrt<T>(message);
-    return vexp<T>(counting * vlog<T>(message));
+  // m, from m^c or from what is kept beside it.
+  template <class Stored, class Kept>
+  static RF_INLINE V<T> root(int x, Stored stored, Kept kept, const MessageSettings<T>& s) {
+    if constexpr (P == Power::kOne) return stored(x);
+    if constexpr (P == Power::kHalf) {
+      const V<T> m = stored(x);
+      return m * m;
+    }
+    if (!(s.damping > 0)) return kept(x);
+    if (s.uniform == T(1)) return stored(x);
+    if (s.uniform == T(0.5)) {
+      const V<T> m = stored(x);
+      return m * m;
+    }
+    return vexp2<T>(kept(x));
   }
 
-  // out[x] = b(x) / m(x) up to a factor; `belief` and `stored` give the entries.
-  template <int S, class Belief, class Stored>
-  static RF_INLINE void cavity(V<T>* out, int states, Belief belief, Stored stored, V<T> inverse) {
+  // out[x] = b(x) / m(x) up to a factor; `belief`, `stored` and `kept` give the entries.
+  template <int S, class Belief, class Stored, class Kept>
+  static RF_INLINE void cavity(V<T>* out, int states, Belief belief, Stored stored, Kept kept,
+                               const MessageSettings<T>& s) {
     const int n = S ? S : states;
     if (n == 2) {
-      out[0] = belief(0) * root(stored(1), inverse);
+      out[0] = belief(0) * root(1, stored, kept, s);
       out[1] = belief(1);
     } else {
-      RF_FOR (x, 0, n) out[x] = belief(x) / root(stored(x), inverse);
+      RF_FOR (x, 0, n) out[x] = belief(x) / root(x, stored, kept, s);
     }
   }
   static RF_INLINE V<T> combine(V<T> a, V<T> b) { return a * b; }
   static RF_INLINE V<T> multiply_add(V<T> sum, V<T> table, V<T> weight) { return sum + table * weight; }
 
-  // Normalise, damp and power an update; `old` is what was stored.
+  // Normalise an update, and power it where that is cheap; elsewhere powers.hpp does it.
   template <int S, class Old>
-  static RF_INLINE void finish_message(V<T>* m, int states, const MessageSettings<T>& s, Old old) {
+  static RF_INLINE void finish_message(V<T>* m, int states, const MessageSettings<T>&, Old) {
     const int n = S ? S : states;
     if (n == 2) {
-      m[1] = damped(m[1] / m[0], old(1), s);
-      m[1] = power(m[1], s.counting);
+      m[1] /= m[0];
       m[0] = splat<T>(1);
-      return;
-    }
-    // By the largest entry, not the sum: many factors at one variable would otherwise shrink its belief without bound.
-    scale_to_one<S>(m, n);
-    if (P == Power::kAny && s.damping > 0) {
-      RF_FOR (x, 0, n) m[x] = damped(m[x], old(x), s);
+    } else {
+      // By the largest entry, not the sum: many factors at one variable would otherwise shrink its belief without
+      // bound.
       scale_to_one<S>(m, n);
     }
-    RF_FOR (x, 0, n) m[x] = power(m[x], s.counting);
+    if constexpr (P == Power::kHalf)
+      RF_FOR (x, first_state<S>(n), n) m[x] = vsqrt<T>(m[x]);
   }
 
   template <int S>
@@ -98,12 +104,6 @@ struct Probability {
     RF_FOR (x, 1, n) top = vmax<T>(top, m[x]);
     const V<T> scale = T(1) / top;
     RF_FOR (x, 0, n) m[x] *= scale;
-  }
-
-  static RF_INLINE V<T> damped(V<T> update, V<T> old, const MessageSettings<T>& s) {
-    if constexpr (P == Power::kAny)
-      if (s.damping > 0) return vexp<T>((1 - s.damping) * vlog<T>(update) + (s.damping * s.inverse) * vlog<T>(old));
-    return update;
   }
 
   // The first state whose stored messages are not all 1.
@@ -118,7 +118,7 @@ struct Probability {
   static RF_INLINE V<T> finish_belief(V<T>* b, int states, bool power, V<T> inverse_total) {
     const int n = S ? S : states;
     if (power)
-      RF_FOR (x, 0, n) b[x] = vexp<T>(inverse_total * vlog<T>(b[x]));
+      RF_FOR (x, 0, n) b[x] = vpow<T>(b[x], inverse_total);
     if (n == 2) {
       const V<T> possible = b[0] + b[1];
       const I<T> zero = b[1] == T(0);
@@ -148,14 +148,15 @@ struct Probability {
 template <class T, bool Max>
 struct Logarithm {
   static constexpr bool kNeedsCounting = true;
+  static constexpr bool kKeepsRoots = false;
   static constexpr int kFixedStates = 0;
   static RF_INLINE V<T> one() { return V<T>{}; }
-  template <int S, class Belief, class Stored>
-  static RF_INLINE void cavity(V<T>* out, int states, Belief belief, Stored stored, V<T> inverse) {
+  template <int S, class Belief, class Stored, class Kept>
+  static RF_INLINE void cavity(V<T>* out, int states, Belief belief, Stored stored, Kept, const MessageSettings<T>& s) {
     for (int x = 0; x < states; ++x) {
       const V<T> m = stored(x);
       // An impossible state stays impossible: 0 / 0 is 0 here.
-      out[x] = select<T>(m == kNegInf<T>, splat<T>(kNegInf<T>), belief(x) - m * inverse);
+      out[x] = select<T>(m == kNegInf<T>, splat<T>(kNegInf<T>), belief(x) - m * s.inverse);
     }
   }
   static RF_INLINE V<T> combine(V<T> a, V<T> b) { return a + b; }
@@ -210,10 +211,11 @@ struct Logarithm {
 template <class T>
 struct Expectation {
   static constexpr bool kNeedsCounting = false;
+  static constexpr bool kKeepsRoots = false;
   static constexpr int kFixedStates = kMostUnrolled<T>;
   static RF_INLINE V<T> one() { return splat<T>(1); }
-  template <int S, class Belief, class Stored>
-  static RF_INLINE void cavity(V<T>* out, int states, Belief belief, Stored, V<T>) {
+  template <int S, class Belief, class Stored, class Kept>
+  static RF_INLINE void cavity(V<T>* out, int states, Belief belief, Stored, Kept, const MessageSettings<T>&) {
     for (int x = 0; x < (S ? S : states); ++x) out[x] = belief(x);
   }
   static RF_INLINE V<T> combine(V<T> a, V<T> b) { return a * b; }

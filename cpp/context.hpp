@@ -21,6 +21,7 @@ struct Context {
   std::vector<T> uniform;                         // group: the c of all its factors, or 0
   std::vector<T> node_inverse;                    // packed node: 1 / c^
   bool node_power = false;                        // whether any c^ differs from 1
+  bool any_power = false;                         // whether some group needs Power::kAny
 
   explicit Context(const RunInput<T>& in) : plan(in.plan), kind(in.kind), damping(static_cast<T>(in.damping)) {
     const bool mean_field = kind == Kind::kMeanField;
@@ -39,6 +40,7 @@ struct Context {
                       : c[0] == T(1)        ? Power::kOne
                       : c[0] == T(0.5)      ? Power::kHalf
                                             : Power::kAny);
+      any_power |= power.back() == Power::kAny;
       counting.push_back(std::move(c));
       inverse.push_back(std::move(inverse_c));
     }
@@ -50,6 +52,12 @@ struct Context {
     }
   }
 };
+
+// Whether the item keeps messages beside their powers (see Power).
+template <class T>
+bool keeps_roots(const Context<T>& context, const Item<T>& item) {
+  return context.any_power && context.kind == Kind::kSumProduct && !item.log_domain;
+}
 
 // How far a state is from a fixed point, lane by lane: see gap.hpp.
 template <class T>

@@ -13,7 +13,8 @@ namespace riskfield::RISKFIELD_ISA {
 
 template <class T>
 struct Item {
-  Buffer<T> tables, beliefs, node_theta, messages[2];
+  Buffer<T> tables, beliefs, node_theta;
+  Buffer<T> messages[2];  // as they are stored; behind them, where Algebra::kKeepsRoots, their roots in the same order
   bool log_domain = false;
   bool impossible = false;
   Convergence convergence;

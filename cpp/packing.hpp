@@ -72,7 +72,8 @@ class Packer {
       item->log_domain = log_domain_;
       pack_nodes(*item, theta);
       if (probabilities())
-        for (Buffer<T>* logarithms : {&item->tables, &item->node_theta}) exponentiate(threads, *logarithms);
+        for (Buffer<T>* logarithms : {&item->tables, &item->node_theta})
+          exponentiate(threads, logarithms->get(), logarithms->size());
     }
     pack_messages(threads);
   }
@@ -91,11 +92,10 @@ class Packer {
     });
   }
 
-  static void exponentiate(int threads, Buffer<T>& logarithms) {
+  static void exponentiate(int threads, T* values, Index count) {
     constexpr Index kBlock = 4096;
-    T* values = logarithms.get();
-    in_shares(threads, (logarithms.size() + kBlock - 1) / kBlock, kBlock, [&](Index block) {
-      const Index end = std::min(logarithms.size(), (block + 1) * kBlock);
+    in_shares(threads, (count + kBlock - 1) / kBlock, kBlock, [&](Index block) {
+      const Index end = std::min(count, (block + 1) * kBlock);
       for (Index k = block * kBlock; k < end; k += kLanes<T>)
         store_some<T>(values + k, vexp<T>(load<T>(values + k)), static_cast<int>(std::min<Index>(kLanes<T>, end - k)));
     });
@@ -244,16 +244,22 @@ class Packer {
     const bool given = state_ && context_.kind != Kind::kMeanField;
     const int buffers = plan_.sweep == Sweep::kAllAtOnce ? 2 : 1;
     Item<T>& first = *models_[0].item;
+    const bool roots = keeps_roots(context_, first);
     for (int buffer = 0; buffer < buffers; ++buffer) {
-      first.messages[buffer].allocate(plan_.message_size);
-      first.messages[buffer].fill(probabilities() && !(given && buffer == 0) ? T(1) : T(0));
+      Buffer<T>& messages = first.messages[buffer];
+      messages.allocate(plan_.message_size * (roots ? 2 : 1));
+      messages.fill(probabilities() && !(given && buffer == 0) ? T(1) : T(0));
+      if (roots && context_.damping > 0)
+        std::fill(messages.get() + plan_.message_size, messages.get() + messages.size(), T(0));
     }
     if (given) {
       for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
         const auto& tiles = plan_.groups[g].all_tiles;
         in_shares(threads, tiles.size(), plan_.groups[g].table_size, [&](Index t) { pack_given(g, tiles[t]); });
       }
-      if (probabilities()) exponentiate(threads, first.messages[0]);
+      if (probabilities())
+        exponentiate(threads, first.messages[0].get(),
+                     roots && context_.damping > 0 ? plan_.message_size : first.messages[0].size());
     }
     for (std::size_t k = 1; k < models_.size(); ++k)
       for (int buffer = 0; buffer < buffers; ++buffer) models_[k].item->messages[buffer].copy(first.messages[buffer]);
@@ -307,8 +313,12 @@ class Packer {
         scale += vlog<T>(total);
       }
       const V<T> c = lanes.per_factor(context_.counting[g]);
-      for (int x = 0; x < n; ++x)
-        lanes.set_message(to, slot, x, select<T>(low == kNegInf<T>, V<T>{}, c * (given(x) - scale)));
+      for (int x = 0; x < n; ++x) {
+        const V<T> message = select<T>(low == kNegInf<T>, V<T>{}, given(x) - scale);
+        lanes.set_message(to, slot, x, c * message);
+        if (keeps_roots(context_, *models_[0].item))
+          lanes.set_message(to + plan_.message_size, slot, x, context_.damping > 0 ? message * kLog2E<T> : message);
+      }
     });
   }
 

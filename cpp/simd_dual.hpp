@@ -103,5 +103,15 @@ template <>
 RF_INLINE DualVector vlog<Dual>(DualVector a) {
   return {vlog<double>(a.value), select<double>(a.value == 0.0, V<double>{}, a.slope / a.value)};
 }
+template <>
+RF_INLINE DualVector vexp2<Dual>(DualVector a) {
+  const V<double> value = vexp2<double>(a.value);
+  return {value, select<double>(value == 0.0, V<double>{}, kLn2<double> * a.slope * value)};
+}
+template <>
+RF_INLINE DualVector vlog2<Dual>(DualVector a) {
+  const V<double> slope = kLog2E<double> * a.slope / a.value;
+  return {vlog2<double>(a.value), select<double>(a.value == 0.0, V<double>{}, slope)};
+}
 
 }  // namespace riskfield::RISKFIELD_ISA

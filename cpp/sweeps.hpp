@@ -4,6 +4,7 @@
 #include "checkpoints.hpp"
 #include "gap.hpp"
 #include "packing.hpp"
+#include "powers.hpp"
 #include "tape_layout.hpp"
 #include "workers.hpp"
 
@@ -73,6 +74,7 @@ class Sweeps {
           update_gathered<Algebra>(item, range, tile, in, out, scratch);
       }
     });
+    if constexpr (Algebra::kKeepsRoots) raise_range<Algebra, T>(context_, range, in, out, scratch);
   }
 
   // The parts [first, last) of every stage. With `record` > 0 it goes to the tape; so many sweeps may do so.

@@ -7,11 +7,13 @@
 namespace riskfield::RISKFIELD_ISA {
 
 template <class Algebra, class T, int S, class Lanes>
-RF_INLINE void cavity_of(const Lanes& lanes, const Group& group, int slot, const T* beliefs, const T* messages,
-                         V<T> inverse, V<T>* out) {
+RF_INLINE void cavity_of(const Plan& plan, const Lanes& lanes, const Group& group, int slot, const T* beliefs,
+                         const T* messages, const MessageSettings<T>& settings, V<T>* out) {
+  const T* roots = messages + plan.message_size;
   Algebra::template cavity<S>(
-      out, S ? S : group.dims[slot], [&](int x) { return lanes.belief(beliefs, slot, x); },
-      [&](int x) { return lanes.message(messages, slot, x); }, inverse);
+      out, S ? S : group.dims[slot], [&](int x) RF_LAMBDA { return lanes.belief(beliefs, slot, x); },
+      [&](int x) RF_LAMBDA { return lanes.message(messages, slot, x); },
+      [&](int x) RF_LAMBDA { return lanes.message(roots, slot, x); }, settings);
 }
 
 // Cavities written down one after the other, and read again.
@@ -86,7 +88,7 @@ RF_INLINE void prefetch_tables(const Group& group, const FactorTile& tile, const
 // The settings of the factors of a tile.
 template <class Algebra, class T, class Lanes>
 RF_INLINE MessageSettings<T> settings_of(const Context<T>& context, int g, const Lanes& lanes) {
-  MessageSettings<T> settings{splat<T>(1), splat<T>(1), context.damping};
+  MessageSettings<T> settings{splat<T>(1), splat<T>(1), context.damping, context.uniform[g]};
   if constexpr (Algebra::kNeedsCounting) {
     const T c = context.uniform[g];
     settings.counting = c > T(0) ? splat<T>(c) : lanes.per_factor(context.counting[g]);
@@ -138,13 +140,14 @@ RF_INLINE void contract(const Incident<T>& from, int states, V<T>* out) {
 template <class Algebra, class T, int S, class Lanes>
 RF_INLINE void update_message(const Context<T>& context, const Item<T>& item, int g, int slot, const Lanes& lanes,
                               const T* in, T* out, Scratch<T>& scratch) {
-  const Group& group = context.plan->groups[g];
+  const Plan& plan = *context.plan;
+  const Group& group = plan.groups[g];
   const MessageSettings<T> settings = settings_of<Algebra, T>(context, g, lanes);
   const int states = S ? S : group.dims[slot];
   V<T> fixed[S ? S : 1], message[S ? S : 1];
   V<T>* m = S ? message : scratch.out;
   auto cavity = [&](int k, V<T>* to) RF_LAMBDA {
-    cavity_of<Algebra, T, S>(lanes, group, k, item.beliefs.get(), in, settings.inverse, to);
+    cavity_of<Algebra, T, S>(plan, lanes, group, k, item.beliefs.get(), in, settings, to);
     if (scratch.tape) write_cavity<Algebra, T, S>(to, group.dims[k], scratch.tape);
   };
   if constexpr (S > 0) {  // as below, but spelt out: so the compiler keeps the cavity in registers
@@ -167,6 +170,14 @@ RF_INLINE void update_message(const Context<T>& context, const Item<T>& item, in
 template <class Algebra, class T>
 V<T> undamped_change(const V<T>* belief, const T* old, Index stride, int states, T damping, Scratch<T>& scratch) {
   using Log = Logarithm<T, false>;
+  if (Algebra::template first_state<0>(states) == 1) {  // of a ratio; an impossible state 1 stays impossible
+    const V<T> ratio = load<T>(old), log_ratio = vlog2<T>(ratio);
+    const V<T> step = log_ratio + (vlog2<T>(belief[0]) - log_ratio) / (1 - damping);
+    const V<T> largest = splat<T>(T(100));  // where the marginal is 1 and powers do not overflow yet
+    const V<T> whole = vexp2<T>(select<T>(step > largest, largest, step));
+    const V<T> change = vabs<T>(whole / (whole + T(1)) - ratio / (ratio + T(1)));
+    return select<T>(belief[1] == T(0), V<T>{}, change);
+  }
   V<T>*whole = scratch.cavities, *before = scratch.before;
   for (int x = 0; x < states; ++x) {
     const V<T> after = Algebra::logarithm(belief[x]);

@@ -10,9 +10,10 @@ namespace riskfield::RISKFIELD_ISA {
 template <class Algebra, class T, class Lanes>
 V<T>* joint_marginals(const Context<T>& context, const Item<T>& item, int g, const Lanes& lanes, Scratch<T>& scratch) {
   const Group& group = context.plan->groups[g];
-  const V<T> inverse = lanes.per_factor(context.inverse[g]);
+  const MessageSettings<T> settings = settings_of<Algebra, T>(context, g, lanes);
   auto cavity = [&](int slot, V<T>* out) {
-    cavity_of<Algebra, T, 0>(lanes, group, slot, item.beliefs.get(), item.messages[item.current].get(), inverse, out);
+    cavity_of<Algebra, T, 0>(*context.plan, lanes, group, slot, item.beliefs.get(), item.messages[item.current].get(),
+                             settings, out);
   };
   joint_cavity<Algebra, T>(group, 0, group.arity, cavity, scratch, scratch.before);
   V<T>* joint = scratch.before;
