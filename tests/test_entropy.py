@@ -171,3 +171,18 @@ def test_a_rho_is_not_rounded():
 def test_numbers_are_checked_when_they_are_given(make, value):
     with pytest.raises(TypeError, match="must be a number or a tensor of numbers"):
         make(value)
+
+
+def test_counting_numbers_of_plain_numbers_are_made_once_for_a_graph():
+    graph = rf.grid(2, 3, num_states=2)
+    for entropy in (rf.Bethe(), rf.TRW(0.7), rf.CountingNumbers(0.8, -0.5)):
+        first = entropy.counting(graph)
+        assert first.constant
+        assert entropy.counting(graph) is first
+    for k in range(1, 30):  # few of them are kept
+        assert rf.TRW(k / 30).counting(graph).factor[0] == k / 30
+    assert len(graph.derived("counting numbers", dict)) < 10
+    rho = torch.full((graph.num_factors,), 0.7, dtype=torch.float64)
+    assert not rf.TRW(rho).counting(graph).constant
+    rho[0] = 0.9
+    assert rf.TRW(rho).counting(graph).factor[0] == 0.9

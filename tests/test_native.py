@@ -343,3 +343,33 @@ def test_steps_along_a_direction(name, algorithm, batch, threads):
     finally:
         rf.set_num_threads(1)
     torch.testing.assert_close(actual.mu, expected.mu, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("damping", [0.0, 0.3])
+@pytest.mark.parametrize("rho", [0.5, 0.7, "different"])
+@pytest.mark.parametrize("states", [2, 3, 6])
+@pytest.mark.parametrize("schedule", [rf.Sequential(), rf.Parallel()])
+def test_powers_of_messages_agree_with_the_reference(states, rho, damping, schedule):
+    """Contiguous rows of messages and gathered ones, from uniform messages and from given ones, and checkpoints."""
+    graph = rf.grid(3, 25, num_states=states)
+    torch.manual_seed(states)
+    if rho == "different":
+        rho = torch.empty(graph.num_factors, dtype=torch.float64).uniform_(0.4, 1.2)
+    algorithm = rf.MessagePassing(rf.TRW(rho), schedule, damping)
+    theta = torch.empty(graph.theta_size, dtype=torch.float64).uniform_(-2, 2)
+    stop = rf.Stop(sweeps=4, tol=None)
+    messages = None
+    for _ in range(2):
+        native, reference = (
+            rf.infer(graph, theta, algorithm, stop=stop, messages=messages, kernels=kernels)
+            for kernels in ("native", "torch")
+        )
+        torch.testing.assert_close(native.mu, reference.mu, rtol=1e-12, atol=1e-13)
+        torch.testing.assert_close(native.messages, reference.messages, rtol=1e-11, atol=1e-12)
+        messages = reference.messages
+    gradients = []
+    for adjoint in (rf.Unroll(), rf.Unroll(checkpoint=2)):
+        leaf = theta.clone().requires_grad_()
+        mu = rf.infer(graph, leaf, algorithm, stop=stop, adjoint=adjoint).mu
+        gradients += torch.autograd.grad((mu * mu).sum(), leaf)
+    assert torch.equal(*gradients)

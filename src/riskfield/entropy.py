@@ -9,7 +9,8 @@ c_c > 0 and c^_i > 0 (Domke 2010, eq. 16) keep the maximiser in the interior of 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +39,8 @@ class Counting:
 
     factor: Tensor  # (factor,)    c_c
     node_total: Tensor  # (variable,)  c^_i
+    # Whether they were made from plain numbers, so that no derivative can reach them.
+    constant: bool = field(default=False, kw_only=True)
 
     def node(self, graph: FactorGraph) -> Tensor:
         """c_i, of shape (variable,)."""
@@ -101,7 +104,7 @@ class Bethe(AbstractEntropy):
 
     def counting(self, graph: FactorGraph) -> Counting:
         """Return ones."""
-        return _checked(torch.ones(graph.num_factors, dtype=torch.float64), _ones(graph))
+        return _kept(graph, self, lambda: _checked(torch.ones(graph.num_factors, dtype=torch.float64), _ones(graph)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,6 +129,11 @@ class TRW(AbstractEntropy):
 
     def counting(self, graph: FactorGraph) -> Counting:
         """Return rho for every factor and c^_i = 1."""
+        if isinstance(self.rho, float | int):
+            return _kept(graph, ("TRW", self.rho), lambda: self._counting(graph))
+        return self._counting(graph)
+
+    def _counting(self, graph: FactorGraph) -> Counting:
         scalar = torch.as_tensor(self.rho, dtype=torch.float64, device="cpu")
         if scalar.ndim:
             rho = scalar
@@ -161,6 +169,11 @@ class CountingNumbers(AbstractEntropy):
 
     def counting(self, graph: FactorGraph) -> Counting:
         """Return the given c_c, and c^_i = c_i + sum of c_c."""
+        if isinstance(self.factor, float | int) and isinstance(self.node, float | int):
+            return _kept(graph, ("CountingNumbers", self.factor, self.node), lambda: self._counting(graph))
+        return self._counting(graph)
+
+    def _counting(self, graph: FactorGraph) -> Counting:
         factor = torch.as_tensor(self.factor, dtype=torch.float64, device="cpu")
         node = torch.as_tensor(self.node, dtype=torch.float64, device="cpu")
         factor = factor.expand(graph.num_factors) if factor.ndim == 0 else factor
@@ -281,6 +294,19 @@ def _sum_at_variables(graph: FactorGraph, factor: Tensor) -> Tensor:
         for slot in range(group.arity):
             total = total.index_add(0, index_tensor(group.variables[:, slot]), share)
     return total
+
+
+_MOST_KEPT = 8  # counting numbers of one graph
+
+
+def _kept(graph: FactorGraph, key: Hashable, make: Callable[[], Counting]) -> Counting:
+    """The counting numbers under `key`, made once from plain numbers and kept with the graph, as are a few others."""
+    kept: dict[Hashable, Counting] = graph.derived("counting numbers", dict)
+    if key not in kept:
+        if len(kept) >= _MOST_KEPT:
+            kept.clear()
+        kept[key] = replace(make(), constant=True)
+    return kept[key]
 
 
 def _check_length(name: str, numbers: Tensor, length: int) -> None:

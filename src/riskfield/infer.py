@@ -22,6 +22,8 @@ from riskfield.inference.request import Request, Stop
 from riskfield.inference.solution import Solution
 from riskfield.kernels import check_kernels, is_differentiated
 
+_ALGORITHM, _STOP, _ADJOINT = MessagePassing(), Stop(), Unroll()  # the defaults
+
 
 def infer(
     graph: FactorGraph,
@@ -74,8 +76,8 @@ def infer(
     """
     if not isinstance(graph, FactorGraph):
         raise TypeError(f"`graph` must be a FactorGraph. Got {type(graph).__name__}.")
-    algorithm = MessagePassing() if algorithm is None else algorithm
-    stop = Stop() if stop is None else stop
+    algorithm = _ALGORITHM if algorithm is None else algorithm
+    stop = _STOP if stop is None else stop
     if not isinstance(stop, Stop):
         raise TypeError(f"`stop` must be an object such as `Stop(sweeps=100, tol=1e-6)`. Got {stop!r}.")
     if messages is not None and not isinstance(messages, Tensor):
@@ -86,7 +88,7 @@ def infer(
     if evidence is not None:
         theta = clamp(graph, theta, evidence)
     algorithm.check(graph, theta.shape[:-1])
-    adjoint = Unroll() if adjoint is None else adjoint
+    adjoint = _ADJOINT if adjoint is None else adjoint
     if not isinstance(adjoint, AbstractAdjoint):
         raise TypeError(f"`adjoint` must be an object such as `Unroll()`. Got {adjoint!r}.")
     check_kernels(kernels)

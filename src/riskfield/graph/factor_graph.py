@@ -119,22 +119,22 @@ class FactorGraph:
         """Where each variable's block starts in theta and in mu."""
         return self._node_start
 
-    @property
+    @cached_property
     def node_size(self) -> int:
         """The length of the node part that opens theta and mu."""
         return int(self._num_states.sum())
 
-    @property
+    @cached_property
     def theta_size(self) -> int:
         """The length of a theta vector."""
         return self._factor_groups[-1].theta_stop if self._factor_groups else self.node_size
 
-    @property
+    @cached_property
     def mu_size(self) -> int:
         """The length of a mu vector; larger than `theta_size` when tables are tied."""
         return self._factor_groups[-1].mu_stop if self._factor_groups else self.node_size
 
-    @property
+    @cached_property
     def message_size(self) -> int:
         """The length of a message vector."""
         return sum(group.num_factors * sum(group.shape) for group in self._factor_groups)
@@ -356,6 +356,8 @@ class FactorGraph:
     def check_values(self, theta: Tensor) -> None:
         """Raise unless `theta` is a float tensor of the right length without NaN or +inf."""
         self.check_theta(theta)
+        if theta.numel() == 0 or bool(theta.detach().amax() < float("inf")):  # one pass; a NaN is no less
+            return
         bad = torch.isnan(theta) | (theta == float("inf"))
         if bad.any():
             where = tuple(int(k) for k in bad.nonzero()[0])

@@ -69,6 +69,8 @@ class Coloured:
 
 Schedule = Sequential | Coloured | Parallel
 
+_PAIRS_AT_ONCE = 1 << 16  # as Python numbers, which take more memory than arrays
+
 
 def compile_levels(graph: FactorGraph, order: npt.ArrayLike | None = None) -> Levels:
     """The levels of a sequential order (by default that of `Sequential()`)."""
@@ -102,19 +104,14 @@ def _leaf_order(graph: FactorGraph) -> IntArray | None:
 def _longest_paths(n: int, rank: IntArray, pairs: IntArray) -> IntArray:
     """The length of the longest path of earlier neighbours that ends at each variable."""
     earlier, later = np.where(rank[pairs[:, :1]] < rank[pairs[:, 1:]], pairs, pairs[:, ::-1]).T
-    starts, targets = _adjacency(n, earlier, later)
-    level = np.zeros(n, np.int64)
-    waiting = np.bincount(targets, minlength=n)
-    front = np.flatnonzero(waiting == 0)
-    depth = 0
-    # Remove the graph front by front: the last earlier neighbour of a variable is removed one front before it.
-    while len(front):
-        level[front] = depth
-        depth += 1
-        _, reached = _neighbours(starts, targets, front)
-        np.subtract.at(waiting, reached, 1)
-        front = np.unique(reached[waiting[reached] == 0])
-    return level
+    in_order = np.argsort(rank[earlier], kind="stable")  # then the level of `earlier` is known when its pair comes
+    level = [0] * n
+    for start in range(0, len(in_order), _PAIRS_AT_ONCE):
+        block = in_order[start : start + _PAIRS_AT_ONCE]
+        for a, b in zip(earlier[block].tolist(), later[block].tolist(), strict=True):
+            if level[b] <= level[a]:
+                level[b] = level[a] + 1
+    return np.array(level, np.int64)
 
 
 def colour_order(graph: FactorGraph) -> tuple[int, ...]:

@@ -39,10 +39,10 @@ def is_resolved(graph: FactorGraph, theta: Tensor) -> bool:
     """Whether all finite potentials are so small that their sums cannot exceed `largest_conflict`."""
     if theta.numel() == 0:
         return True
-    low, high = theta.detach().aminmax()
+    low, high = (float(end) for end in theta.detach().aminmax())
     if low == NEG_INF:
-        low = theta.detach().masked_fill(theta.detach() == NEG_INF, 0.0).amin()
-    size = max(float(high), -float(low))
+        low = float(theta.detach().masked_fill(theta.detach() == NEG_INF, 0.0).amin())
+    size = max(high, -low)
     # Shifted to a maximum of 0, an entry can be twice as large.
     return 2 * size * (1 + graph.max_degree) <= largest_conflict(theta.dtype)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ _LARGEST = float(np.finfo(np.float64).max)
 # How long one slice of sweeps may take before the loop looks up: short enough for Ctrl-C and a smooth progress bar.
 _SLICE_SECONDS = 0.1
 _QUICK = 1 << 25  # table entries that native sweeps go through in a moment
+_FIRST = 1 << 20  # table entries that any kernels go through in a moment
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,9 @@ class Request:
         run = started
         if run is None:
             run = self.algorithm.start(graph, self.flat_theta(), self.flat_messages(), self.kernels)
-        first = self.stop.sweeps if self.stop.tol is None and kernel_choice.runs_at_once(theta) else 1
+        first = max(1, _FIRST // max(1, batch.numel() * graph.mu_size))
+        if self.stop.tol is None and kernel_choice.runs_at_once(theta):
+            first = self.stop.sweeps
         sweeps, residual = _loop(run, self.stop, batch.numel(), self.progress, first, throw=self.throw)
         mu = run.marginals()
         if self.throw:
@@ -78,10 +82,9 @@ class Request:
             residual = torch.where(_impossible(mu).to(residual.device), float("nan"), residual)
         state, value = run.messages(), self.algorithm.value(run)
         tol = self.stop.tol
-        converged = residual <= tol if tol is not None else torch.zeros_like(residual, dtype=torch.bool)
-        unsettled = ~converged & ~residual.isnan()
-        if tol is not None and unsettled.any():
-            _warn(unsettled, residual, self.stop, self.algorithm)
+        converged = residual <= (-1.0 if tol is None else tol)
+        if tol is not None and not converged.all():
+            _warn(~converged & ~residual.isnan(), residual, self.stop, self.algorithm)
         return Solution(
             graph,
             theta,
@@ -160,25 +163,28 @@ class Steps:
 
 def _loop(run: Run, stop: Stop, items: int, progress: bool, first: int, *, throw: bool) -> tuple[Tensor, Tensor]:
     """Advance in slices, the first of `first` sweeps. With `throw`, an impossible item ends the run for all."""
-    sweeps = torch.zeros(items, dtype=torch.int64)
-    residual = torch.full((items,), float("inf"), dtype=torch.float64)
+    if stop.sweeps == 0:
+        return torch.zeros(items, dtype=torch.int64), torch.full((items,), math.inf, dtype=torch.float64)
     tol = -1.0 if stop.tol is None else float(stop.tol)  # no residual is at most -1
-    left, slice_ = stop.sweeps, first
+    left, slice_, sweeps = stop.sweeps, first, None
     with _progress_bar(stop.sweeps, progress) as bar:
         while left > 0:
             began = time.perf_counter()
             count = min(slice_, left)
             residual, ran = run.advance(count, tol)
-            sweeps += ran
+            sweeps = ran if sweeps is None else sweeps + ran
             left -= count
-            bar.set_postfix(residual=f"{float(residual.max()):.2g}" if items else "0", refresh=False)
-            bar.update(count)
+            if progress:
+                bar.set_postfix(residual=f"{float(residual.max()):.2g}" if items else "0", refresh=False)
+                bar.update(count)
             # The NaN of an impossible item stays, however many sweeps follow.
-            impossible = torch.isnan(residual)
-            if bool(((residual <= tol) | impossible).all()) or (throw and bool(impossible.any())):
+            unfinished = [r for r in residual.tolist() if not r <= tol]
+            impossible = [r for r in unfinished if math.isnan(r)]
+            if len(unfinished) == len(impossible) or (throw and impossible):
                 break
             if time.perf_counter() - began < _SLICE_SECONDS / 2:
                 slice_ *= 2
+    assert sweeps is not None
     return sweeps, residual
 
 
@@ -219,6 +225,8 @@ def _impossible(mu: Tensor) -> Tensor:
 
 
 def _check_possible(mu: Tensor, batch: torch.Size, algorithm: AbstractAlgorithm) -> None:
+    if math.isfinite(float(mu.detach().sum())):  # of all at once, which is cheaper
+        return
     impossible = _impossible(mu)
     if impossible.any():
         item = f" (batch item {int(impossible.nonzero()[0])})" if batch else ""
@@ -229,6 +237,8 @@ def _check_possible(mu: Tensor, batch: torch.Size, algorithm: AbstractAlgorithm)
 
 
 def _warn(unsettled: Tensor, residual: Tensor, stop: Stop, algorithm: AbstractAlgorithm) -> None:
+    if not unsettled.any():
+        return
     which = "" if len(unsettled) == 1 else f" for {int(unsettled.sum())} of {len(unsettled)} batch items"
     change = float(residual[unsettled].max())
     warnings.warn(

@@ -9,6 +9,7 @@ Nothing outside this package asks on which device a tensor is.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from types import ModuleType
 from typing import overload
@@ -134,6 +135,7 @@ def _lacks(name: str, task: Task) -> str | None:
     return lacks
 
 
+@cache
 def _module(name: str) -> ModuleType:
     return import_module(f"riskfield.kernels.{_MODULES[name]}")
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from functools import cached_property, partial
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -16,6 +18,7 @@ from torch import Tensor
 
 from riskfield import _native
 from riskfield._native import Kind, Sweep
+from riskfield.entropy import Counting
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.graph.schedule import Levels, Parallel
 from riskfield.kernels.initial_state import messages_like, starting_marginals
@@ -32,6 +35,8 @@ from riskfield.threads import get_num_threads
 
 _plans: WeakKeyDictionary[FactorGraph, OrderedDict[Hashable, _native.Plan]] = WeakKeyDictionary()
 _MOST_PLANS = 8  # kept for one graph
+# Counting numbers made from plain numbers are kept with their graph; what follows from them is kept with them.
+_counting: WeakKeyDictionary[Counting, tuple[Tensor, _Sharing]] = WeakKeyDictionary()
 # Table entries read in a stage from which several threads gain more than they lose by waiting for each other.
 _WORTH_SHARING = 3000
 _isa = ""  # the instruction set; tests set it to try the others
@@ -163,10 +168,10 @@ class MessagePassingRun(_NativeRun):
         along: Along | None = None,
     ):
         super().__init__(problem.graph, theta, along)
-        factor_counting = problem.counting.factor.detach()[_factor_order(problem.graph)]
+        factor_counting, shared = _in_groups(problem.graph, problem.counting)
         state = None if messages is None else messages_like(problem.graph, theta, messages)
         self._start(
-            _message_passing_plan(problem, factor_counting, theta),
+            _message_passing_plan(problem, shared, theta),
             Kind.MAX_PRODUCT if problem.maximise else Kind.SUM_PRODUCT,
             theta,
             state,
@@ -215,13 +220,34 @@ def engine_name() -> str:
     return str(_native.engine_name(_isa))
 
 
-def _message_passing_plan(problem: MessagePassingProblem, factor_counting: Tensor, theta: Tensor) -> _native.Plan:
+@dataclass(frozen=True, eq=False)
+class _Sharing:
+    """Which factors share a packed table: see `_shared_tables`."""
+
+    numbers: list[np.ndarray | None]
+
+    @cached_property
+    def key(self) -> Hashable:
+        return tuple(None if number is None else number.tobytes() for number in self.numbers)
+
+
+def _in_groups(graph: FactorGraph, counting: Counting) -> tuple[Tensor, _Sharing]:
+    """The counting numbers of factors in the engine's order, and which factors share a packed table."""
+    found = _counting.get(counting) if counting.constant else None
+    if found is None:
+        numbers = counting.factor.detach()[_factor_order(graph)]
+        found = numbers, _Sharing(_shared_tables(graph, numbers.numpy()))
+        if counting.constant:
+            _counting[counting] = found
+    return found
+
+
+def _message_passing_plan(problem: MessagePassingProblem, shared: _Sharing, theta: Tensor) -> _native.Plan:
     graph, schedule = problem.graph, problem.schedule
-    shared = _shared_tables(graph, factor_counting.numpy())
     # A plan depends on which factors share a table, not on the counting numbers themselves.
-    key = (schedule, tuple(None if s is None else s.tobytes() for s in shared))
     sweep = Sweep.ALL_AT_ONCE if isinstance(schedule, Parallel) else Sweep.FORWARD_BACKWARD
-    return _plan(graph, key, lambda: schedule_levels(graph, schedule), sweep, theta, shared)
+    levels = partial(schedule_levels, graph, schedule)
+    return _plan(graph, (schedule, shared.key), levels, sweep, theta, shared.numbers)
 
 
 def _shared_tables(graph: FactorGraph, factor_counting: np.ndarray | None = None) -> list[np.ndarray | None]:

@@ -58,9 +58,12 @@ class Task:
         """Whether only autograd can differentiate this run: a tape leads back to theta and to counting numbers c_c."""
         numbers: list[object] = [self.theta, self.messages]
         if isinstance(self.problem, MessagePassingProblem):
-            numbers += [self.problem.damping, self.problem.counting.node_total]
-            if self.record is None:
-                numbers.append(self.problem.counting.factor)
+            counting = self.problem.counting
+            numbers.append(self.problem.damping)
+            if not counting.constant:
+                numbers.append(counting.node_total)
+                if self.record is None:
+                    numbers.append(counting.factor)
         return any(isinstance(x, Tensor) and (is_differentiated(x) or is_transformed(x)) for x in numbers)
 
     def differentiates_counting(self) -> bool:
