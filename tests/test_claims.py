@@ -5,8 +5,8 @@ import pytest
 import claims
 
 # What "a small multiple of the tolerance" is: of mu, and of log-partition values, to which every message contributes.
-MARGINALS, VALUES = 5.0, 30.0
-LIMITS = {"mu": MARGINALS, "value": VALUES, "below": VALUES, "above": 0.0, "fall": 0.0, "reference": 0.5}
+MARGINALS, VALUES = 4.0, 8.0
+LIMITS = {"mu": MARGINALS, "value": VALUES, "below": VALUES, "above": 0.0, "fall": 0.0, "reference": 1.0}
 
 
 @pytest.mark.parametrize("claim", claims.CLAIMS, ids=lambda claim: claim.__name__)
