@@ -190,9 +190,10 @@ class TestRefusals:
             (["infer", "chain.uai", "--damping", "nan"], "--damping must be"),
             (
                 ["infer", "chain.uai", "--algorithm", "trw", "--rho", "tree"],
-                "--rho must be a number above 0 or 'trees'",
+                "--rho must be 'trees', or a probability above 0 and at most 1. Got 'tree'.",
             ),
-            (["infer", "chain.uai", "--algorithm", "trw", "--rho", "0"], "--rho must be a number above 0"),
+            (["infer", "chain.uai", "--algorithm", "trw", "--rho", "0"], "--rho must be 'trees', or a probability"),
+            (["infer", "chain.uai", "--algorithm", "trw", "--rho", "2"], "above 0 and at most 1. Got '2'."),
             (["infer", "chain.uai", "--rho", "0.5"], "--rho applies to trw. Got --algorithm bp."),
             (
                 ["infer", "chain.uai", "--algorithm", "exact", "--damping", "0"],

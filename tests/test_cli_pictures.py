@@ -216,10 +216,13 @@ def test_a_run_goes_on(folder, capsys):
     assert said == "model: already holds a run. Use --resume to continue it, or another folder."
     assert main([*again, "--resume"]) == 0
     out = capsys.readouterr().out.splitlines()
-    assert [line.split(" after 6 iterations")[0] for line in out[:2]] == [
-        "independent: Fit(iterations",
-        "univariate-logistic: Fit(iterations",
+    assert [line.split(", objective")[0] for line in out[:2]] == [
+        "independent: Fit(6 iterations",
+        "univariate-logistic: Fit(6 iterations",
     ]
+    assert main([*again, "--resume", "--iterations", "5", "--quiet"]) == 0  # nothing is left to do
+    assert ImageRun.load("model").settings["iterations"] == 6
+    assert "--iterations 6" in ImageRun.load("model").command
     said = complaint(capsys, [*again, "--resume", "--sweeps", "5"])
     assert said == "model holds a run with sweeps 10. It cannot be resumed with 5."
     with Image.open("images/d.jpg") as image:
@@ -346,7 +349,8 @@ def test_folders_that_cannot_be_written(folder, capsys):
         ([*FIT, "--class", "0=other", "--out", "x"], "--class must not repeat a value or a name. Got '0=other' again."),
         ([*FIT, "--class", "9=sky", "--out", "x"], "masks: no mask has the value 9 of the class 'sky'."),
         ([*FIT, "--scale", "2", "--out", "x"], "--scale must be above 0 and at most 1. Got 2."),
-        ([*FIT, "--rho", "0", "--out", "x"], "--rho must be a number above 0. Got 0."),
+        ([*FIT, "--rho", "0", "--out", "x"], "--rho must be a probability above 0 and at most 1. Got 0."),
+        ([*FIT, "--rho", "2", "--out", "x"], "--rho must be a probability above 0 and at most 1. Got 2."),
         ([*FIT, "--inference", "bp", "--rho", "1", "--out", "x"], "--rho applies to trw. Got --inference bp."),
         (["predict", "masks", "images", "--out", "x"], "masks: holds no fitted model."),
         (["predict", "model", "nothing.png", "--out", "x"], "nothing.png: No such file or folder."),

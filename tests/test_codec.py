@@ -66,6 +66,8 @@ def test_estimators_come_back_whole(path, settings):
     assert all(np.array_equal(a, b) for a, b in zip(crf.predict(data[0]), twin.predict(data[0]), strict=True))
     assert repr(twin.get_params()) == repr({key: _plain_number(v) for key, v in crf.get_params().items()})
     assert repr(twin.inference_) == repr(crf.inference_)
+    assert twin.results_ == crf.results_
+    assert twin.feature_seconds_ == crf.feature_seconds_
     twin.fit(*data)  # it can be trained again, to the same end
     assert np.array_equal(crf.predict_proba(data[0])[0], twin.predict_proba(data[0])[0])
 

@@ -210,3 +210,10 @@ def test_losses_on_hard_decodings_are_the_metrics():
 def test_bad_arguments(call, error, message):
     with pytest.raises(error, match=re.escape(message)):
         call()
+
+
+def test_a_graph_without_variables_has_no_states():
+    graph, theta, labels = rf.FactorGraph([]), torch.zeros(2, 0), torch.zeros(2, 0, dtype=torch.int64)
+    assert rf.decoders.decode(graph, theta, EXACT, rf.decoders.EqualCount()).shape == (2, 0)
+    assert rf.decoders.SoftEqualCount()(graph, theta) == ()
+    assert rf.losses.FMeasure()(graph, theta, labels, EXACT).tolist() == [0, 0]

@@ -1,6 +1,7 @@
 """`fit` as a whole: what it minimises, when it stops, what it leaves in the model, and that it repeats itself."""
 
 import math
+import sys
 import time
 
 import pytest
@@ -215,7 +216,7 @@ def test_iterations_end_it():
     result = fit(chain_model(), chain_examples(), optimiser=rf.optim.LBFGS(iterations=3))
     assert result.reason is rf.learning.Reason.ITERATIONS
     assert [record.iteration for record in result.history] == [1, 2, 3]
-    assert repr(result).startswith("Fit(iterations after 3 iterations, objective 0.")
+    assert repr(result).startswith("Fit(3 iterations, objective 0.")
 
 
 def test_callbacks_see_every_iteration_and_can_end_it():
@@ -450,10 +451,17 @@ def test_the_progress_bar_shows_loss_gradient_and_speed(capsys):
         optimiser=rf.optim.LBFGS(iterations=6),
         callbacks=[wait],
         validation=chain_examples(3),
+        progress=True,
     )
     shown = capsys.readouterr().err
     for part in ("/6 [", "loss=", "gradient=", "validation=", "eval/s="):
         assert part in shown
+
+
+def test_no_bar_is_shown_unless_asked_for(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tqdm", None)  # importing it is an error
+    rf.fit(chain_model(), chain_examples(), LOSS, EXACT, optimiser=rf.optim.LBFGS(iterations=1))
+    assert not capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -87,3 +87,20 @@ def test_the_folder_of_a_run_is_locked(tmp_path):
             pass
     with prepare(tmp_path, {}, resume=True) as checkpoints:
         assert checkpoints.parent == tmp_path
+
+
+def test_a_lock_whose_file_its_last_holder_removes_is_taken_again(tmp_path, monkeypatch):
+    """Between the opening of the file and the lock on it, the holder before may end: the open file is then no lock."""
+    stat, removed = os.stat, []
+
+    def stat_after_removal(path, **options):
+        if not removed and os.fspath(path) == os.fspath(tmp_path / NAME):
+            removed.append((tmp_path / NAME).unlink())
+        return stat(path, **options)
+
+    monkeypatch.setattr(os, "stat", stat_after_removal)
+    with lock_folder(tmp_path):
+        assert removed
+        assert (tmp_path / NAME).exists()
+        with pytest.raises(BlockingIOError), lock_folder(tmp_path):
+            pass

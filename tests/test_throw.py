@@ -1,6 +1,7 @@
 """Batches with impossible items: reported item by item where asked."""
 
 import math
+import sys
 import warnings
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 import riskfield as rf
 from cases import rows
+from riskfield.kernels import slow
 from strategies import potentials
 
 
@@ -99,3 +101,51 @@ def test_batched_weights_meet_batched_evidence():
         torch.testing.assert_close(whole.mu[k], alone.mu, rtol=0, atol=1e-6)
     with pytest.raises(ValueError, match=r"`weight` must have no batch axes, or the last ones of .*\(3,\)"):
         rf.infer(graph, theta, terms(weights), evidence=evidence[:3])
+
+
+def _here():
+    return sys._getframe(1).f_lineno
+
+
+@pytest.mark.parametrize("adjoint", [None, rf.FixedPoint(), rf.Perturb(tol=1e-15)], ids=str)
+def test_warnings_name_the_line_that_led_to_them(adjoint):
+    graph = rf.grid(2, 2, 2)
+    theta = potentials(graph, 0, "strong").requires_grad_(adjoint is not None)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        line, solution = _here(), rf.infer(graph, theta, stop=rf.Stop(2, 1e-12), adjoint=adjoint)
+        if adjoint is not None:
+            loss, last = solution.mu.square().sum(), _here()
+            loss.backward()
+    assert caught
+    assert {warning.filename for warning in caught} == {__file__}
+    assert caught[0].lineno == line
+    assert adjoint is None or caught[-1].lineno == last + 1
+
+
+@pytest.mark.parametrize(("algorithm", "adjoint"), DIFFERENTIABLE, ids=lambda value: type(value).__name__)
+def test_infinite_slopes_at_impossible_states(algorithm, adjoint):
+    """The square root of a marginal that evidence makes 0 is 0 for every theta: it adds nothing to the gradient."""
+    if isinstance(adjoint, rf.Envelope):
+        pytest.skip("it differentiates the log-partition value alone")
+    graph = rf.chain(3, 2)
+    theta, settings = potentials(graph, 0, "mild"), {"stop": rf.Stop(tol=1e-10), "adjoint": adjoint}
+
+    def gradient(loss):
+        leaf = theta.clone().requires_grad_()
+        solution = rf.infer(graph, leaf, algorithm, evidence={1: 0}, **settings)
+        return torch.autograd.grad(loss(solution.mu), leaf)[0]
+
+    found = gradient(lambda mu: mu.sqrt().sum())
+    possible = rf.infer(graph, theta, rf.Exact(), evidence={1: 0}).mu > 0
+    torch.testing.assert_close(found, gradient(lambda mu: mu[possible].sqrt().sum()), rtol=0, atol=1e-6)
+
+
+def test_max_product_says_that_a_gradient_makes_it_slow(monkeypatch):
+    monkeypatch.setattr(slow, "_warned", set())
+    graph = rf.chain(3, 2)
+    theta = potentials(graph, 0).requires_grad_()
+    with pytest.warns(rf.errors.PerformanceWarning, match="`MaxProduct` with a `theta` that requires a gradient"):
+        rf.infer(graph, theta, rf.MaxProduct())
+    with torch.no_grad():
+        rf.infer(graph, theta, rf.MaxProduct())

@@ -128,7 +128,7 @@ class EqualCount(AbstractDecoder):
     def __call__(self, graph: FactorGraph, mu: Tensor, mask: Tensor | None = None) -> Tensor:
         """1 where the marginal of state 1 is above the median of the predicted variables."""
         require_binary(graph, "EqualCount")
-        positive = graph.node_views(mu)[0][..., 1]
+        positive = of_state_one(graph.node_views(mu), mu)
         return (positive > _median(positive, mask)).long()
 
 
@@ -198,9 +198,9 @@ class SoftEqualCount(AbstractSoftDecoder):
     def __call__(self, graph: FactorGraph, mu: Tensor, mask: Tensor | None = None) -> tuple[Tensor, ...]:
         """Weights of states 0 and 1, by the distance of the logit from the median."""
         require_binary(graph, "SoftEqualCount")
-        logits = _logit(graph.node_views(mu)[0][..., 1])
+        logits = _logit(of_state_one(graph.node_views(mu), mu))
         weight = torch.sigmoid((logits - _median(logits, mask)) / self.temperature)
-        return (torch.stack([1 - weight, weight], -1),)
+        return (torch.stack([1 - weight, weight], -1),) if graph.num_variables else ()
 
 
 def decode(
@@ -255,6 +255,11 @@ def as_decoder(decoder: AbstractDecoder | None) -> AbstractDecoder:
     return decoder
 
 
+def of_state_one(views: tuple[Tensor, ...], mu: Tensor) -> Tensor:
+    """The numbers of state 1, of shape (*batch, variable), in `views` of a graph of binary variables, or of none."""
+    return views[0][..., 1] if views else mu.new_zeros(*mu.shape[:-1], 0)
+
+
 def _logit(probability: Tensor) -> Tensor:
     """log p - log(1 - p), cut off near 0 and 1, where it has no gradient: neither a first nor a second one is NaN."""
     tiny = torch.finfo(probability.dtype).eps
@@ -268,6 +273,8 @@ def _median(values: Tensor, mask: Tensor | None) -> Tensor:
     """The middle of the two middle values of those in `mask`, of shape (*batch, 1)."""
     if mask is None:
         mask = torch.ones_like(values, dtype=torch.bool)
+    if values.shape[-1] == 0:
+        return values.new_zeros(*values.shape[:-1], 1)
     ordered = torch.where(mask, values, float("inf")).sort(-1).values
     count = mask.sum(-1, keepdim=True).expand(*ordered.shape[:-1], 1)
     low, high = ((count - 1) // 2).clamp(min=0), (count // 2).clamp(max=ordered.shape[-1] - 1)

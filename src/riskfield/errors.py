@@ -1,6 +1,12 @@
 """Errors and warnings that callers may want to catch."""
 
+import os
+import sys
+import warnings
 from collections.abc import Iterable
+from pathlib import Path
+
+import torch
 
 __all__ = [
     "AdjointError",
@@ -87,3 +93,15 @@ def did_you_mean(word: object, names: Iterable[str]) -> str:
 
     close = get_close_matches(str(word), list(names), 1)
     return f" Did you mean {close[0]!r}?" if close else ""
+
+
+# Code between the caller's line and a warning: this library, and torch in a backward pass.
+_INNER = tuple(str(Path(file).parent) + os.sep for file in (__file__, torch.__file__))
+
+
+def warn(message: str, category: type[Warning]) -> None:
+    """Issue a warning that names the line of the caller's code which led to it."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_INNER):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import partial
 from typing import Protocol, TypeAlias, runtime_checkable
 
 import torch
@@ -20,7 +21,7 @@ from riskfield.inference.message_passing import MessagePassing
 from riskfield.inference.precision import is_resolved, recentred
 from riskfield.inference.request import Request, Stop
 from riskfield.inference.solution import Solution
-from riskfield.kernels import check_kernels, is_differentiated
+from riskfield.kernels import check_kernels, is_differentiated, is_transformed
 
 _ALGORITHM, _STOP, _ADJOINT = MessagePassing(), Stop(), Unroll()  # the defaults
 
@@ -94,7 +95,12 @@ def infer(
     check_kernels(kernels)
     request = Request(graph, theta, algorithm, stop, messages, kernels, progress, throw)
     solution = _solve(request, adjoint)
-    return _without_impossible(request, adjoint, solution) if not throw else solution
+    if not throw:
+        solution = _without_impossible(request, adjoint, solution)
+    mu = solution.mu
+    if mu.requires_grad and not is_transformed(mu):
+        mu.register_hook(partial(_without_slopes_at_zero, mu.detach()))
+    return solution
 
 
 def _solve(request: Request, adjoint: AbstractAdjoint) -> Solution:
@@ -119,6 +125,16 @@ def _without_impossible(request: Request, adjoint: AbstractAdjoint, solution: So
     mu = torch.where(rows, float("nan"), finite.mu)
     value = torch.where(impossible, float("-inf"), finite.log_partition)
     return replace(solution, mu=mu, _value=value)
+
+
+def _without_slopes_at_zero(mu: Tensor, grad: Tensor) -> Tensor | None:
+    """The gradient of a loss in mu, 0 where mu is 0 and it is not finite, as that of the square root.
+
+    Impossible states have mu = 0 whatever theta is, so that no gradient passes through them; 0 times infinity is NaN.
+    """
+    if torch.isfinite(grad.detach().sum()):
+        return None
+    return torch.where((mu == 0) & ~torch.isfinite(grad), 0.0, grad)
 
 
 class Role(Enum):

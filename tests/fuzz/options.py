@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import io
 import tempfile
@@ -54,7 +55,9 @@ def _pick(rng):
 @cache
 def _folder():
     """Two small folders of pictures, and a model fitted to them."""
-    folder = write_folders(Path(tempfile.mkdtemp(prefix="fuzz-options-")))
+    made = tempfile.TemporaryDirectory(prefix="fuzz-options-")
+    atexit.register(made.cleanup)
+    folder = write_folders(Path(made.name))
     with contextlib.chdir(folder):
         words = ["fit", "--images", "images", "--masks", "masks", "--iterations", "2", *CLASS_OPTIONS]
         assert main([*words, "--quiet", "--out", "model"]) == 0

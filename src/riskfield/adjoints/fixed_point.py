@@ -22,7 +22,6 @@ direction (p, q) of theta and the other numbers, by the same theorem: u = (dF/dm
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -33,7 +32,7 @@ from riskfield.adjoints._attach import Jacobian, attach
 from riskfield.adjoints._refusals import require_convergence, require_finite, require_fixed_point
 from riskfield.adjoints.adjoint import AbstractAdjoint
 from riskfield.adjoints.fixed_point_solvers import AbstractLinearSolver, Iterate, LinearSolution
-from riskfield.errors import AdjointError, AdjointWarning
+from riskfield.errors import AdjointError, AdjointWarning, warn
 from riskfield.inference.request import Request
 from riskfield.inference.solution import Solution
 from riskfield.kernels import LAST_SWEEP, RecordingRun, is_differentiated
@@ -192,14 +191,14 @@ class _Point:
             )
         if residual <= self.adjoint.tol:
             if not converged and float(self.solution.residual.max()) > _UNSETTLED:
-                warnings.warn(f"`FixedPoint`: {advice}", AdjointWarning, stacklevel=2)
+                warn(f"`FixedPoint`: {advice}", AdjointWarning)
             return
         message = (
             f"The backward sweeps of `FixedPoint` still change the gradient by {residual:.2g} (relative) after "
             f"{steps} steps; the tolerance is {self.adjoint.tol:g}. "
         )
         if residual <= _WORTHLESS:
-            warnings.warn(message + advice, AdjointWarning, stacklevel=2)
+            warn(message + advice, AdjointWarning)
         elif converged:
             raise AdjointError(message + "Allow more steps, use `Unroll`, or a concave entropy such as `TRW(0.5)`.")
         else:
@@ -272,9 +271,8 @@ def _warn_if_unsettled(state: Tensor, swept: Tensor) -> None:
     finite = (state != -torch.inf) & (swept != -torch.inf)
     change = float(torch.where(finite, swept - state, 0.0).abs().max()) if state.numel() else 0.0
     if change > _UNSETTLED:
-        warnings.warn(
+        warn(
             f"The log-messages still change by {change:.2g} in a sweep although the marginals have settled: the "
             "gradient of `FixedPoint` may be wrong. Use a tighter tolerance, less damping, or `Unroll`.",
             AdjointWarning,
-            stacklevel=2,
         )

@@ -21,7 +21,6 @@ Of every slot of a factor but the first one row is dropped, since all of them re
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,7 +38,7 @@ from riskfield.adjoints._refusals import (
 )
 from riskfield.adjoints.adjoint import AbstractAdjoint
 from riskfield.adjoints.kkt_solvers import AbstractSolver, Direct, FloatArray, System
-from riskfield.errors import AdjointWarning
+from riskfield.errors import AdjointWarning, warn
 from riskfield.graph._scopes import IntArray
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.inference.request import Request
@@ -99,11 +98,10 @@ class KKT(AbstractAdjoint):
 
         def product(grad: Tensor) -> Tensor:
             if undecided is not None and undecided.any():
-                warnings.warn(
+                warn(
                     f"`KKT`: {int(undecided.sum())} beliefs are at 0 and about to leave it, where they are not "
                     "differentiable: the gradient is one-sided. Give these configurations some NEGATIVE_ENTROPY.",
                     AdjointWarning,
-                    stacklevel=2,
                 )
             return self._product(graph, mu, conditions.curvature(mu.double()), grad, conditions.remedy)
 
@@ -142,11 +140,10 @@ class KKT(AbstractAdjoint):
                 out[k] = torch.from_numpy(found)
                 unsettled = max(unsettled, conditions.unsettled(item, item_grad, smallest))
         if unsettled > _UNSETTLED:
-            warnings.warn(
+            warn(
                 f"`KKT`: marginals that the loss depends on are consistent only to {unsettled:.2g} of their size, and "
                 f"so may be the gradient. {remedy}",
                 AdjointWarning,
-                stacklevel=2,
             )
         return out.reshape(grad.shape).to(grad)
 

@@ -16,7 +16,6 @@ numbers (on a non-concave entropy at the local optimum it found), mean field, ex
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -26,7 +25,7 @@ from torch import Tensor
 from riskfield.adjoints._attach import Jacobian, attach
 from riskfield.adjoints._refusals import require_convergence, require_finite, require_symmetry, require_theta_only
 from riskfield.adjoints.adjoint import AbstractAdjoint
-from riskfield.errors import AdjointWarning
+from riskfield.errors import AdjointWarning, warn
 from riskfield.inference.request import Request
 from riskfield.inference.solution import Solution
 
@@ -131,22 +130,20 @@ class Perturb(AbstractAdjoint):
         worst = float(runs.residual.max())
         missed = worst / float(reach.min())
         if stop.tol is not None and not worst <= stop.tol and (self.tol is not None or not missed <= _MISSED):
-            warnings.warn(
+            warn(
                 f"`Perturb`: the perturbed marginals still change by {worst:.2g} after {stop.sweeps} sweeps; the "
                 f"tolerance is {stop.tol:.2g}, and the gradient may be off by {missed:.2g} times "
                 f"its scale. Allow more sweeps, damp the messages, or use `Unroll`.",
                 AdjointWarning,
-                stacklevel=2,
             )
         # Marginals are rounded to about eps; mu g is the size of what their differences must resolve.
         signal = reach * _largest(solution.mu, grad) / divisor
         noise = float(torch.where(signal > 0, _ROUNDING * eps / signal, 0).max())
         if noise > _NOISE:
-            warnings.warn(
+            warn(
                 f"`Perturb`: rounding may take {noise:.2g} of the gradient, since the loss weighs very improbable "
                 f"states most. Raise `multiplier`, or use `FixedPoint`, `KKT` or `Unroll`.",
                 AdjointWarning,
-                stacklevel=2,
             )
         return runs.mu
 

@@ -21,6 +21,7 @@ from riskfield.adjoints.adjoint import AbstractAdjoint
 from riskfield.inference.request import Request, Stop
 from riskfield.inference.solution import Solution
 from riskfield.kernels import EVERY_SWEEP, LAST_SWEEP, RecordingRun, is_differentiated, is_transformed
+from riskfield.kernels.slow import warn_slow
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,11 @@ class Unroll(AbstractAdjoint):
             return _forward_mode(request, primal, tangent) or on_torch.run()
         recording = self._start(request)
         if recording is None:
+            if algorithm.nonsmooth_because and algorithm.iterative and request.kernels is None:
+                warn_slow(
+                    f"`{type(algorithm).__name__}` with a `theta` that requires a gradient runs on the torch kernels, "
+                    "which are much slower. Without need of a gradient, use `theta.detach()` or `torch.no_grad()`."
+                )
             return on_torch.run()
         solution = request.solve(recording)
         mu = _Recorded.apply(request, solution.sweeps, recording, solution.mu, theta, *recorded)

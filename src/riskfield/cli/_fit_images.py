@@ -6,7 +6,7 @@ import hashlib
 import shlex
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Self
@@ -67,8 +67,8 @@ class Choices:
         """The choices of the command line, checked."""
         if inference is InferenceName.TRW:
             rho = RHO if rho is None else rho
-            if not 0 < rho < float("inf"):
-                raise typer.BadParameter(f"--rho must be a number above 0. Got {rho:g}.")
+            if not 0 < rho <= 1:
+                raise typer.BadParameter(f"--rho must be a probability above 0 and at most 1. Got {rho:g}.")
         elif rho is not None:
             raise typer.BadParameter(f"--rho applies to trw. Got --inference {inference}.")
         if not 0 < scale <= 1:
@@ -135,6 +135,10 @@ def fit_images(
             images_read = [picture.image for picture in read]
             crf.fit(images_read, labels, checkpoint=Checkpoints(checkpoint, every), resume=resume)
         training = sum(fit.history[-1].seconds for fit in crf.results_ if fit.history)
+        # A resumed run may have had more iterations than are allowed now: the record is of those that ran.
+        ran = max(len(fit.history) for fit in crf.results_)
+        choices = replace(choices, iterations=max(choices.iterations, ran))
+        settings["iterations"] = choices.iterations
         run = ImageRun(
             out.resolve().name,
             crf,

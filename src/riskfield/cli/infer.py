@@ -199,8 +199,8 @@ def _appearances(rho: str | None) -> float | None:
         number = 0.5 if rho is None else float(rho)
     except ValueError:
         number = math.nan
-    if not 0 < number < math.inf:
-        raise typer.BadParameter(f"--rho must be a number above 0 or 'trees'. Got {rho!r}.")
+    if not 0 < number <= 1:
+        raise typer.BadParameter(f"--rho must be 'trees', or a probability above 0 and at most 1. Got {rho!r}.")
     return number
 
 

@@ -27,7 +27,7 @@ from riskfield.infer import Inference, InferenceChoice
 from riskfield.learning.checkpoint import Checkpoints
 from riskfield.learning.joining import can_join, decodes_by_part, inference_on, unite
 from riskfield.learning.optimiser import AbstractOptimiser, check_counts
-from riskfield.learning.result import Fit
+from riskfield.learning.result import Fit, dump_fit, load_fit
 from riskfield.learning.stages import Stage, fit_stages
 from riskfield.losses.likelihood import SurrogateEM
 from riskfield.losses.loss import AbstractLoss, LossLike, as_loss
@@ -91,6 +91,7 @@ class AbstractCRF(BaseEstimator):  # type: ignore[misc]
         "n_features_in_",
         "n_edge_features_in_",
         "arity_",
+        "feature_seconds_",
     )
 
     @abstractmethod
@@ -213,6 +214,7 @@ class AbstractCRF(BaseEstimator):  # type: ignore[misc]
         """
         check_is_fitted(self)
         fitted = {name: getattr(self, name) for name in self._fitted}
+        fitted["results_"] = [dump_fit(result) for result in self.results_]
         save_estimator(path, type(self).__name__, self.get_params(deep=False), fitted, self.model_)
 
     @classmethod
@@ -225,11 +227,13 @@ class AbstractCRF(BaseEstimator):  # type: ignore[misc]
 
         def build(settings: dict[str, Any], fitted: dict[str, Any]) -> tuple[Self, Callable[[], LinearModel]]:
             estimator = cls(**settings)
+            results = fitted.pop("results_")
             for name, value in fitted.items():
                 setattr(estimator, name, value)
+            estimator.results_ = [load_fit(result) for result in results]
             return estimator, estimator._model
 
-        return load_estimator(path, cls.__name__, cls._fitted, build)
+        return load_estimator(path, cls.__name__, (*cls._fitted, "results_"), build)
 
     # -- parts --------------------------------------------------------------------------------------------------------
 

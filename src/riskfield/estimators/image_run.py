@@ -19,7 +19,7 @@ from riskfield.estimators.image_crf import ImageCRF
 from riskfield.io._atomic import check_writable
 from riskfield.io._lock import lock_folder
 from riskfield.io.codec import read_text_tree, write_text_tree
-from riskfield.learning.result import Fit, Reason, dump_history, find_best, load_history
+from riskfield.learning.result import Fit, dump_fit, load_fit
 
 _KIND = "run"  # of saved files
 _MODEL, _RUN, _CHECKPOINT = "model.safetensors", "run.json", "checkpoint"
@@ -79,7 +79,7 @@ class ImageRun:
                 None if kept["ignore"] is None else int(kept["ignore"]),
                 kept["settings"],
                 str(kept["command"]),
-                tuple(map(_fit, kept["fits"])),
+                tuple(map(load_fit, kept["fits"])),
                 {str(what): float(seconds) for what, seconds in kept["seconds"].items()},
             )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -96,7 +96,7 @@ class ImageRun:
                 "settings": dict(self.settings),
                 "classes": list(map(list, self.classes.items())),
                 "ignore": self.ignore,
-                "fits": [_plain(fit) for fit in self.fits],
+                "fits": [dump_fit(fit) for fit in self.fits],
                 "seconds": dict(self.seconds),
             },
         )
@@ -151,17 +151,3 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(content.get("settings"), dict):
         raise FileFormatError(f"{path} is damaged: it holds no settings.")
     return content
-
-
-def _plain(fit: Fit) -> dict[str, Any]:
-    return {
-        "reason": fit.reason.value,
-        "explanation": fit.explanation,
-        "best": fit.best and fit.best.iteration,
-        "history": dump_history(fit.history),
-    }
-
-
-def _fit(kept: Mapping[str, Any]) -> Fit:
-    history = load_history(kept["history"])
-    return Fit(Reason(kept["reason"]), str(kept["explanation"]), tuple(history), find_best(history, kept["best"]))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor
 
-from riskfield.errors import PerformanceWarning
+from riskfield.errors import PerformanceWarning, warn
 from riskfield.graph._scopes import IntArray, ScopeBlock, check_tied_shapes, frozen, index_tensor
 
 _LARGE_TABLE = 2**24  # joint states: 128 MiB in float64
@@ -151,10 +150,9 @@ def warn_of_large_tables(groups: tuple[FactorGroup, ...]) -> None:
     """Warn of the first factor whose table is so large that it was perhaps not meant to be dense."""
     for group in groups:
         if group.table_size > _LARGE_TABLE:
-            warnings.warn(
+            warn(
                 f"Factor {int(group.factors[0])} joins {group.arity} variables with {group.table_size:,} joint states. "
                 f"Its table is dense and takes {group.table_size * 8 / 2**30:,.3g} GiB in float64.",
                 PerformanceWarning,
-                stacklevel=3,
             )
             return

@@ -12,7 +12,6 @@ Exact on trees (with Bethe). Loopy BP need not converge on loopy graphs with str
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor
 
 from riskfield.entropy import AbstractEntropy, Bethe, Counting, spanning_tree_rho
-from riskfield.errors import ConvergenceWarning, ImpossibleEvidenceError, TreewidthError
+from riskfield.errors import ConvergenceWarning, TreewidthError, warn
 from riskfield.graph._scopes import index_tensor
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.graph.schedule import Parallel, Schedule, Sequential
@@ -148,7 +147,7 @@ class MaxProduct(AbstractAlgorithm):
     forest (once converged), and with a concave entropy such as `TRW` wherever the beliefs agree on one state.
 
     If a decoded state is impossible, the most probable one is found by elimination (`ExactMAP`) where that fits into
-    memory; otherwise a `ConvergenceWarning` says so.
+    memory. If it does not fit, or if every state is impossible, a `ConvergenceWarning` says so, and the score is -inf.
 
     Arguments:
         entropy: as for `MessagePassing`, and so are `schedule` and `damping`.
@@ -209,23 +208,18 @@ class MaxProduct(AbstractAlgorithm):
 
 
 def _possible_states(graph: FactorGraph, theta: Tensor, states: Tensor, max_bytes: int) -> Tensor:
-    """The best states by elimination where it fits into memory, in place of impossible `states`."""
+    """The best states by elimination, in place of impossible `states`; a warning where there are none."""
+    found = f"`MaxProduct` found only impossible joint states for {len(theta)} batch items"
     try:
-        run = ExactMAP(max_bytes).start(graph, theta, None, None)
+        mu = ExactMAP(max_bytes).start(graph, theta, None, None).marginals()
     except TreewidthError as error:
-        warnings.warn(
-            f"`MaxProduct` found only impossible joint states for {len(theta)} batch items, and elimination cannot "
-            f"replace it: {error}",
-            ConvergenceWarning,
-            stacklevel=4,
-        )
+        warn(f"{found}, and elimination does not fit: {error}", ConvergenceWarning)
         return states
-    mu = run.marginals()
-    if torch.isnan(mu).any():
-        raise ImpossibleEvidenceError(
-            "Every joint state has probability zero: the evidence or the -inf entries of `theta` contradict."
-        )
-    return modes(graph, mu)
+    impossible = torch.isnan(mu.sum(-1))
+    if impossible.any():
+        reason = "the evidence or the -inf entries of `theta` contradict"
+        warn(f"Every joint state of {int(impossible.sum())} batch items is impossible: {reason}.", ConvergenceWarning)
+    return torch.where(impossible.unsqueeze(-1), states, modes(graph, mu))
 
 
 def _constant(damping: float | Tensor) -> float | Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from riskfield import kernels as kernel_choice
-from riskfield.errors import ConvergenceWarning, ImpossibleEvidenceError, KernelError
+from riskfield.errors import ConvergenceWarning, ImpossibleEvidenceError, KernelError, warn
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.inference.algorithm import AbstractAlgorithm
 from riskfield.inference.solution import Solution
@@ -241,9 +241,8 @@ def _warn(unsettled: Tensor, residual: Tensor, stop: Stop, algorithm: AbstractAl
         return
     which = "" if len(unsettled) == 1 else f" for {int(unsettled.sum())} of {len(unsettled)} batch items"
     change = float(residual[unsettled].max())
-    warnings.warn(
+    warn(
         f"Marginals still change by {change:.2g} after {stop.sweeps} sweeps{which}; the tolerance is "
         f"{stop.tol:g}. {algorithm.convergence_advice}",
         ConvergenceWarning,
-        stacklevel=3,
     )

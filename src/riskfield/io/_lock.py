@@ -51,8 +51,7 @@ def _acquire(path: Path) -> int | None:
             return None  # what is written to the folder next fails as well, and says why
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # The holder before may have removed the file after it was opened here.
-            if os.path.exists(path) and os.path.samestat(os.fstat(handle), os.stat(path)):
+            if _is_still(path, handle):
                 with contextlib.suppress(OSError):  # a full disk; the lock holds all the same
                     os.ftruncate(handle, 0)
                     os.write(handle, _description().encode())
@@ -65,6 +64,14 @@ def _acquire(path: Path) -> int | None:
                 return None
             what = f"is in use by {holder or 'another process'}. Wait for it, end it, or name another folder"
             raise BlockingIOError(errno.EWOULDBLOCK, what, str(path.parent)) from None
+
+
+def _is_still(path: Path, handle: int) -> bool:
+    """Whether `path` is the open file: the last holder of the lock may have removed it since it was opened."""
+    try:
+        return os.path.samestat(os.fstat(handle), os.stat(path))
+    except FileNotFoundError:
+        return False
 
 
 def _description() -> str:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-
-from riskfield.errors import PerformanceWarning
+from riskfield.errors import PerformanceWarning, warn
 
 _warned: set[str] = set()
 
@@ -13,4 +11,4 @@ def warn_slow(text: str) -> None:
     """Warn with `text` unless that has been done before."""
     if text not in _warned:
         _warned.add(text)
-        warnings.warn(text, PerformanceWarning, stacklevel=2)
+        warn(text, PerformanceWarning)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import os
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 import torch
 from torch.nn import Module
 
-from riskfield.errors import DivergenceWarning, RiskfieldError
+from riskfield.errors import DivergenceWarning, RiskfieldError, warn
 from riskfield.examples import DataSet
 from riskfield.infer import InferenceChoice
 from riskfield.io._lock import lock_folder
@@ -54,7 +53,7 @@ def fit(
     checkpoint: Checkpoints | str | os.PathLike[str] | None = None,
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
-    progress: bool = True,
+    progress: bool = False,
     ranks: Ranks | None = None,
 ) -> Fit:
     r"""Find parameters of `model` that minimise the empirical risk.
@@ -175,12 +174,11 @@ def fit(
     result = session.result()
     looks = [record.validation for record in result.history if record.validation is not None]
     if result.best is not None and looks and not any(look < math.inf for look in looks):
-        warnings.warn(
+        warn(
             f"The risk on `validation` was never finite: it is {looks[-1]}. Check its inputs for NaN, and its labels "
             "for states that are impossible under the model. The model has the parameters of iteration "
             f"{result.best.iteration}, selected by the training objective.",
             DivergenceWarning,
-            stacklevel=2,
         )
     if result.reason is Reason.DIVERGED:
         kept = "the initial ones" if result.best is None else f"those of iteration {result.best.iteration}"
@@ -191,11 +189,10 @@ def fit(
 
 
 def _warn(what: str) -> None:
-    warnings.warn(
+    warn(
         f"Training diverged: {what}. Try more sweeps of inference, a larger ridge, a smaller learning rate or a loss "
         "on marginals. `Validation(...)` with a loss on marginals keeps the best parameters so far.",
         DivergenceWarning,
-        stacklevel=3,
     )
 
 

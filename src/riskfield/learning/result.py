@@ -44,8 +44,8 @@ class Fit:
     best: Record | None
 
     def __repr__(self) -> str:
-        found = "" if self.best is None else f", objective {self.best.objective:.6g}"
-        return f"Fit({self.reason.value} after {len(self.history)} iterations{found}: {self.explanation})"
+        found = "" if self.best is None else f"objective {self.best.objective:.6g}, "
+        return f"Fit({len(self.history)} iterations, {found}{self.reason.value}: {self.explanation})"
 
 
 _KINDS = {"int": int, "float": float, "bool": bool, "float | None": float}  # of the fields of a record
@@ -65,6 +65,26 @@ def load_history(rows: Any) -> list[Record]:
     if not isinstance(rows, list):
         raise TypeError(f"`history` must be a list. Got {rows!r:.80}.")
     return [_record(row, k + 1) for k, row in enumerate(rows)]
+
+
+def dump_fit(fit: Fit) -> dict[str, Any]:
+    """Convert a result to plain values for saving."""
+    return {
+        "reason": fit.reason.value,
+        "explanation": fit.explanation,
+        "best": fit.best and fit.best.iteration,
+        "history": dump_history(fit.history),
+    }
+
+
+def load_fit(saved: Any) -> Fit:
+    """Convert what `dump_fit` returned back to a result.
+
+    Raises:
+        KeyError, TypeError, ValueError: if `saved` does not have the format of `dump_fit`.
+    """
+    history = load_history(saved["history"])
+    return Fit(Reason(saved["reason"]), str(saved["explanation"]), tuple(history), find_best(history, saved["best"]))
 
 
 def find_best(history: Sequence[Record], iteration: Any) -> Record | None:

@@ -17,7 +17,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from riskfield.decoders import AbstractSoftDecoder, ExpectedValue, SoftArgmax, SoftEqualCount, require_binary
+from riskfield.decoders import (
+    AbstractSoftDecoder,
+    ExpectedValue,
+    SoftArgmax,
+    SoftEqualCount,
+    of_state_one,
+    require_binary,
+)
 from riskfield.inference.solution import Solution
 from riskfield.losses.loss import AbstractMarginalLoss
 from riskfield.losses.marginal import at_labels, over_variables
@@ -88,7 +95,7 @@ class FMeasure(AbstractMarginalLoss):
     def of_solution(self, solution: Solution, labels: Tensor, mask: Tensor) -> Tensor:
         """Return k (1 - F) of each example."""
         require_binary(solution.graph, "FMeasure")
-        predicted = self.decoder(solution.graph, solution.mu, mask)[0][..., 1]
+        predicted = of_state_one(self.decoder(solution.graph, solution.mu, mask), solution.mu)
         return mask.sum(-1) * (1 - soft_f_measure(predicted, labels, mask))
 
 
