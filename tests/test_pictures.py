@@ -127,6 +127,13 @@ def test_damaged_images(folders, kept):
         rf.datasets.image_folder(*folders, ignore=7)
 
 
+def test_a_picture_whose_directory_is_nowhere(tmp_path):
+    """A TIFF file of 64 bits that names the place -1: the system refuses to go there."""
+    (tmp_path / "a.tif").write_bytes(b"II+\0\x08\0\0\0" + b"\xff" * 8)
+    with pytest.raises(rf.errors.FileFormatError, match=r"a.tif cannot be read as an image"):
+        read_image(tmp_path / "a.tif")
+
+
 @pytest.mark.parametrize(("side", "read"), [(9000, read_image), (9000, read_mask), (15000, read_image)])
 def test_a_small_file_of_many_pixels_is_refused_before_they_are_read(tmp_path, monkeypatch, side, read):
     """Pillow alone reads 81 megapixels, and warns of or refuses 225."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 import warnings
@@ -160,8 +161,10 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[Image]:
         yield upright
     except FileFormatError:
         raise
-    except OSError as error:  # a file that cannot be opened has an error number, a damaged one has not
-        if error.errno is not None:
+    except OSError as error:
+        # A file that cannot be opened has an error number. A damaged one has none, or sends Pillow to a place in the
+        # file that cannot exist.
+        if error.errno not in (None, errno.EINVAL):
             raise
         raise _damaged(path, error) from error
     except (ValueError, SyntaxError, TypeError, LookupError, ArithmeticError, AttributeError, RuntimeError) as error:

@@ -158,7 +158,7 @@ class Session:
         self.model.load_state_dict(saved.model)
         try:
             self.run.load(saved.optimiser)
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as error:
             self.restore_best()
             raise FileFormatError(f"{source} holds no state of this optimiser: {error!r}") from error
         self.history = saved.history
