@@ -38,6 +38,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/sweeps.py --json results/sweeps.json
 	$(BIN)/python benchmarks/gradients.py --json results/gradient_speed.json
 	$(BIN)/python benchmarks/convex.py --json results/convex_speed.json
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/sequences.py --json results/sequences.json
 	PYTHONPATH=. $(BIN)/python benchmarks/smd.py --json results/smd.json
 
 # Every study that needs no download, at reduced size.

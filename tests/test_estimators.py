@@ -47,12 +47,13 @@ NAMES = ["CRF", "GridCRF", "ImageCRF"]
 
 
 def test_all_estimators_have_the_same_parameters_and_defaults():
-    own = {"graph", "fit_intercept", "connectivity", "edge_features", "features"}
+    own = {"graph", "fit_intercept", "boundaries", "scheme", "forbidden", "connectivity", "edge_features", "features"}
     common = [
         {name: value for name, value in estimator.get_params().items() if name not in own} for estimator in ESTIMATORS
     ]
     assert common[0] == common[1] == common[2]
-    shared = {"loss", "inference", "decoder", "ridge", "optimiser", "initial", "chunk_size", "random_state", "verbose"}
+    shared = {"loss", "inference", "decoder", "ridge", "lasso", "optimiser", "initial", "chunk_size", "random_state"}
+    shared.add("verbose")
     assert set(common[0]) == shared
 
 

@@ -6,8 +6,10 @@ loss, use `empirical_risk(..., per_variable=True)`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,8 +25,11 @@ __all__ = [
     "f_measure",
     "intersection_over_union",
     "log_loss",
+    "make_scorer",
     "regression_error",
     "reliability",
+    "span_f_measure",
+    "spans",
 ]
 
 _SMALLEST = 1e-12  # a probability in a logarithm is at least this
@@ -168,3 +173,70 @@ def _checked_mask(predicted: Tensor, labels: Tensor, mask: Tensor | None) -> Ten
     if not targets.any():
         raise ValueError("`labels` must hold at least one target: an unmasked variable with a label. Got none.")
     return targets
+
+
+def spans(tags: Sequence[str]) -> Iterator[tuple[str, int, int]]:
+    """Yield the spans that BIO or BIOES tags of one sequence describe: type, first position, last position.
+
+    The rules are those of conlleval, which accepts sequences that break the scheme: a change of type, or an "I-X" after
+    "O", begins a span.
+
+    >>> list(spans(["B-PER", "I-PER", "O", "B-LOC", "B-LOC"]))
+    [('PER', 0, 1), ('LOC', 3, 3), ('LOC', 4, 4)]
+    """
+    start, before, kind_before = 0, "O", ""
+    for position, tag in enumerate([*map(str, tags), "O"]):
+        prefix, _, kind = tag.partition("-")
+        changes = prefix in "BSO" or before in "ES" or kind != kind_before
+        if before != "O" and changes:
+            yield kind_before, start, position - 1
+        if prefix != "O" and (changes or before == "O"):
+            start = position
+        before, kind_before = prefix, kind
+
+
+def span_f_measure(truth: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> float:
+    """Return the F-measure of spans over all sequences; 0 if there is no span in either.
+
+    A span counts as found if its type, start and end are right. It is the `f1_score` of seqeval (micro average).
+
+    >>> span_f_measure([["B-PER", "I-PER", "O"]], [["B-PER", "I-PER", "B-LOC"]])
+    0.6666666666666666
+    """
+    if len(truth) != len(predicted):
+        raise ValueError(f"`predicted` must have {len(truth)} sequences, as `truth`. Got {len(predicted)}.")
+    right = found = wanted = 0
+    for k, (own, other) in enumerate(zip(truth, predicted, strict=True)):
+        if len(own) != len(other):
+            raise ValueError(f"`predicted[{k}]` must have {len(own)} tags. Got {len(other)}.")
+        of_truth, of_prediction = set(spans(own)), set(spans(other))
+        right += len(of_truth & of_prediction)
+        found += len(of_prediction)
+        wanted += len(of_truth)
+    return 2 * right / (found + wanted) if found + wanted else 0.0
+
+
+def make_scorer(
+    metric: Callable[..., float], *, flat: bool = False, greater_is_better: bool = True, **settings: Any
+) -> Callable[[Any, Any, Any], float]:
+    """Make a scorer for `GridSearchCV` and the like, also for examples of different lengths.
+
+    Arguments:
+        metric: a function of the true and the predicted labels.
+        flat: pass the labels of all examples in one array, as the metrics of scikit-learn expect them.
+        greater_is_better: whether a higher value is better. If not, the scorer returns minus the value.
+        settings: further arguments of the metric.
+
+    >>> scorer = make_scorer(span_f_measure)  # GridSearchCV(crf, {...}, scoring=scorer)
+    """
+
+    def scorer(estimator: Any, X: Any, y: Any) -> float:
+        predicted = estimator.predict(X)
+        if flat:
+            y, predicted = ([label for own in part for label in list(own)] for part in (y, predicted))
+        value = float(metric(y, predicted, **settings))
+        if math.isnan(value):
+            raise ValueError(f"`metric` must return a number. {getattr(metric, '__name__', metric)} returned NaN.")
+        return value if greater_is_better else -value
+
+    return scorer

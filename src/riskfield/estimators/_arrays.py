@@ -17,7 +17,7 @@ def as_features(values: Any, dims: int, name: str) -> Floats:
         raise ValueError(f"`{name}` must have shape {axes}. Got {array.shape}.")
     if array.dtype.kind not in "biuf":
         raise ValueError(f"`{name}` must hold numbers. Got {array.dtype}.")
-    features = array.astype(np.float64)
+    features = array.astype(np.float64, copy=False)
     if not np.isfinite(features).all():
         raise ValueError(f"`{name}` must hold finite numbers. Got NaN or infinity.")
     return features

@@ -54,7 +54,10 @@ class AbstractCRF(BaseEstimator):  # type: ignore[misc]
             decides: exact inference on a graph without cycles, such as a chain, however it was described; ten sweeps of
             tree-reweighted message passing with rho = 1/2 on any other.
         decoder: how marginals become labels. By default the most probable label of each variable.
-        ridge: the weight of the squares of all parameters, relative to the loss per variable.
+        ridge: the weight of the squares of all parameters, relative to the loss per variable. With n labelled
+            variables, it is c2 / n in terms of CRFsuite.
+        lasso: the weight of the absolute values of all parameters, c1 / n in terms of CRFsuite. It makes many
+            parameters exactly 0, and needs the optimiser `LBFGS`.
         optimiser: by default `LBFGS(iterations=200)`.
         initial: losses to fit first, in this order. By default, as in Domke (2013), `Independent()`, and then
             `SurrogateEM()` before a smoothed classification error. An empty tuple for none.
@@ -71,6 +74,7 @@ class AbstractCRF(BaseEstimator):  # type: ignore[misc]
     inference: InferenceChoice | None
     decoder: AbstractDecoder | None
     ridge: float
+    lasso: float
     optimiser: AbstractOptimiser | None
     initial: Sequence[LossLike] | None
     chunk_size: int | None
@@ -105,6 +109,9 @@ class AbstractCRF(BaseEstimator):  # type: ignore[misc]
     def _num_constants(self) -> int:
         """How many features of 1 the designs add to those of the variables."""
         return 1
+
+    def _check_codes(self, codes: Sequence[npt.NDArray[np.int64]]) -> None:
+        """Raise if the labels cannot be those of the model."""
 
     def _prepared(self, X: Any, fitting: bool) -> Any:
         """The examples as `_design` takes them."""
@@ -142,10 +149,12 @@ class AbstractCRF(BaseEstimator):  # type: ignore[misc]
         self.classes_ = classes_of(labels)
         self.n_features_in_, self.n_edge_features_in_, self.arity_ = designs[0].sizes
         self.inference_ = self._inference()
+        codes = self._codes(labels)
+        self._check_codes(codes)
         self.model_ = self._model()
         weights = None if sample_weight is None else np.asarray(sample_weight, np.float64)
         began = time.perf_counter()
-        examples = list(self._examples(designs, labels, weights))
+        examples = list(self._examples(designs, codes, weights))
         self.feature_seconds_ = time.perf_counter() - began
         self.results_ = fit_stages(
             self.model_,
@@ -161,14 +170,15 @@ class AbstractCRF(BaseEstimator):  # type: ignore[misc]
 
     def predict(self, X: Any) -> Any:
         """The labels of each example, as the decoder chooses them: an array if X is one, else a list of arrays."""
-        if self.decoder is None:
+        decoder = self._decoder()
+        if decoder is None:
             return _like(X, [self.classes_[marginals.argmax(-1)] for marginals in self._marginals(X)])
 
         def of_examples(examples: Examples, inference: Inference) -> Tensor:
             theta = self.model_(examples.graph, examples.inputs)
-            return decode(examples.graph, theta, inference, self.decoder)
+            return decode(examples.graph, theta, inference, decoder)
 
-        states = self._predict(X, of_examples, by_part=decodes_by_part(self.decoder))
+        states = self._predict(X, of_examples, by_part=decodes_by_part(decoder))
         return _like(X, [self.classes_[own] for own in states])
 
     def predict_marginals(self, X: Any) -> Any:
@@ -202,7 +212,7 @@ class AbstractCRF(BaseEstimator):  # type: ignore[misc]
         initial = _papers_initial(loss) if self.initial is None else self.initial
         if not isinstance(initial, Sequence) or isinstance(initial, str):
             raise TypeError(f"`initial` must be a tuple of losses. Got {initial!r}.")
-        return [Stage(each, self._inference(), optimiser, self.ridge) for each in [*initial, loss]]
+        return [Stage(each, self._inference(), optimiser, self.ridge, self.lasso) for each in [*initial, loss]]
 
     # -- files --------------------------------------------------------------------------------------------------------
 
@@ -244,6 +254,9 @@ class AbstractCRF(BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"`loss` must be a loss object, or one of {', '.join(LOSSES)}. Got {self.loss!r}.")
         return LOSSES[self.loss]
 
+    def _decoder(self) -> AbstractDecoder | None:
+        return self.decoder
+
     def _inference(self) -> InferenceChoice:
         return INFERENCE if self.inference is None else self.inference
 
@@ -283,12 +296,11 @@ class AbstractCRF(BaseEstimator):  # type: ignore[misc]
         return codes
 
     def _examples(
-        self, designs: Sequence[Design], labels: Sequence[Array], weights: Array | None
+        self, designs: Sequence[Design], codes: Sequence[npt.NDArray[np.int64]], weights: Array | None
     ) -> Iterator[Examples]:
         """The training examples, a block for each graph."""
         shown = iter(bar(designs, shown=self.verbose, what="features"))
         inputs = [dict(design.inputs()) for design in shown]
-        codes = self._codes(labels)
         for members in _groups(designs):
             graph = designs[members[0]].structure.graph(len(self.classes_))
             coded = np.stack([designs[k].reduce(codes[k]) for k in members])

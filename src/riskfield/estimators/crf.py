@@ -8,17 +8,25 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
-from riskfield.decoders import AbstractDecoder
+from riskfield.decoders import MAP, AbstractDecoder
 from riskfield.estimators._arrays import as_features
 from riskfield.estimators.base import AbstractCRF
 from riskfield.estimators.defaults import LOSS, RIDGE
 from riskfield.estimators.design import Design, RowRange, listed, sequence, with_constant, with_constant_column
 from riskfield.estimators.labels import Array
 from riskfield.estimators.tokens import Vocabulary, as_tokens, is_sparse, mostly_zero, sparse_rows
-from riskfield.infer import InferenceChoice
-from riskfield.learning.optimiser import AbstractOptimiser
+from riskfield.estimators.transitions import check_allowed, forbidden_transitions
+from riskfield.examples import Examples
+from riskfield.graph.builders import chain
+from riskfield.infer import Inference, InferenceChoice
+from riskfield.inference.k_best import k_best
+from riskfield.learning.optimiser import AbstractOptimiser, check_counts
 from riskfield.losses.loss import LossLike
+from riskfield.models.chain import ChainModel
+from riskfield.models.conditional import LinearModel
 
 
 class CRF(AbstractCRF):
@@ -47,7 +55,13 @@ class CRF(AbstractCRF):
             (edge, 2), the same for all examples. With three columns or more, every row is a factor of so many
             variables.
         fit_intercept: add a constant to the features of the variables.
-        loss, inference, decoder, ridge, optimiser, initial, chunk_size, random_state, verbose: as for `AbstractCRF`.
+        boundaries: learn how probable each label is at the start and at the end of a chain.
+        scheme: "BIO" or "BIOES", if labels are "O", "B-X", "I-X", ... for spans: transitions that the scheme does not
+            allow have probability 0.
+        forbidden: further transitions of probability 0, pairs (label, next label) with None for the start or the end.
+            With a `scheme` or `forbidden`, the default decoder is `MAP()`, so that predictions obey them.
+        loss, inference, decoder, ridge, lasso, optimiser, initial, chunk_size, random_state, verbose: as for
+            `AbstractCRF`.
 
     >>> import numpy as np
     >>> from riskfield import CRF
@@ -72,10 +86,14 @@ class CRF(AbstractCRF):
         graph: Any = "chain",
         *,
         fit_intercept: bool = True,
+        boundaries: bool = False,
+        scheme: str | None = None,
+        forbidden: Sequence[tuple[Any, Any]] | None = None,
         loss: str | LossLike = LOSS,
         inference: InferenceChoice | None = None,
         decoder: AbstractDecoder | None = None,
         ridge: float = RIDGE,
+        lasso: float = 0.0,
         optimiser: AbstractOptimiser | None = None,
         initial: Sequence[LossLike] | None = None,
         chunk_size: int | None = None,
@@ -84,10 +102,14 @@ class CRF(AbstractCRF):
     ):
         self.graph = graph
         self.fit_intercept = fit_intercept
+        self.boundaries = boundaries
+        self.scheme = scheme
+        self.forbidden = forbidden
         self.loss = loss
         self.inference = inference
         self.decoder = decoder
         self.ridge = ridge
+        self.lasso = lasso
         self.optimiser = optimiser
         self.initial = initial
         self.chunk_size = chunk_size
@@ -96,6 +118,61 @@ class CRF(AbstractCRF):
 
     def _edge_types(self) -> tuple[str, ...]:
         return ("factors",)
+
+    def predict_k_best(self, X: Any, k: int) -> list[list[tuple[Array, float]]]:
+        """The k most probable label sequences of each example, best first, with their probabilities.
+
+        It needs `graph="chain"`. A short sequence may have fewer than k.
+        """
+        check_counts(k=k)
+        self._require_chains("predict_k_best")
+
+        def of_examples(examples: Examples, inference: Inference) -> Tensor:
+            theta = self.model_(examples.graph, examples.inputs)
+            return examples.graph.node_views(theta)[0]
+
+        potentials = self._predict(X, of_examples, by_part=False)
+        pairs = self.model_(chain(2, len(self.classes_), tied=True), self._pair_inputs())
+        table = chain(2, len(self.classes_), tied=True).factor_views(pairs)[0][0].detach().numpy()
+        found = [k_best(own, table, k) for own in potentials]
+        return [
+            [(self.classes_[own], float(np.exp(log))) for own, log in zip(states, logs, strict=True)]
+            for states, logs in found
+        ]
+
+    def _pair_inputs(self) -> dict[str, Tensor]:
+        """The inputs of two variables without features, for the table that all pairs share."""
+        width = self.n_features_in_ + self._num_constants()
+        return {"nodes": torch.zeros(2, width).double(), "factors": torch.ones(1, 1).double()}
+
+    def _require_chains(self, what: str) -> None:
+        if not isinstance(self.graph, str):
+            raise ValueError(f'`{what}` needs `graph="chain"`. Got a list of edges.')
+
+    def _constrains(self) -> bool:
+        return self.scheme is not None or bool(self.forbidden)
+
+    def _decoder(self) -> AbstractDecoder | None:
+        return MAP() if self.decoder is None and self._constrains() else self.decoder
+
+    def _model(self) -> LinearModel:
+        if not (self.boundaries or self._constrains()):
+            return super()._model()
+        for name in ("boundaries", "scheme", "forbidden"):
+            if getattr(self, name):
+                self._require_chains(name)
+        return ChainModel(
+            len(self.classes_),
+            self.n_features_in_ + self._num_constants(),
+            self.n_edge_features_in_,
+            boundaries=self.boundaries,
+            forbidden=forbidden_transitions(self.classes_, self.scheme, self.forbidden),
+        )
+
+    def _check_codes(self, codes: Sequence[npt.NDArray[np.int64]]) -> None:
+        forbidden = forbidden_transitions(self.classes_, self.scheme, self.forbidden)
+        if forbidden is not None:
+            check_allowed(codes, forbidden, self.classes_)
 
     def _num_constants(self) -> int:
         return int(bool(self.fit_intercept))
@@ -153,6 +230,8 @@ class CRF(AbstractCRF):
     def _design(self, example: Any, name: str) -> Design:
         features, *structure = example
         constants = self._num_constants()
+        if structure and (self.boundaries or self._constrains()):
+            raise ValueError(f"`{name}` must be a chain with `boundaries`, `scheme` or `forbidden`. Got edges.")
         if structure:
             edges = _edges(structure[0], len(features), f"{name}[1]")
             own = as_features(structure[1], 2, f"{name}[2]") if len(structure) == 2 else None

@@ -31,7 +31,8 @@ class GridCRF(AbstractCRF):
         connectivity: 4 or 8 neighbours.
         edge_features: "constant", so that all edges of a direction share a table, or "difference", so that tables
             depend on how the pixels differ.
-        loss, inference, decoder, ridge, optimiser, initial, chunk_size, random_state, verbose: as for `AbstractCRF`.
+        loss, inference, decoder, ridge, lasso, optimiser, initial, chunk_size, random_state, verbose: as for
+            `AbstractCRF`.
 
     >>> import numpy as np
     >>> from riskfield import GridCRF
@@ -54,6 +55,7 @@ class GridCRF(AbstractCRF):
         inference: InferenceChoice | None = None,
         decoder: AbstractDecoder | None = None,
         ridge: float = RIDGE,
+        lasso: float = 0.0,
         optimiser: AbstractOptimiser | None = None,
         initial: Sequence[LossLike] | None = None,
         chunk_size: int | None = None,
@@ -66,6 +68,7 @@ class GridCRF(AbstractCRF):
         self.inference = inference
         self.decoder = decoder
         self.ridge = ridge
+        self.lasso = lasso
         self.optimiser = optimiser
         self.initial = initial
         self.chunk_size = chunk_size

@@ -37,7 +37,8 @@ class ImageCRF(AbstractCRF):
         features: which features are computed of an image, and the resolution at which inference runs. By default
             `ImageFeatures()`. Below the resolution of the images, a pixel of the grid learns the label that covers most
             of it, and marginals are interpolated back. States that a `decoder` chooses are repeated.
-        loss, inference, decoder, ridge, optimiser, initial, chunk_size, random_state, verbose: as for `AbstractCRF`.
+        loss, inference, decoder, ridge, lasso, optimiser, initial, chunk_size, random_state, verbose: as for
+            `AbstractCRF`.
 
     `features_` is what `features` came to be.
 
@@ -66,6 +67,7 @@ class ImageCRF(AbstractCRF):
         inference: InferenceChoice | None = None,
         decoder: AbstractDecoder | None = None,
         ridge: float = RIDGE,
+        lasso: float = 0.0,
         optimiser: AbstractOptimiser | None = None,
         initial: Sequence[LossLike] | None = None,
         chunk_size: int | None = None,
@@ -77,6 +79,7 @@ class ImageCRF(AbstractCRF):
         self.inference = inference
         self.decoder = decoder
         self.ridge = ridge
+        self.lasso = lasso
         self.optimiser = optimiser
         self.initial = initial
         self.chunk_size = chunk_size

@@ -12,8 +12,7 @@ A token may also be a list of strings, each a feature of value 1.
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,53 +39,63 @@ class Vocabulary:
         """A sparse matrix with a row for each token of all sentences; `names` are the sentences' names in errors."""
         from scipy.sparse import csr_array
 
-        columns, values, ends = array("q"), array("d"), array("q", [0])
-        index, fixed = self.index, self.fixed
+        columns: list[int] = []
+        values: list[float] = []
+        ends = [0]
+        index = self.index
         for sentence, where in zip(sentences, names, strict=True):
             for number, token in enumerate(sentence):
-                for name, value in _features(token, where, number):
-                    column = index.get(name)
-                    if column is None:
-                        if fixed:
-                            continue
-                        column = index[name] = len(index)
-                    columns.append(column)
-                    values.append(value)
+                features, numbers = _features(token, where, number)
+                if self.fixed:
+                    known = [
+                        (index[name], value) for name, value in zip(features, numbers, strict=True) if name in index
+                    ]
+                    columns += [column for column, _ in known]
+                    values += [value for _, value in known]
+                else:
+                    columns += [index.setdefault(name, len(index)) for name in features]
+                    values += numbers
                 ends.append(len(columns))
-        data, where_to = np.frombuffer(values, np.float64), np.frombuffer(columns, np.int64)
+        data = np.array(values, np.float64)
         if not np.isfinite(data).all():
             raise ValueError("`X` must hold finite numbers. Got NaN or infinity among the features of tokens.")
-        matrix = csr_array((data, where_to, np.frombuffer(ends, np.int64)), (len(ends) - 1, len(index)))
+        matrix = csr_array((data, np.array(columns, np.int64), np.array(ends)), (len(ends) - 1, len(index)))
         matrix.sum_duplicates()
         matrix.eliminate_zeros()
         return matrix
 
 
-def _features(token: Any, where: str, number: int) -> Iterator[tuple[str, float]]:
+def _features(token: Any, where: str, number: int) -> tuple[list[str], list[float]]:
+    """The names and the values of the features of a token."""
     if isinstance(token, Mapping):
-        return _entries(token, "", where, number)
-    if isinstance(token, list | tuple | set | frozenset) and all(isinstance(name, str) for name in token):
-        return ((name, 1.0) for name in token)
+        names: list[str] = []
+        values: list[float] = []
+        _add_entries(token, "", names, values, f"{where}[{number}]")
+        return names, values
+    if isinstance(token, list | tuple | set | frozenset) and set(map(type, token)) <= {str, np.str_}:
+        return list(token), [1.0] * len(token)
     raise ValueError(
         f"`{where}[{number}]` must be a dictionary of features, or a list of strings. Got {type(token).__name__}."
     )
 
 
-def _entries(token: Mapping[str, Any], prefix: str, where: str, number: int) -> Iterator[tuple[str, float]]:
+def _add_entries(token: Mapping[str, Any], prefix: str, names: list[str], values: list[float], where: str) -> None:
     for key, value in token.items():
         if isinstance(value, str):
-            yield f"{prefix}{key}:{value}", 1.0
+            names.append(f"{prefix}{key}:{value}")
+            values.append(1.0)
         elif isinstance(value, bool | int | float | np.bool_ | np.integer | np.floating):
-            yield f"{prefix}{key}" if prefix else key, float(value)
+            names.append(f"{prefix}{key}")
+            values.append(float(value))
         elif isinstance(value, Mapping):
-            yield from _entries(value, f"{prefix}{key}:", where, number)
-        elif isinstance(value, list | tuple | set | frozenset) and all(isinstance(name, str) for name in value):
-            for name in value:
-                yield f"{prefix}{key}:{name}", 1.0
+            _add_entries(value, f"{prefix}{key}:", names, values, where)
+        elif isinstance(value, list | tuple | set | frozenset) and set(map(type, value)) <= {str, np.str_}:
+            names += [f"{prefix}{key}:{name}" for name in value]
+            values += [1.0] * len(value)
         else:
             raise ValueError(
-                f"`{where}[{number}]` must map features to numbers, booleans, strings, or lists or dictionaries of "
-                f"them. Got {type(value).__name__} for {key!r}."
+                f"`{where}` must map features to numbers, booleans, strings, or lists or dictionaries of them. "
+                f"Got {type(value).__name__} for {key!r}."
             )
 
 

@@ -23,6 +23,7 @@ from riskfield.learning.optimiser import (
     check_counts,
     check_positive,
     check_saved,
+    reseed,
 )
 
 
@@ -149,7 +150,7 @@ class _Run:
             if torch.equal(point.gamma, gamma):
                 return point
         assign(self.parameters, gamma)
-        torch.manual_seed(self.seed)  # makes an objective with random numbers deterministic
+        reseed(self.seed, gamma)  # makes an objective with random numbers deterministic
         point = Point(gamma, self.objective())
         self.tried.append(point)
         return point

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from riskfield.learning.objective import Evaluation, Objective
@@ -58,6 +59,14 @@ class AbstractOptimiser(ABC):
 def seed_of(seed: int, iteration: int) -> int:
     """Return a seed for one iteration that does not depend on earlier iterations."""
     return int(np.random.SeedSequence([seed, iteration]).generate_state(1, np.uint64)[0] >> 1)
+
+
+def reseed(seed: int, like: Tensor) -> None:
+    """Seed the random numbers of torch on the device of `like`."""
+    if like.device == torch.device("cpu"):
+        torch.default_generator.manual_seed(seed)  # `torch.manual_seed` takes milliseconds
+    else:
+        torch.manual_seed(seed)
 
 
 def check_saved(state: Any, name: str, num_entries: int) -> None:

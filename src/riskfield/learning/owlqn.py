@@ -16,7 +16,7 @@ from torch import Tensor
 from riskfield.learning.curvature import Curvature
 from riskfield.learning.lbfgs import Point, converged, dump_point, load_point
 from riskfield.learning.objective import Diverged, Objective, assign, flat
-from riskfield.learning.optimiser import Step
+from riskfield.learning.optimiser import Step, reseed
 
 if TYPE_CHECKING:
     from riskfield.learning.lbfgs import LBFGS
@@ -94,7 +94,7 @@ class OrthantRun:
 
     def _evaluate(self, gamma: Tensor) -> Point:
         assign(self.parameters, gamma)
-        torch.manual_seed(self.seed)  # makes an objective with random numbers deterministic
+        reseed(self.seed, gamma)  # makes an objective with random numbers deterministic
         return Point(gamma, self.objective())
 
     def state(self) -> dict[str, Any]:
