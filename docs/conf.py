@@ -4,23 +4,59 @@ from __future__ import annotations
 
 import re
 
+from sphinx_gallery.sorting import ExplicitOrder
+
 import riskfield
+
+THEMES = ("images", "sequences", "inference", "learning", "extending")
 
 project = "riskfield"
 author = "The riskfield developers"
 copyright = "the riskfield developers"
 release = riskfield.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax"]
-exclude_patterns = ["_build"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.mathjax",
+    "sphinx-mathjax-offline",  # a copy of MathJax, so that pages need no network
+    "sphinx_copybutton",
+    "sphinx_gallery.gen_gallery",
+]
+exclude_patterns = ["_build", "gallery/**/*.ipynb", "gallery/**/*.py", "gallery/**/*.md5", "sg_execution_times.rst"]
 myst_enable_extensions = ["dollarmath", "amsmath", "deflist", "colon_fence"]
 myst_heading_anchors = 3
 nitpicky = False
 
 html_theme = "furo"
-html_title = "riskfield"
+html_title = f"riskfield {release}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_theme_options = {
+    "light_css_variables": {"color-brand-primary": "#1f5fa8", "color-brand-content": "#1f5fa8"},
+    "dark_css_variables": {"color-brand-primary": "#7db3f0", "color-brand-content": "#7db3f0"},
+}
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
 html_show_sourcelink = False
 html_show_sphinx = False
+
+sphinx_gallery_conf = {
+    "examples_dirs": "../examples/gallery",
+    "gallery_dirs": "gallery",
+    "filename_pattern": r"/plot_",
+    "subsection_order": ExplicitOrder([f"../examples/gallery/{name}" for name in THEMES]),
+    "within_subsection_order": "FileNameSortKey",
+    "abort_on_example_error": True,
+    "download_all_examples": False,
+    "plot_gallery": True,
+    "remove_config_comments": True,
+    "show_memory": False,
+    "show_signature": False,
+    "write_computation_times": False,
+    "matplotlib_animations": False,
+}
 
 default_role = "code"  # docstrings quote names in single backticks, as Markdown does
 napoleon_google_docstring = True

@@ -30,6 +30,7 @@ def _name(page: Path) -> str:
 @pytest.mark.parametrize("page", [page for page in PAGES if _blocks(page)], ids=_name)
 def test_code_blocks_run(page: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "Agg")
     for name, text in FILES.items():
         Path(name).write_text(text)
     torch.manual_seed(0)
@@ -37,6 +38,8 @@ def test_code_blocks_run(page: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: 
     for line, block in _blocks(page):
         # Blank lines in front make tracebacks point into the page, which does not import this file's future.
         exec(compile("\n" * line + block, str(page), "exec", dont_inherit=True), namespace)
+    drawn = re.findall(r"\]\(figures/([^)]+)\)", page.read_text(encoding="utf-8"))  # by the code itself
+    assert all(Path(name).is_file() for name in drawn)
 
 
 @pytest.mark.parametrize("page", [*PAGES[1:], *sorted(ROOT.glob("[A-Z]*.md"))], ids=_name)
@@ -45,6 +48,13 @@ def test_relative_links_lead_somewhere(page: Path) -> None:
     targets = [target for target in _LINK.findall(text) if "://" not in target and not target.startswith("mailto:")]
     missing = [target for target in targets if not (page.parent / target).exists()]
     assert not missing
+
+
+def test_every_chapter_of_the_tutorial_ends_in_a_figure() -> None:
+    chapters = [page for page in (ROOT / "docs" / "tutorial").glob("*.md") if page.stem != "index"]
+    assert len(chapters) == 8
+    for page in chapters:
+        assert f"](figures/{page.stem}.png)" in page.read_text(encoding="utf-8")
 
 
 def test_readme_has_its_example() -> None:
