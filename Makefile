@@ -49,6 +49,7 @@ papers-quick: $(INSTALLED)
 
 docs: $(INSTALLED)
 	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html
+	$(BIN)/python docs/check_site.py docs/_build/html
 
 # The engine under AddressSanitizer with UndefinedBehaviorSanitizer, and under ThreadSanitizer.
 sanitize:
@@ -60,4 +61,4 @@ $(INSTALLED): pyproject.toml constraints.txt $(NATIVE_SOURCES)
 	touch $@
 
 clean:
-	rm -rf $(VENV) build docs/_build demo
+	rm -rf $(VENV) build docs/_build docs/gallery demo

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
 import torch
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]  # the gallery has a test of its own
 FILES = {  # that pages speak of
     "model.uai": "MARKOV 2  2 3  2  1 0  2 0 1   2  0.5 1   6  1 2 3 4 5 0",
     "model.uai.evid": "1 0 1",
@@ -55,6 +56,48 @@ def test_every_chapter_of_the_tutorial_ends_in_a_figure() -> None:
     assert len(chapters) == 8
     for page in chapters:
         assert f"](figures/{page.stem}.png)" in page.read_text(encoding="utf-8")
+
+
+_DOCUMENTED = re.compile(r"\.\. auto(?:class|function|data|exception):: (riskfield[\w.]+)")
+
+
+def test_the_reference_documents_public_names_by_their_shortest_path() -> None:
+    """And all of them. Errors are documented as a module."""
+    import types
+
+    import riskfield as rf
+
+    spaces = [name for name in rf.__all__ if isinstance(getattr(rf, name), types.ModuleType)]
+    public: dict[str, set[str]] = {name: {f"riskfield.{name}"} for name in rf.__all__ if not name.startswith("_")}
+    for space in spaces:
+        for name in getattr(rf, space).__all__:
+            public.setdefault(name, set()).add(f"riskfield.{space}.{name}")
+    pages = (ROOT / "docs" / "reference").glob("*.md")
+    documented = {path for page in pages for path in _DOCUMENTED.findall(page.read_text(encoding="utf-8"))}
+    for path in documented:
+        name = path.rsplit(".", 1)[1]
+        if name in public:
+            assert path in public[name], f"document {min(public[name], key=len)} instead of {path}"
+    missing = [
+        name
+        for name, paths in public.items()
+        if name not in spaces and not paths & documented and f"riskfield.errors.{name}" not in paths
+    ]
+    assert not missing
+
+
+def test_the_check_of_the_built_site_finds_what_is_wrong(tmp_path: Path) -> None:
+    script = runpy.run_path(str(ROOT / "docs" / "check_site.py"))
+    (tmp_path / "index.html").write_text(
+        '<link rel="stylesheet" href="own.css"><a href="https://example.org">fine</a><a href="#here">fine</a>'
+        '<p id="here"></p><a href="gone.html">dead</a><a href="index.html#gone">dead</a>'
+        '<script src="https://cdn.example.org/x.js"></script><img src="//cdn.example.org/x.png">'
+    )
+    (tmp_path / "own.css").write_text('@import "https://fonts.example.org/a.css"; p { background: url(own.png) }')
+    found = script["problems"](tmp_path)
+    assert len(found) == 5
+    assert sum("does not exist" in line for line in found) == 2
+    assert sum("example.org" in line for line in found) == 3
 
 
 def test_readme_has_its_example() -> None:

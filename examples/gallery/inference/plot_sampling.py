@@ -23,7 +23,7 @@ for tables in graph.factor_views(thetas):
 states = rf.sample(graph, thetas, num_samples=100, chains=2, burn_in=100, seed=0)  # (model, chain, sample, variable)
 agree = (states[..., 0] == states[..., 1]).double()  # do the first two pixels agree?
 for strength, draws in zip(strengths, agree, strict=True):
-    size = float(rf.inference.effective_sample_size(draws))
+    size = float(rf.inference.effective_sample_size(draws[..., None]))
     print(f"strength {strength}: {draws.numel()} samples are worth {size:.0f} independent ones")
 
 # %%
