@@ -128,8 +128,8 @@ def test_damaged_images(folders, kept):
 
 
 def test_a_picture_whose_directory_is_nowhere(tmp_path):
-    """A TIFF file of 64 bits that names the place -1: the system refuses to go there."""
-    (tmp_path / "a.tif").write_bytes(b"II+\0\x08\0\0\0" + b"\xff" * 8)
+    """A TIFF file of 64 bits that names a place that no file has: the system refuses to go there."""
+    (tmp_path / "a.tif").write_bytes(b"II+\0\x08\0\0\0" + b"\0" * 7 + b"\x7f")
     with pytest.raises(rf.errors.FileFormatError, match=r"a.tif cannot be read as an image"):
         read_image(tmp_path / "a.tif")
 
