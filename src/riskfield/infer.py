@@ -127,12 +127,12 @@ def _without_impossible(request: Request, adjoint: AbstractAdjoint, solution: So
     return replace(solution, mu=mu, _value=value)
 
 
-def _without_slopes_at_zero(mu: Tensor, grad: Tensor) -> Tensor | None:
+def _without_slopes_at_zero(mu: Tensor, grad: Tensor | None) -> Tensor | None:
     """The gradient of a loss in mu, 0 where mu is 0 and it is not finite, as that of the square root.
 
     Impossible states have mu = 0 whatever theta is, so that no gradient passes through them; 0 times infinity is NaN.
     """
-    if torch.isfinite(grad.detach().sum()):
+    if grad is None or is_transformed(grad) or torch.isfinite(grad.detach().sum()):  # None stands for 0
         return None
     return torch.where((mu == 0) & ~torch.isfinite(grad), 0.0, grad)
 
