@@ -33,8 +33,8 @@ class Chains:
     """The variables of a graph that consists of chains, step by step."""
 
     order: Tensor  # (variable,)  the first variables of all chains, then the second ones, ...
+    place: Tensor  # (variable,)  where in `order` each variable is
     counts: list[int]  # how many chains have a t-th variable
-    previous: Tensor  # (variable - counts[0],)  where in `order` the variable before each later one is
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,11 +81,10 @@ def _chains(graph: FactorGraph) -> Chains | None:
         after = following[step]
         position[after[after >= 0]] = chain[after >= 0]
     steps = _walk(first[np.argsort(-length, kind="stable")], following)
-    counts = [len(step) for step in steps]
-    starts = np.concatenate([[0], np.cumsum(counts)])
-    previous = [start + np.arange(count) for start, count in zip(starts, counts[1:], strict=False)]
-    joined = np.concatenate([*previous, np.empty(0, np.int64)])
-    return Chains(index_tensor(np.concatenate(steps)), counts, index_tensor(joined))
+    order = np.concatenate(steps)
+    place = np.empty_like(order)
+    place[order] = np.arange(num_variables)
+    return Chains(index_tensor(order), index_tensor(place), [len(step) for step in steps])
 
 
 def _walk(first: np.ndarray, following: np.ndarray) -> list[np.ndarray]:
@@ -102,8 +101,8 @@ def _walk(first: np.ndarray, following: np.ndarray) -> list[np.ndarray]:
 def expectations(graph: FactorGraph, chains: Chains, theta: Tensor) -> Expectations | None:
     """A(theta) and dA/dtheta for theta of shape (theta,); None where a probability could underflow."""
     (nodes,), (tables,) = graph.node_views(theta), graph.factor_views(theta)
-    order = chains.order.to(theta.device)
-    weights = nodes[order].T.contiguous()  # (state, variable)
+    order, place = (index.to(theta.device) for index in (chains.order, chains.place))
+    weights = nodes.index_select(0, order).T.contiguous()  # (state, variable)
     top, top_pair = weights.amax(0), tables.amax()
     finite = weights.isneginf().sum() + tables.isneginf().sum()
     weights.sub_(top).exp_()
@@ -117,26 +116,29 @@ def expectations(graph: FactorGraph, chains: Chains, theta: Tensor) -> Expectati
     parts = (part.split(chains.counts, -1) for part in (weights, alpha, beta, total))
     steps = list(zip(*parts, strict=True))
     transposed = pair.T.contiguous()
-    before: Tensor | None = None
+    last: Tensor | None = None
     for own, forward, _, scale in steps:
-        if before is None:
+        if last is None:
             forward.copy_(own)
         else:
-            torch.mm(transposed, before[:, : own.shape[1]], out=forward)
+            torch.mm(transposed, last[:, : own.shape[1]], out=forward)
             forward.mul_(own)
         torch.sum(forward, 0, out=scale)
         forward.div_(scale)
-        before = forward
+        last = forward
     weights.div_(total)
-    for (own, _, backward, _), (_, _, earlier, _) in zip(steps[:0:-1], steps[-2::-1], strict=True):
-        torch.mm(pair, own.mul_(backward), out=earlier[:, : own.shape[1]])
-    value = total.log().sum() + top.sum() + top_pair * len(chains.previous)
+    sums = torch.zeros_like(pair)
+    for (own, _, backward, _), (_, before, earlier, _) in zip(steps[:0:-1], steps[-2::-1], strict=True):
+        count = own.shape[1]
+        torch.mm(pair, own.mul_(backward), out=earlier[:, :count])
+        sums.addmm_(before[:, :count], own.T)
+    value = total.log().sum() + top.sum() + top_pair * (len(order) - chains.counts[0])
     if not torch.isfinite(value) or (zeros > 0 and not (_is_safe(alpha) and _is_safe(beta))):
         return None
-    sums = pair * (alpha[:, chains.previous.to(theta.device)] @ weights[:, chains.counts[0] :].T)
     statistics = torch.empty_like(theta)
-    graph.node_views(statistics)[0][order] = (alpha * beta).T
-    graph.factor_views(statistics)[0][0] = sums
+    marginals = alpha.mul_(beta).T.contiguous()
+    torch.index_select(marginals, 0, place, out=graph.node_views(statistics)[0])
+    graph.factor_views(statistics)[0][0] = sums.mul_(pair)
     return Expectations(value, statistics)
 
 
