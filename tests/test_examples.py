@@ -216,3 +216,12 @@ def test_names_are_labelled_better_together(names: Script, capsys: pytest.Captur
     assert train["ERM-F"] < train["surrogate likelihood"] + 0.01
     assert max(train["clique logistic"], train["surrogate likelihood"]) < train["independent"] - 0.03
     assert f"{float(results['ERM-F'][2]):.3f}" in printed
+
+
+def test_pos_tagging(capsys: pytest.CaptureFixture[str]) -> None:
+    script = EXAMPLES / "pos_tagging.py"
+    runpy.run_path(str(script))["main"](["--quick"])
+    printed = capsys.readouterr().out
+    assert float(printed.split("sentences: ")[1].split()[0]) > 0.9
+    lines = script.read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 40

@@ -6,22 +6,22 @@ import math
 import os
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from sklearn.base import BaseEstimator
 from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_consistent_length, check_is_fitted
 from torch import Tensor
 
 from riskfield.decoders import AbstractDecoder, as_decoder, decode
 from riskfield.estimators.defaults import INFERENCE, OPTIMISER
-from riskfield.estimators.design import Design, RowRange, Sizes
+from riskfield.estimators.design import Design, Sizes, stacked
 from riskfield.estimators.files import load_estimator, save_estimator
 from riskfield.estimators.labels import Array, as_labels, classes_of, is_known, known_labels, type_of
+from riskfield.estimators.parameters import NestedParameters
 from riskfield.examples import Examples
 from riskfield.infer import Inference, InferenceChoice
 from riskfield.learning.checkpoint import Checkpoints
@@ -35,14 +35,13 @@ from riskfield.losses.marginal import CliqueSmoothedClassification, SmoothedClas
 from riskfield.losses.names import LOSSES
 from riskfield.losses.piecewise import Independent
 from riskfield.models.conditional import LinearModel
-from riskfield.models.sparse import SparseRows
 from riskfield.progress import bar
 
 # How many variables are evaluated at once by default: those of four images of 240 x 320 pixels.
 _VARIABLES_AT_ONCE = 4 * 240 * 320
 
 
-class AbstractCRF(BaseEstimator):  # type: ignore[misc]
+class AbstractCRF(NestedParameters):
     """A linear model on the graph of each example, a loss and an inference.
 
     All estimators have the same parameters, but for those that describe an example:
@@ -61,6 +60,7 @@ class AbstractCRF(BaseEstimator):  # type: ignore[misc]
         optimiser: by default `LBFGS(iterations=200)`.
         initial: losses to fit first, in this order. By default, as in Domke (2013), `Independent()`, and then
             `SurrogateEM()` before a smoothed classification error. An empty tuple for none.
+        ignore: the label that marks unknown ones, by default -1. None if every label is a class, -1 too.
         chunk_size: how many examples are evaluated at once, to bound memory. By default about 300,000 variables.
         random_state: seeds whatever is random. L-BFGS is not, unless the loss draws samples.
         verbose: show progress bars.
@@ -77,6 +77,7 @@ class AbstractCRF(BaseEstimator):  # type: ignore[misc]
     lasso: float
     optimiser: AbstractOptimiser | None
     initial: Sequence[LossLike] | None
+    ignore: Any
     chunk_size: int | None
     random_state: Any
     verbose: bool
@@ -132,7 +133,7 @@ class AbstractCRF(BaseEstimator):  # type: ignore[misc]
 
         Arguments:
             X: the examples.
-            y: their labels, an array for each, of integers, booleans or strings; -1 where a label is unknown.
+            y: their labels, an array for each, of integers, booleans or strings; `ignore` where a label is unknown.
             sample_weight: the weight of each example, of shape (n,).
             checkpoint: a folder for checkpoints, or `Checkpoints(folder, every=...)`.
             resume: continue from the checkpoints in it.
@@ -145,8 +146,8 @@ class AbstractCRF(BaseEstimator):  # type: ignore[misc]
         stages = self.stages()
         as_decoder(self.decoder)  # refused here rather than by `predict`
         pairs = enumerate(zip(y, designs, strict=True))
-        labels = [as_labels(own, design.shape, f"y[{k}]") for k, (own, design) in pairs]
-        self.classes_ = classes_of(labels)
+        labels = [as_labels(own, design.shape, f"y[{k}]", self.ignore) for k, (own, design) in pairs]
+        self.classes_ = classes_of(labels, self.ignore)
         self.n_features_in_, self.n_edge_features_in_, self.arity_ = designs[0].sizes
         self.inference_ = self._inference()
         codes = self._codes(labels)
@@ -194,15 +195,15 @@ class AbstractCRF(BaseEstimator):  # type: ignore[misc]
         check_consistent_length(X, y, sample_weight)
         right = total = 0.0
         for k, predicted in enumerate(self.predict(X)):
-            labels = as_labels(y[k], predicted.shape, f"y[{k}]")
-            known = is_known(labels)
+            labels = as_labels(y[k], predicted.shape, f"y[{k}]", self.ignore)
+            known = is_known(labels, self.ignore)
             if known.any() and type_of(labels) != type_of(predicted):
                 raise ValueError(f"`y[{k}]` must hold {type_of(predicted)}, as in `fit`. Got {type_of(labels)}.")
             weight = 1.0 if sample_weight is None else float(sample_weight[k])
-            right += weight * np.count_nonzero(predicted[known] == known_labels(labels))
+            right += weight * np.count_nonzero(predicted[known] == known_labels(labels, self.ignore))
             total += weight * np.count_nonzero(known)
         if not total > 0:
-            raise ValueError("`y` must hold a label other than -1.")
+            raise ValueError(f"`y` must hold a label other than {self.ignore}.")
         return float(right / total)
 
     def stages(self) -> list[Stage]:
@@ -287,8 +288,8 @@ class AbstractCRF(BaseEstimator):  # type: ignore[misc]
     def _codes(self, labels: Sequence[Array]) -> list[npt.NDArray[np.int64]]:
         """Labels as numbers of classes, with -1 where they are unknown."""
         codes = [np.full(own.shape, -1, np.int64) for own in labels]
-        known = [is_known(own) for own in labels]
-        values = [known_labels(own) for own in labels]
+        known = [is_known(own, self.ignore) for own in labels]
+        values = [known_labels(own, self.ignore) for own in labels]
         found = np.searchsorted(self.classes_, np.concatenate([own for own in values if own.size]))
         parts = np.split(found, np.cumsum([own.size for own in values])[:-1])
         for own, where, part in zip(codes, known, parts, strict=True):
@@ -304,7 +305,7 @@ class AbstractCRF(BaseEstimator):  # type: ignore[misc]
         for members in _groups(designs):
             graph = designs[members[0]].structure.graph(len(self.classes_))
             coded = np.stack([designs[k].reduce(codes[k]) for k in members])
-            joined = _stacked([inputs[k] for k in members])
+            joined = stacked([inputs[k] for k in members])
             for k in members:
                 inputs[k].clear()  # the block holds them now
             own = None if weights is None else torch.from_numpy(weights[members])
@@ -336,7 +337,7 @@ class AbstractCRF(BaseEstimator):  # type: ignore[misc]
             for members in portion:
                 graph = designs[members[0]].structure.graph(len(self.classes_))
                 unknown = torch.full((len(members), graph.num_variables), -1)
-                blocks.append(Examples(graph, unknown, _stacked([designs[k].inputs() for k in members])))
+                blocks.append(Examples(graph, unknown, stacked([designs[k].inputs() for k in members])))
             united = unite(self.model_, blocks) if together else None
             if united is None:
                 found = (
@@ -401,18 +402,6 @@ def _groups(designs: Sequence[Design]) -> list[list[int]]:
     for k, design in enumerate(designs):
         groups.setdefault(design.structure, []).append(k)
     return list(groups.values())
-
-
-def _stacked(inputs: Sequence[Mapping[str, Tensor | RowRange]]) -> dict[str, Tensor | SparseRows]:
-    return {name: _stack([own[name] for own in inputs]) for name in inputs[0]}
-
-
-def _stack(parts: Sequence[Tensor | RowRange]) -> Tensor | SparseRows:
-    first = parts[0]
-    if isinstance(first, Tensor):
-        return torch.stack([own for own in parts if isinstance(own, Tensor)]).double()
-    rows = np.concatenate([np.arange(own.start, own.stop) for own in parts if isinstance(own, RowRange)])
-    return SparseRows(first.matrix[rows], len(parts))
 
 
 def _like(X: Any, values: list[Array]) -> Any:

@@ -60,7 +60,7 @@ class CRF(AbstractCRF):
             allow have probability 0.
         forbidden: further transitions of probability 0, pairs (label, next label) with None for the start or the end.
             With a `scheme` or `forbidden`, the default decoder is `MAP()`, so that predictions obey them.
-        loss, inference, decoder, ridge, lasso, optimiser, initial, chunk_size, random_state, verbose: as for
+        loss, inference, decoder, ridge, lasso, optimiser, initial, ignore, chunk_size, random_state, verbose: as for
             `AbstractCRF`.
 
     >>> import numpy as np
@@ -96,6 +96,7 @@ class CRF(AbstractCRF):
         lasso: float = 0.0,
         optimiser: AbstractOptimiser | None = None,
         initial: Sequence[LossLike] | None = None,
+        ignore: Any = -1,
         chunk_size: int | None = None,
         random_state: Any = 0,
         verbose: bool = False,
@@ -112,6 +113,7 @@ class CRF(AbstractCRF):
         self.lasso = lasso
         self.optimiser = optimiser
         self.initial = initial
+        self.ignore = ignore
         self.chunk_size = chunk_size
         self.random_state = random_state
         self.verbose = verbose

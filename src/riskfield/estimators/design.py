@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from riskfield.graph.builders import chain
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.graph.grids import grid
+from riskfield.models.sparse import SparseRows
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Codes: TypeAlias = npt.NDArray[np.int64]
@@ -210,3 +211,16 @@ def with_constant_column(matrix: Any) -> Any:
 def with_constant(features: Floats) -> Floats:
     """The features with a last one of 1."""
     return np.concatenate([features, np.ones((len(features), 1))], axis=1)
+
+
+def stacked(inputs: Sequence[Mapping[str, Tensor | RowRange]]) -> dict[str, Tensor | SparseRows]:
+    """The inputs of several examples of one structure, with the example as the first axis."""
+    return {name: _stack([own[name] for own in inputs]) for name in inputs[0]}
+
+
+def _stack(parts: Sequence[Tensor | RowRange]) -> Tensor | SparseRows:
+    first = parts[0]
+    if isinstance(first, Tensor):
+        return torch.stack([own for own in parts if isinstance(own, Tensor)]).double()
+    rows = np.concatenate([np.arange(own.start, own.stop) for own in parts if isinstance(own, RowRange)])
+    return SparseRows(first.matrix[rows], len(parts))

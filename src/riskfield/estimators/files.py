@@ -36,6 +36,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "fit_intercept": (bool,),
     "features": (ImageFeatures, NoneType),
     "features_": (ImageFeatures,),
+    "ignore": (int, str, NoneType),
     "inference": (Inference, ExactOnForests, NoneType),
     "inference_": (Inference, ExactOnForests),
     "initial": (tuple, NoneType),

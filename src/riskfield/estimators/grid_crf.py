@@ -31,7 +31,7 @@ class GridCRF(AbstractCRF):
         connectivity: 4 or 8 neighbours.
         edge_features: "constant", so that all edges of a direction share a table, or "difference", so that tables
             depend on how the pixels differ.
-        loss, inference, decoder, ridge, lasso, optimiser, initial, chunk_size, random_state, verbose: as for
+        loss, inference, decoder, ridge, lasso, optimiser, initial, ignore, chunk_size, random_state, verbose: as for
             `AbstractCRF`.
 
     >>> import numpy as np
@@ -58,6 +58,7 @@ class GridCRF(AbstractCRF):
         lasso: float = 0.0,
         optimiser: AbstractOptimiser | None = None,
         initial: Sequence[LossLike] | None = None,
+        ignore: Any = -1,
         chunk_size: int | None = None,
         random_state: Any = 0,
         verbose: bool = False,
@@ -71,6 +72,7 @@ class GridCRF(AbstractCRF):
         self.lasso = lasso
         self.optimiser = optimiser
         self.initial = initial
+        self.ignore = ignore
         self.chunk_size = chunk_size
         self.random_state = random_state
         self.verbose = verbose

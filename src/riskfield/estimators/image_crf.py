@@ -37,7 +37,7 @@ class ImageCRF(AbstractCRF):
         features: which features are computed of an image, and the resolution at which inference runs. By default
             `ImageFeatures()`. Below the resolution of the images, a pixel of the grid learns the label that covers most
             of it, and marginals are interpolated back. States that a `decoder` chooses are repeated.
-        loss, inference, decoder, ridge, lasso, optimiser, initial, chunk_size, random_state, verbose: as for
+        loss, inference, decoder, ridge, lasso, optimiser, initial, ignore, chunk_size, random_state, verbose: as for
             `AbstractCRF`.
 
     `features_` is what `features` came to be.
@@ -70,6 +70,7 @@ class ImageCRF(AbstractCRF):
         lasso: float = 0.0,
         optimiser: AbstractOptimiser | None = None,
         initial: Sequence[LossLike] | None = None,
+        ignore: Any = -1,
         chunk_size: int | None = None,
         random_state: Any = 0,
         verbose: bool = False,
@@ -82,6 +83,7 @@ class ImageCRF(AbstractCRF):
         self.lasso = lasso
         self.optimiser = optimiser
         self.initial = initial
+        self.ignore = ignore
         self.chunk_size = chunk_size
         self.random_state = random_state
         self.verbose = verbose

@@ -1,8 +1,8 @@
 """Labels as users write them: which type they have, which of them are unknown, and which classes they name.
 
 Labels are integers (floats with whole values count as such), booleans or strings, one type in all examples. The integer
--1 marks an unknown label. Labels that leave in doubt whether -1 is a class are refused, since guessing would train
-another model than the one that was meant.
+-1 marks an unknown label, unless an estimator names another one. Labels that leave in doubt whether -1 is a class are
+refused, since guessing would train another model than the one that was meant.
 """
 
 from __future__ import annotations
@@ -18,8 +18,14 @@ Array: TypeAlias = npt.NDArray[Any]
 UNKNOWN = -1
 
 
-def as_labels(values: Any, shape: tuple[int, ...], name: str) -> Array:
-    """The labels of one example as an array of one type, checked; `name` is their name in errors.
+def as_labels(values: Any, shape: tuple[int, ...], name: str, ignore: Any = UNKNOWN) -> Array:
+    """The labels of one example as an array of one type, checked.
+
+    Arguments:
+        values: the labels.
+        shape: the shape that they must have.
+        name: their name in errors.
+        ignore: the label that marks unknown ones; None if all are known.
 
     Strings are an object array where some of them are unknown, as `np.array(["a", -1, "b"], dtype=object)`.
     """
@@ -35,7 +41,7 @@ def as_labels(values: Any, shape: tuple[int, ...], name: str) -> Array:
                 "among strings by -1, pass np.array(labels, dtype=object)."
             )
     if labels.dtype.kind == "O":
-        return _from_objects(labels, name)
+        return _from_objects(labels, name, ignore)
     if labels.dtype.kind not in "biufU":
         raise ValueError(f"`{name}` must hold integers, booleans or strings. Got {labels.dtype}.")
     if labels.dtype.kind == "f" and not (labels == np.round(labels)).all():
@@ -43,36 +49,40 @@ def as_labels(values: Any, shape: tuple[int, ...], name: str) -> Array:
     return labels
 
 
-def is_known(labels: Array) -> npt.NDArray[np.bool_]:
-    """Where labels are not -1."""
-    return labels != UNKNOWN if labels.dtype.kind in "ifO" else np.ones(labels.shape, np.bool_)
+def is_known(labels: Array, ignore: Any = UNKNOWN) -> npt.NDArray[np.bool_]:
+    """Where labels are not `ignore`."""
+    kinds = "UO" if isinstance(ignore, str) else "ifO"
+    if ignore is None or labels.dtype.kind not in kinds:
+        return np.ones(labels.shape, np.bool_)
+    return np.asarray(labels != ignore, np.bool_)
 
 
-def classes_of(labels: Sequence[Array]) -> Array:
+def classes_of(labels: Sequence[Array], ignore: Any = UNKNOWN) -> Array:
     """All labels that occur, in order: at least two classes of one type, none of which can be meant to be unknown."""
     examples: dict[str, int] = {}  # the first example with labels of a type
     for k, own in enumerate(labels):
-        if is_known(own).any():
+        if is_known(own, ignore).any():
             examples.setdefault(type_of(own), k)
     if not examples:
-        raise ValueError(f"`y` must hold a label other than {UNKNOWN}.")
+        raise ValueError(f"`y` must hold a label other than {ignore}.")
     if len(examples) > 1:
         found = " and ".join(f"{kind} in y[{k}]" for kind, k in examples.items())
         raise ValueError(f"`y` must hold labels of one type. Got {found}.")
     (kind,) = examples
-    classes = np.unique(np.concatenate([known_labels(own) for own in labels if is_known(own).any()]))
-    if kind == "strings":
-        _check_strings(classes)
-    elif not all(is_known(own).all() for own in labels):
-        _check_beside_unknown(classes)
+    classes = np.unique(np.concatenate([known_labels(own, ignore) for own in labels if is_known(own, ignore).any()]))
+    if ignore == UNKNOWN:
+        if kind == "strings":
+            _check_strings(classes)
+        elif not all(is_known(own).all() for own in labels):
+            _check_beside_unknown(classes)
     if len(classes) < 2:
         raise ValueError(f"`y` must hold at least two classes. Got only {classes.tolist()[0]!r}.")
     return classes
 
 
-def known_labels(labels: Array) -> Array:
+def known_labels(labels: Array, ignore: Any = UNKNOWN) -> Array:
     """The labels that are known, in one axis."""
-    known = labels[is_known(labels)]
+    known = labels[is_known(labels, ignore)]
     return known.astype(np.str_) if labels.dtype.kind == "O" else known
 
 
@@ -81,7 +91,7 @@ def type_of(labels: Array) -> str:
     return {"U": "strings", "O": "strings", "b": "booleans"}.get(labels.dtype.kind, "integers")
 
 
-def _from_objects(labels: Array, name: str) -> Array:
+def _from_objects(labels: Array, name: str, ignore: Any) -> Array:
     """Objects that are all numbers as an array of numbers; strings, with -1 among them, as they are."""
     entries = labels.ravel().tolist()
     strings = [isinstance(entry, str) for entry in entries]
@@ -89,10 +99,10 @@ def _from_objects(labels: Array, name: str) -> Array:
         odd = [entry for entry in entries if not _is_plain_number(entry)]
         if odd:
             raise ValueError(f"`{name}` must hold integers of at most 64 bits, booleans or strings. Got {odd[0]!r}.")
-        return as_labels(np.array(entries).reshape(labels.shape), labels.shape, name)
+        return as_labels(np.array(entries).reshape(labels.shape), labels.shape, name, ignore)
     for entry, is_string in zip(entries, strings, strict=True):
-        if not is_string and (isinstance(entry, bool) or entry != UNKNOWN):
-            raise ValueError(f"`{name}` must hold labels of one type, or {UNKNOWN}. Got strings and {entry!r}.")
+        if not is_string and (isinstance(entry, bool) or ignore is None or entry != ignore):
+            raise ValueError(f"`{name}` must hold labels of one type, or {ignore}. Got strings and {entry!r}.")
     return labels
 
 
@@ -119,7 +129,8 @@ def _check_beside_unknown(classes: Array) -> None:
         negative = f"{min(others)} is negative, too" if min(others) < 0 else f"{UNKNOWN} and 1 are two classes"
         raise ValueError(
             f"`y` holds {UNKNOWN}, which marks an unknown label, but it seems to be a class here: {negative}. "
-            "Number the classes from 0, as np.unique(labels, return_inverse=True) does."
+            "Number the classes from 0, as np.unique(labels, return_inverse=True) does, or pass `ignore=None` to the "
+            "estimator if no label is unknown."
         )
 
 

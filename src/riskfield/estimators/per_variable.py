@@ -31,9 +31,13 @@ class PerVariable(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self.transformer = transformer
 
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Fit the transformer to the rows of all examples."""
-        rows = [np.asarray(_first(example)) for example in X]
-        self.transformer_ = clone(self.transformer).fit(np.concatenate([r.reshape(-1, r.shape[-1]) for r in rows]))
+        """Fit the transformer to the rows of all examples, and to their labels where `y` is given."""
+        parts = [np.asarray(_first(example)) for example in X]
+        rows = np.concatenate([part.reshape(-1, part.shape[-1]) for part in parts])
+        labels = None if y is None else np.concatenate([np.asarray(own).reshape(-1) for own in y])
+        if labels is not None and len(labels) != len(rows):
+            raise ValueError(f"`y` must hold a label for each of {len(rows)} variables. Got {len(labels)}.")
+        self.transformer_ = clone(self.transformer).fit(rows, labels)
         return self
 
     def transform(self, X: Any) -> Any:

@@ -1,0 +1,39 @@
+"""Nested parameters: the settings of the objects that an estimator holds, such as `optimiser__iterations`."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Self
+
+from sklearn.base import BaseEstimator
+
+from riskfield.estimators.defaults import INFERENCE, OPTIMISER
+
+_DEFAULTS: dict[str, Any] = {"optimiser": OPTIMISER, "inference": INFERENCE}  # in place of None
+
+
+class NestedParameters(BaseEstimator):  # type: ignore[misc]
+    """An estimator whose parameters may be frozen dataclasses."""
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The parameters, and with `deep` the settings of those that are objects, such as "optimiser__iterations"."""
+        params: dict[str, Any] = super().get_params(deep=deep)
+        for name, value in list(params.items()) if deep else ():
+            if dataclasses.is_dataclass(value) and not isinstance(value, type):
+                params |= {f"{name}__{own.name}": getattr(value, own.name) for own in dataclasses.fields(value)}
+        return params
+
+    def set_params(self, **params: Any) -> Self:
+        """Set parameters, or settings of those that are objects: `set_params(optimiser__iterations=50)`."""
+        super().set_params(**{key: value for key, value in params.items() if "__" not in key})
+        for key, value in params.items():
+            name, nested, setting = key.partition("__")
+            if not nested:
+                continue
+            held: Any = self.get_params(deep=False).get(name)
+            held = _DEFAULTS.get(name) if held is None else held
+            known = dataclasses.is_dataclass(held) and not isinstance(held, type)
+            if not known or setting not in {own.name for own in dataclasses.fields(held)}:
+                raise ValueError(f"`{key}` is not a setting of this estimator: `{name}` is {held!r}.")
+            setattr(self, name, dataclasses.replace(held, **{setting: value}))
+        return self
