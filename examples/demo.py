@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 import riskfield as rf
-from riskfield.datasets.bundled import bundled_pictures
+from riskfield.datasets.bundled import bundled_images
 from riskfield.datasets.images import ImageSet, LabelledImage
 from riskfield.datasets.noise import PowerNoise, denoising
 from riskfield.estimators.image_run import ImageRun
@@ -58,7 +58,7 @@ class Outcome:
 
 def split(shape: tuple[int, int]) -> tuple[ImageSet, ImageSet]:
     """Return noisy training and test images: every other photograph, in alphabetical order."""
-    noisy = denoising(bundled_pictures(), NOISE, shape=shape)
+    noisy = denoising(bundled_images(), NOISE, shape=shape)
     kept = {example.name: example for example in noisy}  # read once
     images = ImageSet(noisy.names, kept.__getitem__, noisy.classes)
     return images[0::2], images[1::2]

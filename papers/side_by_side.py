@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from papers._library import class_colours
+import riskfield as rf
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -93,4 +93,4 @@ def _short(value: float, digits: int) -> str:
 
 
 def _palette(num_states: int) -> npt.NDArray[np.float64]:
-    return np.array(class_colours(num_states)) / 255
+    return np.array(rf.datasets.class_colours(num_states)) / 255

@@ -1,12 +1,10 @@
-"""What every test shares: the kernels to run with, seeds, one thread, reproducible examples."""
+"""What the tests of the library share: the kernels to run with, and reproducible examples."""
 
 import os
 
 import pytest
-import torch
 from hypothesis import HealthCheck, settings
 
-import riskfield
 from cases import NEEDS_NATIVE
 
 # Examples are the same on every run; HYPOTHESIS_PROFILE=explore looks for new ones.
@@ -22,14 +20,3 @@ NATIVE = pytest.param("native", marks=NEEDS_NATIVE)
 def kernels(request):
     """Runs a test with each of the two kernels."""
     return request.param
-
-
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(0)
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _one_thread():
-    torch.set_num_threads(1)
-    riskfield.set_num_threads(1)

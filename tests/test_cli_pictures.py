@@ -128,7 +128,7 @@ def test_one_bad_picture_never_ends_a_batch(bad_pictures, capsys, monkeypatch):
         folder = "masks" if name == "odd" else "images"
         assert line.startswith(f"riskfield: {folder}/{name}.png ")
         assert line.count(name) == 1
-    assert json.loads(Path("scores.json").read_text())["pictures"] == len(good)
+    assert json.loads(Path("scores.json").read_text())["images"] == len(good)
     assert "log loss" in said.out
 
     assert main(["report", "model", *data, "--out", "page.html"]) == 2
@@ -144,12 +144,12 @@ def test_one_bad_picture_never_ends_a_batch(bad_pictures, capsys, monkeypatch):
         patch.setattr("riskfield.features.image.physical_memory", lambda: 200 * 200 * 100 * 8)
         assert main(["report", "model", *data, "--out", "page.html"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("riskfield: large: Features of a picture of 200 x 200 pixels")
+    assert line.startswith("riskfield: large: Features of an image of 200 x 200 pixels")
 
     monkeypatch.setattr("riskfield.features.image.physical_memory", lambda: 10)
     assert main(["predict", "model", "images/a.png", "--out", "y", "-q"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("riskfield: images/a.png: Features of a picture of ")
+    assert line.startswith("riskfield: images/a.png: Features of an image of ")
 
 
 def test_predictions_can_be_evaluated_as_masks(folder, capsys):

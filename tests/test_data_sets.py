@@ -10,7 +10,7 @@ from PIL import Image
 import riskfield as rf
 from riskfield.datasets.backgrounds import stanford_background
 from riskfield.datasets.berkeley import bsds500
-from riskfield.datasets.bundled import bundled_pictures, mosaics
+from riskfield.datasets.bundled import bundled_images, mosaics
 from riskfield.datasets.horses import weizmann_horses
 from riskfield.datasets.mnist import mnist
 from riskfield.datasets.noise import BimodalNoise, GaussianNoise, PowerNoise, ReassignmentNoise, binarise, denoising
@@ -69,7 +69,7 @@ def test_berkeley(tmp_path):
     with pytest.raises(ValueError, match=r"`subsets` must be some of \('train', 'val', 'test'\). Got \['validation'\]"):
         bsds500(tmp_path, ["validation"])
     (images / "test").mkdir()
-    with pytest.raises(rf.errors.MissingDataError, match="BSDS500 has no pictures"):
+    with pytest.raises(rf.errors.MissingDataError, match="BSDS500 has no images"):
         bsds500(tmp_path, ["test"])
 
 
@@ -236,7 +236,7 @@ def test_binarise_turns_and_shrinks_and_cuts_at_the_mean():
 
 
 def test_denoising_depends_on_names_and_seed_alone():
-    pictures = bundled_pictures()
+    pictures = bundled_images()
     both = denoising(pictures.select(["camera", "moon"]), PowerNoise(1.25), shape=(20, 30))
     alone = denoising(pictures.select(["moon"]), PowerNoise(1.25), shape=(20, 30))
     assert both.classes == ("0", "1")
@@ -251,8 +251,8 @@ def test_denoising_depends_on_names_and_seed_alone():
     assert both[0].image.shape == (20, 30)
 
 
-def test_bundled_pictures_are_there():
-    pictures = bundled_pictures()
+def test_bundled_images_are_there():
+    pictures = bundled_images()
     for picture in pictures:
         assert picture.image.dtype == np.uint8
         assert min(picture.image.shape[:2]) >= 128
@@ -261,7 +261,7 @@ def test_bundled_pictures_are_there():
 
 def test_mosaics():
     pictures, testing = mosaics(3), mosaics(3, test=True)
-    textures = {p.name: p.image for p in bundled_pictures().select(pictures.classes)}
+    textures = {p.name: p.image for p in bundled_images().select(pictures.classes)}
     for some, first in [(pictures, 0), (testing, 256)]:
         for picture in some:
             assert picture.image.shape == picture.labels.shape == (120, 160)

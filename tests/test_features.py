@@ -129,11 +129,11 @@ def test_coarse_features_are_means_and_edges_compare_means():
 def test_invalid_pictures():
     recipe = rf.features.ImageFeatures()
     for wrong in [np.zeros((3, 4, 2)), np.zeros(5), np.zeros((0, 4)), np.zeros((2, 3, 4, 3))]:
-        with pytest.raises(ValueError, match="`picture` must have shape"):
+        with pytest.raises(ValueError, match="`image` must have shape"):
             recipe(wrong)
-    with pytest.raises(ValueError, match="`picture` must be of type uint8, uint16, bool or floating"):
+    with pytest.raises(ValueError, match="`image` must be of type uint8, uint16, bool or floating"):
         recipe(np.zeros((3, 4), np.int64))
-    with pytest.raises(ValueError, match="`picture` must be finite"):
+    with pytest.raises(ValueError, match="`image` must be finite"):
         recipe(np.full((3, 4), np.nan))
     assert as_floats(np.array([[65535, 0]], np.uint16)).ravel().tolist() == [1, 0]
     assert as_floats(np.array([[True, False]])).ravel().tolist() == [1, 0]

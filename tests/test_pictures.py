@@ -71,7 +71,7 @@ def test_without_masks_there_are_no_labels(folders):
     pictures = rf.datasets.image_folder(folders[0])
     assert pictures.classes == ()
     assert pictures[2].labels is None
-    with pytest.raises(ValueError, match=r"`pictures` must have labels. a has none"):
+    with pytest.raises(ValueError, match=r"`images` must have labels. a has none"):
         rf.datasets.image_examples(pictures, RECIPE, 2)
 
 

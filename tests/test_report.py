@@ -18,9 +18,9 @@ from PIL import Image
 import riskfield as rf
 from picture_cases import CLASS_OPTIONS, CLASSES, IGNORE, write_folders
 from riskfield.cli import main
+from riskfield.datasets.colours import as_bytes, class_colours, overlay
 from riskfield.estimators.image_run import ImageRun
 from riskfield.report.charts import Chart, Line, histogram
-from riskfield.report.colours import as_bytes, class_colours, overlay
 from riskfield.report.evaluation import Tally
 from riskfield.report.gallery import entropy, ranked
 from riskfield.report.images import backdrop, layers, one_hot, photograph

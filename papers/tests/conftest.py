@@ -1,23 +1,10 @@
-"""What the tests of the studies share: seeds, one thread, and the records behind the pages that are written."""
+"""What the tests of the studies share: the records behind the pages that are written."""
 
 import json
 
 import pytest
-import torch
 
 import papers.study
-import riskfield as rf
-
-
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(0)
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _one_thread():
-    torch.set_num_threads(1)
-    rf.set_num_threads(1)
 
 
 @pytest.fixture

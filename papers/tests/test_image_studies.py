@@ -39,7 +39,7 @@ def save(path, array):
 def data(tmp_path_factory):
     """A few pictures of each data set, under names that the recorded splits have."""
     root = tmp_path_factory.mktemp("data")
-    camera = rf.datasets.bundled_pictures().select(["camera"])[0].image
+    camera = rf.datasets.bundled_images().select(["camera"])[0].image
     (root / "BSDS500/data/images/val").mkdir(parents=True)
     for split in (Recorded.BERKELEY_2010, Recorded.BERKELEY_2013):
         for k, name in enumerate(split.read()[0].train[:2] + split.read()[0].test[:2]):

@@ -14,7 +14,7 @@ from picture_cases import CLASS_OPTIONS, write_folders
 from riskfield.cli import main
 
 KEYS = ["ridge", "loss", "quiet", "images", "masks", "class", "ignore", "iterations", "sweeps", "scale", "seed", "out"]
-KEYS += ["json", "resume", "config", "help", "rho", "pictures", "title", "nothing", '"a b"', "inference", "optimiser"]
+KEYS += ["json", "resume", "config", "help", "rho", "shown", "title", "nothing", '"a b"', "inference", "optimiser"]
 VALUES = ["1", "-1", "0.5", "1e-3", "nan", "inf", "true", "false", '""', '"x"', "[]", "[1, 2]", '["0=a"]', "{}"]
 VALUES += [
     "1979-05-27",

@@ -125,7 +125,7 @@ def fit_images(
         "seed": seed,
         "ignore": "nothing" if ignore is None else ignore,
         "classes": ", ".join(f"{name} = {value}" for value, name in sorted(names.items())),
-        "pictures": len(read),
+        "images": len(read),
         "fingerprint of the data": _fingerprint(read),
     }
     crf = ImageCRF(**choices.objects(), random_state=seed, verbose=shown)
@@ -174,7 +174,7 @@ def _classes(given: list[str]) -> dict[int, str]:
 
 
 def _fingerprint(pictures: list[LabelledImage]) -> str:
-    """Return a digest of pictures and labels, so that a run cannot be resumed with other data."""
+    """Return a digest of images and labels, so that a run cannot be resumed with other data."""
     digest = hashlib.sha256()
     for picture in pictures:
         assert picture.labels is not None

@@ -42,7 +42,7 @@ def evaluate(
       riskfield evaluate model/ --images test/images/ --masks test/masks/ --json scores.json --quiet
     """
     from riskfield.estimators.image_run import ImageRun  # here, because scikit-learn takes a second to load
-    from riskfield.report.predictions import evaluate_picture
+    from riskfield.report.predictions import evaluate_image
 
     if json_file is not None:
         check_writable(json_file)
@@ -51,7 +51,7 @@ def evaluate(
     tally, failed = Tally([*run.classes.values()]), 0
     for number in bar(range(len(test)), shown=not quiet and sys.stderr.isatty(), what="evaluating"):
         try:
-            evaluate_picture(run, test[number], tally)
+            evaluate_image(run, test[number], tally)
         except BAD_IMAGE as error:
             complain_of_image(test.names[number], error)
             failed += 1
@@ -76,7 +76,7 @@ def _print(found: Evaluation) -> None:
         f"{'all':<{width}}  {found.num_pixels:>10}  {_percent(found.error):>7}  {_percent(found.mean_overlap):>7}\n\n"
         f"log loss           {found.log_loss:.4f}\n"
         f"calibration error  {found.calibration_error:.4f}\n"
-        f"images             {found.num_pictures}, {found.seconds / found.num_pictures:.2g} s each\n"
+        f"images             {found.num_images}, {found.seconds / found.num_images:.2g} s each\n"
     )
     columns = [max(7, len(name)) for name in found.names]
     header = "  ".join(f"{name:>{column}}" for name, column in zip(found.names, columns, strict=True))

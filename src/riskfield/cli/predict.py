@@ -14,11 +14,11 @@ import numpy.typing as npt
 import typer
 
 from riskfield.cli._common import BAD_IMAGE, Config, Quiet, Run, complain_of_image
+from riskfield.datasets.colours import overlay
 from riskfield.datasets.folders import image_files
 from riskfield.datasets.images import read_image
 from riskfield.io._atomic import check_writable, write_bytes
 from riskfield.progress import bar
-from riskfield.report.colours import overlay
 
 _KINDS = {"labels": ".png", "overlays": ".png", "marginals": ".npz"}
 

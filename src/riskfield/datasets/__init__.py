@@ -2,7 +2,8 @@
 
 from riskfield.datasets.backgrounds import STANFORD_CLASSES, stanford_background
 from riskfield.datasets.berkeley import bsds500
-from riskfield.datasets.bundled import bundled_pictures, mosaics
+from riskfield.datasets.bundled import bundled_images, mosaics
+from riskfield.datasets.colours import class_colours
 from riskfield.datasets.feature_cache import FeatureCache
 from riskfield.datasets.folders import image_folder
 from riskfield.datasets.horses import weizmann_horses
@@ -24,7 +25,8 @@ __all__ = [
     "ReassignmentNoise",
     "Split",
     "bsds500",
-    "bundled_pictures",
+    "bundled_images",
+    "class_colours",
     "denoising",
     "image_examples",
     "image_folder",

@@ -19,7 +19,7 @@ STANFORD_CLASSES = ("sky", "tree", "road", "grass", "water", "building", "mounta
 
 
 def stanford_background(root: Root = None) -> ImageSet:
-    """Load the 715 pictures of the Stanford Background Dataset, about 240 by 320, with eight classes; -1 for no label.
+    """Load the 715 images of the Stanford Background Dataset, about 240 by 320, with eight classes; -1 for no label.
 
     Arguments:
         root: the folder that contains `iccv09Data/`. By default it is taken from the environment variable
@@ -45,7 +45,7 @@ def stanford_background(root: Root = None) -> ImageSet:
 
 
 def _read_regions(path: Path) -> Labels:
-    """Read a file with one line of integers per row of the picture. Negative integers mean no label."""
+    """Read a file with one line of integers per row of the image. Negative integers mean no label."""
     try:
         labels = np.array([line.split() for line in path.read_text().splitlines() if line.strip()]).astype(np.int64)
     except ValueError as error:

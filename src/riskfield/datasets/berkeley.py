@@ -21,7 +21,7 @@ def bsds500(root: Root = None, subsets: Sequence[str] = ("train", "val")) -> Ima
 
     Arguments:
         root: the folder that contains `BSDS500/`. By default it is taken from the environment variable RISKFIELD_DATA.
-        subsets: some of "train" (200 pictures), "val" (100) and "test" (200). The first two together are BSDS300.
+        subsets: some of "train" (200 images), "val" (100) and "test" (200). The first two together are BSDS300.
 
     Raises:
         MissingDataError: if a subset is missing; the message says what to download.
@@ -32,7 +32,7 @@ def bsds500(root: Root = None, subsets: Sequence[str] = ("train", "val")) -> Ima
     folders = SOURCE.find(root, *(f"BSDS500/data/images/{subset}" for subset in subsets))
     files = {file.stem: file for folder in folders for file in folder.glob("*.jpg")}
     if not files:
-        raise MissingDataError(f"BSDS500 has no pictures: {', '.join(map(str, folders))} without *.jpg.")
+        raise MissingDataError(f"BSDS500 has no images: {', '.join(map(str, folders))} without *.jpg.")
     # Sort by number, not alphabetically.
     names = sorted(files, key=lambda name: (len(name), name))
     return ImageSet(names, lambda name: LabelledImage(name, read_image(files[name])))

@@ -1,4 +1,4 @@
-"""Pictures that come with scikit-image and need no download."""
+"""Images that come with scikit-image and need no download."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ _PICTURES = (
 _TEXTURES = ("brick", "grass", "gravel")
 
 
-def bundled_pictures() -> ImageSet:
-    """Load seventeen pictures of scikit-image, without labels. `denoising` turns them into a denoising task.
+def bundled_images() -> ImageSet:
+    """Load seventeen images of scikit-image, without labels. `denoising` turns them into a denoising task.
 
-    >>> pictures = bundled_pictures()
-    >>> len(pictures), pictures.select(["camera"])[0].image.shape
+    >>> images = bundled_images()
+    >>> len(images), images.select(["camera"])[0].image.shape
     (17, (512, 512))
     """
     return ImageSet(_PICTURES, lambda name: LabelledImage(name, _bundled(name)))
 
 
 def mosaics(count: int = 16, shape: tuple[int, int] = (120, 160), *, test: bool = False, seed: int = 0) -> ImageSet:
-    """Compose grey pictures from patches of brick, grass and gravel. The labels are the textures.
+    """Compose grey images from patches of brick, grass and gravel. The labels are the textures.
 
-    The patches are bounded by smooth random curves. Training pictures use the left halves of scikit-image's textures
-    and test pictures the right halves, so that they have no pixels in common.
+    The patches are bounded by smooth random curves. Training images use the left halves of scikit-image's textures
+    and test images the right halves, so that they have no pixels in common.
 
     Arguments:
-        count: the number of pictures.
+        count: the number of images.
         shape: their rows and columns, at most 512 and 256.
-        test: whether to make test pictures.
+        test: whether to make test images.
         seed: the seed of the curves and of the positions of the patches.
 
-    >>> pictures = mosaics(4)
-    >>> pictures, pictures[0].labels.shape
-    (ImageSet(4 pictures, classes ('brick', 'grass', 'gravel')), (120, 160))
+    >>> images = mosaics(4)
+    >>> images, images[0].labels.shape
+    (ImageSet(4 images, classes ('brick', 'grass', 'gravel')), (120, 160))
     """
     if not (1 <= shape[0] <= 512 and 1 <= shape[1] <= 256):
         raise ValueError(f"`shape` must be from 1 to 512 rows and from 1 to 256 columns. Got {shape}.")

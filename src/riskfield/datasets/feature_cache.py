@@ -1,4 +1,4 @@
-"""Features of pictures, kept on the disk."""
+"""Features of images, kept on the disk."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _PARTS = ("pixels", "horizontal", "vertical")
 
 
 class FeatureCache:
-    """Computes features of pictures once, and keeps them in a folder.
+    """Computes features of images once, and keeps them in a folder.
 
-    A file's name is a digest of the recipe and of the picture, so that no file is ever out of date. A damaged file is
+    A file's name is a digest of the recipe and of the image, so that no file is ever out of date. A damaged file is
     computed again.
 
     Arguments:
@@ -39,9 +39,9 @@ class FeatureCache:
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
 
-    def __call__(self, features: ImageFeatures, picture: npt.ArrayLike) -> FeatureMaps:
-        """What `features(picture)` gives, from the folder if it is there."""
-        array = np.asarray(picture)
+    def __call__(self, features: ImageFeatures, image: npt.ArrayLike) -> FeatureMaps:
+        """What `features(image)` gives, from the folder if it is there."""
+        array = np.asarray(image)
         path = self.folder / f"{_key(features, array)}.features"
         kept = _read(path)
         if kept is None:
@@ -50,9 +50,9 @@ class FeatureCache:
         return kept
 
 
-def _key(features: ImageFeatures, picture: npt.NDArray[Any]) -> str:
-    digest = hashlib.sha256(f"{_VERSION} {features!r} {picture.dtype.str} {picture.shape} ".encode())
-    digest.update(np.ascontiguousarray(picture).data)
+def _key(features: ImageFeatures, image: npt.NDArray[Any]) -> str:
+    digest = hashlib.sha256(f"{_VERSION} {features!r} {image.dtype.str} {image.shape} ".encode())
+    digest.update(np.ascontiguousarray(image).data)
     return digest.hexdigest()
 
 

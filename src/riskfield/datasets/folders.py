@@ -1,4 +1,4 @@
-"""Anyone's own pictures: a folder of images, and a folder of masks of the same names."""
+"""Anyone's own images: a folder of images, and a folder of masks of the same names."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def image_folder(
     """The images of a folder, with labels from the masks of the same names in another.
 
     The mask of `horse.jpg` is `horse.png`, say: an image of the same size whose grey levels, or palette indices, are
-    labels. Without `masks` pictures have no labels.
+    labels. Without `masks` images have no labels.
 
     Arguments:
         images: a folder of PNG, JPEG, TIFF, BMP or WebP files, grey or coloured, of any sizes.
@@ -36,7 +36,7 @@ def image_folder(
     Raises:
         FileNotFoundError: if there is no such folder.
         ValueError: if there are no images, or images without a mask, or `ignore` is one of the classes.
-        FileFormatError: if `classes` have to be found and a mask is damaged; and, when a picture is read, if it or its
+        FileFormatError: if `classes` have to be found and a mask is damaged; and, when an image is read, if it or its
             mask is damaged, or the mask has another size or a value that is no class.
     """
     if classes is not None and ignore in classes:

@@ -24,7 +24,7 @@ def weizmann_horses(root: Root = None) -> ImageSet:
 
     A photograph and its mask differ in size. The photograph is resized to the size of the mask, as floats in [0, 1].
     Masks are JPEG files, thresholded at one half. In some copies of the data set `horse318` is black; it is then left
-    out, and 327 of 328 pictures remain.
+    out, and 327 of 328 images remain.
 
     Arguments:
         root: the folder that contains `weizmann_horse_db/`. By default it is taken from the environment variable

@@ -1,4 +1,4 @@
-"""Conversion of pictures to examples on grids."""
+"""Conversion of images to examples on grids."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from riskfield.graph.grids import grid
 
 
 def image_examples(
-    pictures: Iterable[LabelledImage],
+    images: Iterable[LabelledImage],
     features: ImageFeatures,
     num_states: int,
     *,
     cache: FeatureCache | None = None,
     dtype: torch.dtype = torch.float64,
 ) -> list[Examples]:
-    """Convert pictures to a data set for a `LinearModel`: one `Examples` per size, in the order of first appearance.
+    """Convert images to a data set for a `LinearModel`: one `Examples` per size, in the order of first appearance.
 
     The model must have the factor types "horizontal" and "vertical". If `features.scale` is below 1, a pixel of the
     grid gets the label that covers most of its area.
 
     Arguments:
-        pictures: pictures with labels.
+        images: images with labels.
         features: the recipe of the features.
         num_states: the number of labels.
         cache: where to store the features. By default they are not stored.
@@ -37,21 +37,21 @@ def image_examples(
 
     >>> import numpy as np
     >>> shapes = [(4, 5), (6, 3), (4, 5)]
-    >>> pictures = [LabelledImage(str(k), np.zeros(s), np.zeros(s, np.int64)) for k, s in enumerate(shapes)]
-    >>> [(len(block), block.graph.num_variables) for block in image_examples(pictures, ImageFeatures(), 2)]
+    >>> images = [LabelledImage(str(k), np.zeros(s), np.zeros(s, np.int64)) for k, s in enumerate(shapes)]
+    >>> [(len(block), block.graph.num_variables) for block in image_examples(images, ImageFeatures(), 2)]
     [(2, 20), (1, 18)]
     """
     groups: dict[tuple[int, int], list[tuple[FeatureMaps, Tensor]]] = {}
-    for picture in pictures:
-        if picture.labels is None:
-            raise ValueError(f"`pictures` must have labels. {picture.name} has none.")
-        if picture.labels.max() >= num_states:
+    for image in images:
+        if image.labels is None:
+            raise ValueError(f"`images` must have labels. {image.name} has none.")
+        if image.labels.max() >= num_states:
             raise ValueError(
-                f"`pictures` must have labels below `num_states`, {num_states}. {picture.name} has the label "
-                f"{picture.labels.max()}."
+                f"`images` must have labels below `num_states`, {num_states}. {image.name} has the label "
+                f"{image.labels.max()}."
             )
-        computed = features(picture.image) if cache is None else cache(features, picture.image)
-        labels = reduce_labels(torch.from_numpy(picture.labels), computed.shape)
+        computed = features(image.image) if cache is None else cache(features, image.image)
+        labels = reduce_labels(torch.from_numpy(image.labels), computed.shape)
         groups.setdefault(computed.shape, []).append((computed, labels.flatten()))
     return [_block(shape, num_states, group, dtype) for shape, group in groups.items()]
 

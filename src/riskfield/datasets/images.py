@@ -1,4 +1,4 @@
-"""Pictures and their label maps, read from files when they are asked for."""
+"""Images and their label maps, read from files when they are asked for."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAX_PIXELS = 2**26
 
 @dataclass(frozen=True, eq=False)
 class LabelledImage:
-    """A picture, and its labels where they are known.
+    """An image, and its labels where they are known.
 
     Arguments:
         name: tells it from the others of a set.
@@ -49,15 +49,15 @@ class LabelledImage:
 
 
 class ImageSet(Sequence[LabelledImage]):
-    """Pictures by number or name, read each time they are asked for.
+    """Images by number or name, read each time they are asked for.
 
     Arguments:
-        names: of the pictures, in order.
-        read: gives the picture of a name.
+        names: of the images, in order.
+        read: gives the image of a name.
         classes: the names of the labels 0, 1, ...; empty if there are no labels.
 
-    >>> pictures = ImageSet(["a", "b", "c"], lambda name: LabelledImage(name, np.zeros((2, 3))))
-    >>> len(pictures), pictures[1].name, pictures[1:].names, pictures.select(["c", "a"]).names
+    >>> images = ImageSet(["a", "b", "c"], lambda name: LabelledImage(name, np.zeros((2, 3))))
+    >>> len(images), images[1].name, images[1:].names, images.select(["c", "a"]).names
     (3, 'b', ('b', 'c'), ('c', 'a'))
     """
 
@@ -69,7 +69,7 @@ class ImageSet(Sequence[LabelledImage]):
             raise ValueError(f"`names` must differ from each other. Got {self.names}.")
 
     def __len__(self) -> int:
-        """How many pictures there are."""
+        """How many images there are."""
         return len(self.names)
 
     @overload
@@ -79,13 +79,13 @@ class ImageSet(Sequence[LabelledImage]):
     def __getitem__(self, index: slice) -> ImageSet: ...
 
     def __getitem__(self, index: int | slice) -> LabelledImage | ImageSet:
-        """The picture of a number, or the set of several."""
+        """The image of a number, or the set of several."""
         if isinstance(index, slice):
             return ImageSet(self.names[index], self._read, self.classes)
         return self._read(self.names[index])
 
     def select(self, names: Iterable[str]) -> ImageSet:
-        """The pictures of these names, in this order.
+        """The images of these names, in this order.
 
         Raises:
             KeyError: if one of them is not there.
@@ -97,14 +97,14 @@ class ImageSet(Sequence[LabelledImage]):
         return ImageSet(chosen, self._read, self.classes)
 
     def map(self, function: Callable[[LabelledImage], LabelledImage], classes: Iterable[str] | None = None) -> ImageSet:
-        """The set of what `function` makes of each picture, again made when it is asked for."""
+        """The set of what `function` makes of each image, again made when it is asked for."""
         return ImageSet(
             self.names, lambda name: function(self._read(name)), self.classes if classes is None else classes
         )
 
     def __repr__(self) -> str:
-        """How many pictures, and which labels."""
-        return f"ImageSet({len(self)} pictures, classes {self.classes})"
+        """How many images, and which labels."""
+        return f"ImageSet({len(self)} images, classes {self.classes})"
 
 
 def read_image(path: str | os.PathLike[str]) -> npt.NDArray[Any]:
@@ -148,7 +148,7 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[Image]:
 
     try:
         with warnings.catch_warnings():
-            # Pillow warns of large pictures, and of metadata it cannot read. The limit here is stricter.
+            # Pillow warns of large images, and of metadata it cannot read. The limit here is stricter.
             warnings.simplefilter("ignore")
             with Image.open(path) as image:
                 columns, rows = image.size

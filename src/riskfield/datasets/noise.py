@@ -1,4 +1,4 @@
-"""Binary pictures, and the noise that the papers add to them."""
+"""Binary images, and the noise that the papers add to them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Mode = tuple[float, float]  # mean and standard deviation
 
 
 class AbstractNoise(ABC):
-    """A random picture y, given a binary picture x, with independent pixels."""
+    """A random image y, given a binary image x, with independent pixels."""
 
     @abstractmethod
     def __call__(self, labels: Labels, generator: np.random.Generator) -> Floats:
@@ -99,9 +99,9 @@ class ReassignmentNoise(AbstractNoise):
 
 
 def binarise(image: npt.ArrayLike, shape: tuple[int, int] | None = None) -> Labels:
-    """Return 1 where a picture is brighter than its mean, else 0.
+    """Return 1 where an image is brighter than its mean, else 0.
 
-    With a `shape`, such as (200, 300) in the papers, the picture is first resized to it. A picture in portrait format
+    With a `shape`, such as (200, 300) in the papers, the image is first resized to it. An image in portrait format
     is rotated by 90 degrees if `shape` is in landscape format, and vice versa.
 
     >>> binarise([[0.1, 0.2, 0.9], [0.0, 0.8, 1.0]])
@@ -118,16 +118,16 @@ def binarise(image: npt.ArrayLike, shape: tuple[int, int] | None = None) -> Labe
 
 
 def denoising(
-    pictures: ImageSet, noise: AbstractNoise, *, shape: tuple[int, int] | None = (200, 300), seed: int = 0
+    images: ImageSet, noise: AbstractNoise, *, shape: tuple[int, int] | None = (200, 300), seed: int = 0
 ) -> ImageSet:
-    """Return pictures to restore: the labels come from `binarise`, the images from `noise`.
+    """Return images to restore: the labels come from `binarise`, the images from `noise`.
 
-    The noise of a picture depends only on `seed` and on the name of the picture, not on the other pictures of the set.
+    The noise of an image depends only on `seed` and on the name of the image, not on the other images of the set.
     """
 
-    def noisy(picture: LabelledImage) -> LabelledImage:
-        labels = binarise(picture.image, shape)
-        generator = np.random.default_rng([seed, zlib.crc32(picture.name.encode())])
-        return LabelledImage(picture.name, noise(labels, generator), labels)
+    def noisy(image: LabelledImage) -> LabelledImage:
+        labels = binarise(image.image, shape)
+        generator = np.random.default_rng([seed, zlib.crc32(image.name.encode())])
+        return LabelledImage(image.name, noise(labels, generator), labels)
 
-    return pictures.map(noisy, ("0", "1"))
+    return images.map(noisy, ("0", "1"))

@@ -1,4 +1,4 @@
-"""Splits of pictures into training and test sets, by name, so that they can be recorded and repeated."""
+"""Splits of images into training and test sets, by name, so that they can be recorded and repeated."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from riskfield.io._atomic import write_text
 
 @dataclass(frozen=True)
 class Split:
-    """The names of training pictures and of test pictures. No name is in both."""
+    """The names of training images and of test images. No name is in both."""
 
     train: tuple[str, ...]
     test: tuple[str, ...]
@@ -29,7 +29,7 @@ class Split:
 def spread(names: Sequence[str], train: int, test: int) -> Split:
     """Make a deterministic split. It selects `train` + `test` names at equal steps, and the training names among them.
 
-    The training names are at equal steps among the selected names. If similar pictures are adjacent in `names`, both
+    The training names are at equal steps among the selected names. If similar images are adjacent in `names`, both
     parts are then representative of the whole.
 
     >>> spread("abcdefghij", train=2, test=3)

@@ -1,4 +1,4 @@
-r"""Features of pictures, following Domke (2013), section 8.
+r"""Features of images, following Domke (2013), section 8.
 
 `ImageFeatures` lists the features of pixels and of edges, and sets the resolution of inference. The defaults are:
 
@@ -7,7 +7,7 @@ r"""Features of pictures, following Domke (2013), section 8.
     v(y, i, j):  21 features: 1; whether |rgb_i - rgb_j| is above each of 10 thresholds; whether the larger Sobel
                  response of i and j is above each of 10 thresholds
 
-Horizontal and vertical edges have separate parameters. All feature maps are computed at the resolution of the picture
+Horizontal and vertical edges have separate parameters. All feature maps are computed at the resolution of the image
 and then averaged by area to the resolution of inference. Edge features compare these averages.
 """
 
@@ -35,9 +35,9 @@ Floats = npt.NDArray[np.float64]
 
 # In photographs the median colour difference of neighbours is about 0.02, and one in a thousand is above 0.6.
 THRESHOLDS = (0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.18, 0.27, 0.4, 0.6)
-# At the resolution of the picture: float64, with two copies while they are computed.
+# At the resolution of the image: float64, with two copies while they are computed.
 _BYTES_PER_FEATURE = 24
-_MAX_CELL = 1024  # the picture is padded by a cell on every side
+_MAX_CELL = 1024  # the image is padded by a cell on every side
 
 
 def _check_parts(name: str, parts: object, kind: type) -> None:
@@ -54,8 +54,8 @@ class AbstractPixelFeature(ABC):
         """The number of features per pixel."""
 
     @abstractmethod
-    def map(self, picture: Floats) -> Floats:
-        """Compute the features (row, column, feature) of a picture of shape (row, column, 1) or (row, column, 3)."""
+    def map(self, image: Floats) -> Floats:
+        """Compute the features (row, column, feature) of an image of shape (row, column, 1) or (row, column, 3)."""
 
 
 class AbstractEdgeFeature(ABC):
@@ -67,7 +67,7 @@ class AbstractEdgeFeature(ABC):
         """The number of features per edge."""
 
     @abstractmethod
-    def map(self, picture: Floats) -> Floats:
+    def map(self, image: Floats) -> Floats:
         """Compute what `compare` needs of every pixel, (row, column, channel)."""
 
     @abstractmethod
@@ -82,9 +82,9 @@ class Constant(AbstractPixelFeature, AbstractEdgeFeature):
     num_features = 1
     num_edge_features = 1
 
-    def map(self, picture: Floats) -> Floats:
+    def map(self, image: Floats) -> Floats:
         """Return ones."""
-        return np.ones((*picture.shape[:2], 1))
+        return np.ones((*image.shape[:2], 1))
 
     def compare(self, first: Floats, second: Floats) -> Floats:
         """Return ones."""
@@ -93,28 +93,28 @@ class Constant(AbstractPixelFeature, AbstractEdgeFeature):
 
 @dataclass(frozen=True)
 class Colour(AbstractPixelFeature):
-    """Red, green and blue, from 0 to 1. In a grey picture all three are equal."""
+    """Red, green and blue, from 0 to 1. In a grey image all three are equal."""
 
     num_features = 3
 
-    def map(self, picture: Floats) -> Floats:
+    def map(self, image: Floats) -> Floats:
         """Return the three channels."""
-        return picture if picture.shape[-1] == 3 else np.repeat(picture, 3, axis=-1)
+        return image if image.shape[-1] == 3 else np.repeat(image, 3, axis=-1)
 
 
 @dataclass(frozen=True)
 class Intensity(AbstractPixelFeature):
-    """The value of a grey picture, or the luminance of a coloured one."""
+    """The value of a grey image, or the luminance of a coloured one."""
 
     num_features = 1
 
-    def map(self, picture: Floats) -> Floats:
+    def map(self, image: Floats) -> Floats:
         """Return the one channel."""
-        if picture.shape[-1] == 1:
-            return picture
+        if image.shape[-1] == 1:
+            return image
         from skimage.color import rgb2gray
 
-        grey: Floats = rgb2gray(picture)[..., None]
+        grey: Floats = rgb2gray(image)[..., None]
         return grey
 
 
@@ -124,9 +124,9 @@ class Position(AbstractPixelFeature):
 
     num_features = 2
 
-    def map(self, picture: Floats) -> Floats:
+    def map(self, image: Floats) -> Floats:
         """Return the coordinates of the pixel centres."""
-        rows, columns = picture.shape[:2]
+        rows, columns = image.shape[:2]
         down, right = (np.arange(rows) + 0.5) / rows, (np.arange(columns) + 0.5) / columns
         return np.stack(np.broadcast_arrays(down[:, None], right), axis=-1)
 
@@ -151,12 +151,12 @@ class Fourier(AbstractPixelFeature):
         """Two per binary vector."""
         return int(2 ** (self._num_inputs + 1))
 
-    def map(self, picture: Floats) -> Floats:
+    def map(self, image: Floats) -> Floats:
         """Compute the sines and the cosines."""
-        inputs = np.concatenate([feature.map(picture) for feature in self.of], axis=-1)
+        inputs = np.concatenate([feature.map(image) for feature in self.of], axis=-1)
         # exp(i c . s) is the product of exp(i s_k) over all k with c_k = 1, so k exponentials suffice instead of 2**k.
         turns = np.exp(1j * inputs)
-        expanded = np.ones((*picture.shape[:2], 1), np.complex128)
+        expanded = np.ones((*image.shape[:2], 1), np.complex128)
         for k in reversed(range(self._num_inputs)):
             expanded = np.concatenate([expanded, expanded * turns[..., k : k + 1]], axis=-1)
         return np.concatenate([expanded.imag, expanded.real], axis=-1)
@@ -171,7 +171,7 @@ class HOG(AbstractPixelFeature):
     """A histogram of oriented gradients around every pixel: 9 orientations in four cells, normalised together.
 
     Arguments:
-        cell: the side of a cell in pixels of the picture. The features of a pixel depend on 2 * cell pixels each way.
+        cell: the side of a cell in pixels of the image. The features of a pixel depend on 2 * cell pixels each way.
     """
 
     cell: int = 8
@@ -181,9 +181,9 @@ class HOG(AbstractPixelFeature):
         if not isinstance(self.cell, int) or not 1 <= self.cell <= _MAX_CELL:
             raise ValueError(f"`cell` must be an integer from 1 to {_MAX_CELL}. Got {self.cell!r}.")
 
-    def map(self, picture: Floats) -> Floats:
+    def map(self, image: Floats) -> Floats:
         """Compute the 36 features."""
-        return dense_hog(picture, self.cell)
+        return dense_hog(image, self.cell)
 
 
 @dataclass(frozen=True)
@@ -211,9 +211,9 @@ class _Thresholded(AbstractEdgeFeature):
 class ColourDifference(_Thresholded):
     """Whether the l2 distance between the colours of two pixels is above each of several thresholds."""
 
-    def map(self, picture: Floats) -> Floats:
+    def map(self, image: Floats) -> Floats:
         """Return the colours."""
-        return Colour().map(picture)
+        return Colour().map(image)
 
     def compare(self, first: Floats, second: Floats) -> Floats:
         """Return zeros and ones."""
@@ -224,11 +224,11 @@ class ColourDifference(_Thresholded):
 class SobelResponse(_Thresholded):
     """Whether the larger of the Sobel responses at two pixels is above each of several thresholds."""
 
-    def map(self, picture: Floats) -> Floats:
+    def map(self, image: Floats) -> Floats:
         """Compute the Sobel response of the luminance."""
         from skimage.filters import sobel
 
-        response: Floats = sobel(Intensity().map(picture)[..., 0])[..., None]
+        response: Floats = sobel(Intensity().map(image)[..., 0])[..., None]
         return response
 
     def compare(self, first: Floats, second: Floats) -> Floats:
@@ -238,7 +238,7 @@ class SobelResponse(_Thresholded):
 
 @dataclass(frozen=True, eq=False)
 class FeatureMaps:
-    """The features of one picture at the resolution of inference, in single precision."""
+    """The features of one image at the resolution of inference, in single precision."""
 
     pixels: Tensor  # (row, column, feature)
     horizontal: Tensor  # (row, column - 1, feature)  edges between a pixel and its right neighbour
@@ -267,23 +267,23 @@ class FeatureMaps:
 
 @dataclass(frozen=True)
 class ImageFeatures:
-    """The choice of the features of a picture and of the resolution of inference.
+    """The choice of the features of an image and of the resolution of inference.
 
-    A picture is an array of shape (row, column), (row, column, 1) or (row, column, 3). Its dtype is uint8 or uint16,
+    An image is an array of shape (row, column), (row, column, 1) or (row, column, 3). Its dtype is uint8 or uint16,
     which are scaled to [0, 1], bool, or floating, which is used as is.
 
     Arguments:
         pixels: features of pixels. By default the 100 features of Domke (2013): `Fourier()` and `HOG()`.
         edges: features of edges. By default the 21 features of Domke (2013). The paper has 42, because it lists them
             separately for horizontal and vertical edges.
-        scale: the resolution of inference relative to that of the picture.
+        scale: the resolution of inference relative to that of the image.
 
     >>> import numpy as np
     >>> features = ImageFeatures(scale=0.2)
     >>> features.num_pixel_features, features.num_edge_features
     (100, 21)
-    >>> of_picture = features(np.zeros((240, 320, 3), np.uint8))
-    >>> of_picture.pixels.shape, of_picture.horizontal.shape
+    >>> of_image = features(np.zeros((240, 320, 3), np.uint8))
+    >>> of_image.pixels.shape, of_image.horizontal.shape
     (torch.Size([48, 64, 100]), torch.Size([48, 63, 21]))
     """
 
@@ -308,13 +308,13 @@ class ImageFeatures:
         return sum(feature.num_edge_features for feature in self.edges)
 
     def shape(self, rows: int, columns: int) -> tuple[int, int]:
-        """Return the rows and columns of the inference grid for a picture of `rows` by `columns`."""
+        """Return the rows and columns of the inference grid for an image of `rows` by `columns`."""
         return max(1, round(rows * self.scale)), max(1, round(columns * self.scale))
 
-    def __call__(self, picture: npt.ArrayLike) -> FeatureMaps:
-        """Compute the features of `picture`."""
-        self.check_memory(np.shape(picture))
-        values = as_floats(picture)
+    def __call__(self, image: npt.ArrayLike) -> FeatureMaps:
+        """Compute the features of `image`."""
+        self.check_memory(np.shape(image))
+        values = as_floats(image)
         shape = self.shape(*values.shape[:2])
         pixels = torch.cat([_coarse(feature.map(values), shape) for feature in self.pixels], dim=-1)
         horizontal, vertical = [], []
@@ -325,23 +325,23 @@ class ImageFeatures:
         return FeatureMaps(pixels.float(), _joined(horizontal), _joined(vertical))
 
     def check_memory(self, shape: tuple[int, ...]) -> None:
-        """Raise a `MemoryError` if the features of a picture of this shape would not fit into memory."""
+        """Raise a `MemoryError` if the features of an image of this shape would not fit into memory."""
         needed, available = math.prod(shape[:2]) * self.num_pixel_features * _BYTES_PER_FEATURE, physical_memory()
         if needed > available:
             raise MemoryError(
-                f"Features of a picture of {' x '.join(map(str, shape[:2]))} pixels would take about "
-                f"{needed / 1e9:.3g} GB; this machine has {available / 1e9:.3g} GB. Scale the picture down first."
+                f"Features of an image of {' x '.join(map(str, shape[:2]))} pixels would take about "
+                f"{needed / 1e9:.3g} GB; this machine has {available / 1e9:.3g} GB. Scale the image down first."
             )
 
 
-def as_floats(picture: npt.ArrayLike, name: str = "picture") -> Floats:
-    """Convert a picture to float64 of shape (row, column, 1) or (row, column, 3), with integers scaled to [0, 1]."""
-    array: npt.NDArray[Any] = np.asarray(picture)
+def as_floats(image: npt.ArrayLike, name: str = "image") -> Floats:
+    """Convert an image to float64 of shape (row, column, 1) or (row, column, 3), with integers scaled to [0, 1]."""
+    array: npt.NDArray[Any] = np.asarray(image)
     if array.ndim == 2:
         array = array[..., None]
     if array.ndim != 3 or array.shape[-1] not in (1, 3) or array.size == 0:
         raise ValueError(
-            f"`{name}` must have shape (row, column), (row, column, 1) or (row, column, 3). Got {np.shape(picture)}."
+            f"`{name}` must have shape (row, column), (row, column, 1) or (row, column, 3). Got {np.shape(image)}."
         )
     if array.dtype in (np.uint8, np.uint16):
         return array / np.iinfo(array.dtype).max

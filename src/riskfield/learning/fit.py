@@ -74,7 +74,7 @@ def fit(
         lasso: the weight of the sum of the absolute values of the parameters, which is added, too. It makes many
             parameters exactly 0. It needs `LBFGS`, which then is OWL-QN (Andrew & Gao 2007).
         per_variable: divide the risk by the number of targets, so that the effect of `ridge` does not depend on the
-            size of the pictures. Otherwise the losses of all examples are summed.
+            size of the images. Otherwise the losses of all examples are summed.
         validation: examples for early stopping, or a `Validation(...)`.
         chunk_size: how many examples are evaluated at once, to limit memory; by default all that share a graph.
         warm_start: start each run of inference from the messages that the same examples ended with last time. Between

@@ -157,7 +157,7 @@ def _join(kind: str, outputs: Iterable[tuple[str, Tensor]], shapes: Sequence[tup
         while current < len(shapes) - 1 and filled == shapes[current][0]:
             current, filled = current + 1, 0
         rows, *block = shapes[current]
-        if filled == rows and output.numel() > 0:  # a picture of one row has no vertical edges
+        if filled == rows and output.numel() > 0:  # an image of one row has no vertical edges
             raise ValueError(f'`{kind}`: the network "{name}" returned rows, but all {kind} have potentials already.')
         output = _blocks(f'`{kind}`: the network "{name}"', output, rows - filled, block)
         groups[current].append(output)

@@ -32,7 +32,7 @@ class ConvexModel(nn.Module):
     A model such as `LinearModel` gives one number per state of every variable and joint state of every factor. For
     theta they are taken as they are; for a weight they are its logarithm, so that weights stay positive while they are
     learned, and parameters of 0 make weights of 1. With indicators of the inputs as features the weighting functions
-    are fully parametrised, and tied over the picture.
+    are fully parametrised, and tied over the image.
 
     `fit` trains both, by `KKT`. To hold the weights for a while, `model.log_weights.requires_grad_(False)`.
 

@@ -27,7 +27,7 @@ class Evaluation:
         confusion: how many pixels of each class were labelled as each class, of shape (true, predicted).
         log_loss: minus the mean logarithm of the marginal of the true class.
         reliability: how often the marginals of all pixels and classes are right, in ten bins.
-        num_pictures: the number of images.
+        num_images: the number of images.
         seconds: the time that the predictions took.
     """
 
@@ -35,7 +35,7 @@ class Evaluation:
     confusion: Counts
     log_loss: float
     reliability: Reliability
-    num_pictures: int
+    num_images: int
     seconds: float
 
     @property
@@ -91,7 +91,7 @@ class Evaluation:
         errors = [None if np.isnan(error) else float(error) for error in self.class_errors]
         overlaps = [None if np.isnan(overlap) else float(overlap) for overlap in self.overlaps]
         return {
-            "pictures": self.num_pictures,
+            "images": self.num_images,
             "pixels": self.num_pixels,
             "error": self.error,
             "mean_overlap": self.mean_overlap,

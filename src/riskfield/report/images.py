@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from riskfield.report.colours import as_bytes, class_colours
+from riskfield.datasets.colours import as_bytes, class_colours
 
 if TYPE_CHECKING:
     from PIL.Image import Image

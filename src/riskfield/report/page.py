@@ -10,12 +10,12 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from riskfield.datasets.colours import class_colours
 from riskfield.datasets.images import ImageSet, LabelledImage
 from riskfield.estimators.image_run import ImageRun
 from riskfield.io._atomic import check_writable
 from riskfield.progress import bar
 from riskfield.report.charts import histogram
-from riskfield.report.colours import class_colours
 from riskfield.report.evaluation import Evaluation, Floats
 from riskfield.report.gallery import error_of, gallery_row, ranked
 from riskfield.report.learned import edge_tables
@@ -95,7 +95,7 @@ def write_report(
         path,
         "images.html",
         title=title or " · ".join(names),
-        about=f"{several(first.num_pictures, 'picture')} · {labels}",
+        about=f"{several(first.num_images, 'picture')} · {labels}",
         names=names,
         classes=[
             {"name": name, "colour": f"rgb{colour}"}
@@ -184,6 +184,6 @@ def _timings(found: Sequence[Result]) -> Table:
         spent = [run.seconds.get(name, math.nan) for name in ("reading", "features", "training")]
         each = spent[2] / evaluations if evaluations else math.nan
         cells = [*map(in_seconds, spent), f"{evaluations:,}" if evaluations else NOTHING, in_seconds(each)]
-        rows.append([Cell(run.name, series=k), *cells, in_seconds(score.seconds / score.num_pictures)])
+        rows.append([Cell(run.name, series=k), *cells, in_seconds(score.seconds / score.num_images)])
     header = ["", "reading", "features", "training", "evaluations", "per evaluation", "prediction, per picture"]
     return Table(header, rows)

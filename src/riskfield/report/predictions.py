@@ -22,13 +22,13 @@ def evaluate_run(
     """
     tally = Tally([*run.classes.values()])
     for picture in pictures:
-        marginals = evaluate_picture(run, picture, tally)
+        marginals = evaluate_image(run, picture, tally)
         if see is not None:
             see(picture, marginals)
     return tally.evaluation()
 
 
-def evaluate_picture(run: ImageRun, picture: LabelledImage, tally: Tally) -> Floats:
+def evaluate_image(run: ImageRun, picture: LabelledImage, tally: Tally) -> Floats:
     """Add the errors on one picture to `tally`, and return the picture's marginals."""
     if picture.labels is None:
         raise ValueError(f"`pictures` must have labels. {picture.name} has none.")

@@ -1,4 +1,4 @@
-"""Colours of classes, and overlays of classes on pictures."""
+"""Colours of classes, and overlays of classes on images."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def class_colours(count: int) -> list[tuple[int, int, int]]:
 
 
 def as_bytes(image: npt.NDArray[Any]) -> Bytes:
-    """Convert a picture of any type that `ImageFeatures` accepts to bytes of shape (row, column, 3), for display.
+    """Convert an image of any type that `ImageFeatures` accepts to bytes of shape (row, column, 3), for display.
 
-    If a float is outside of [0, 1], the picture is rescaled linearly from its range to [0, 1].
+    If a float is outside of [0, 1], the image is rescaled linearly from its range to [0, 1].
     """
     floats = as_floats(image)
     if floats.min() < 0 or floats.max() > 1:
@@ -41,7 +41,7 @@ def as_bytes(image: npt.NDArray[Any]) -> Bytes:
 
 
 def overlay(image: npt.NDArray[Any], classes: npt.NDArray[np.int64], count: int, opacity: float = 0.55) -> Bytes:
-    """Return a picture with its classes painted over it. Pixels of class -1 are unchanged."""
+    """Return an image with its classes painted over it. Pixels of class -1 are unchanged."""
     picture = as_bytes(image).astype(np.float64)
     colours = np.array([*class_colours(count), (0, 0, 0)], np.float64)[classes]
     strength = np.where(classes >= 0, opacity, 0.0)[..., None]
