@@ -22,8 +22,8 @@ from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 
 import riskfield as rf
-from papers._library import Objective
 from papers.erm.random_models import RandomModel
+from riskfield.learning.objective import Objective
 from timing import about, write
 
 EXAMPLES, BATCH, ITERATIONS = 1000, 20, 100
