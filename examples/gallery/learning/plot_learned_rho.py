@@ -14,9 +14,9 @@ import riskfield as rf
 
 graph = rf.grid(5, 5, num_states=2)
 generator = torch.Generator().manual_seed(0)
-thetas = 3 * torch.randn(400, graph.theta_size, dtype=torch.float64, generator=generator)
+thetas = 3 * torch.randn(200, graph.theta_size, dtype=torch.float64, generator=generator)
 exact = rf.infer(graph, thetas, rf.Exact()).node_marginals[0]
-train, test = slice(0, 200), slice(200, 400)
+train, test = slice(0, 100), slice(100, 200)
 stop = rf.Stop(sweeps=20, tol=None)
 
 
@@ -32,7 +32,7 @@ def error(rho, part):
 log_rho = torch.tensor(0.5, dtype=torch.float64).log().requires_grad_()
 optimiser = torch.optim.Adam([log_rho], lr=0.1)
 path = []
-for _ in range(30):
+for _ in range(20):
     optimiser.zero_grad()
     risk = error(log_rho.exp(), train)
     risk.backward()
@@ -46,7 +46,7 @@ for rho in (0.5, 1.0, learned):
 # %%
 # The path of the training, and the error of other values.
 
-values = torch.linspace(0.4, 1.6, 25)
+values = torch.linspace(0.4, 1.6, 13)
 figure, axis = plt.subplots(figsize=(5.5, 3.4), layout="constrained")
 axis.semilogy(values, [error(float(rho), train) for rho in values], color="0.6", label="training models")
 axis.semilogy(values, [error(float(rho), test) for rho in values], "--", color="0.6", label="test models")

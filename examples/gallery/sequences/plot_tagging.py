@@ -2,8 +2,8 @@
 Tag the words of sentences
 ==========================
 
-``CRF`` labels sequences. Features are one row per word, and labels are strings. The sentences come from a small
-random grammar in which many words are ambiguous, so that their neighbours matter.
+``CRF`` labels sequences. Each word has a dictionary of features, as in CRFsuite, and labels are strings. The sentences
+come from a small random grammar in which many words are ambiguous, so that their neighbours matter.
 """
 
 import matplotlib.pyplot as plt
@@ -18,7 +18,6 @@ WORDS = {
     "noun": ["light", "watch", "man", "cook"],
     "verb": ["watch", "cook", "light", "see"],
 }
-VOCABULARY = sorted({word for words in WORDS.values() for word in words})
 
 
 def sentence():
@@ -28,15 +27,10 @@ def sentence():
     return tags, [str(rng.choice(WORDS[tag])) for tag in tags]
 
 
-def features(words):
-    """One row per word: which word it is."""
-    return np.array([[float(word == known) for known in VOCABULARY] for word in words])
-
-
 def corpus(number):
     """Features and tags."""
     sentences = [sentence() for _ in range(number)]
-    return [features(words) for _, words in sentences], [np.array(tags) for tags, _ in sentences]
+    return [[{"word": word} for word in words] for _, words in sentences], [tags for tags, _ in sentences]
 
 
 X, y = corpus(60)
