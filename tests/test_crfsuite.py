@@ -12,7 +12,7 @@ STATES, FEATURES, RIDGE = 4, 6, 0.5
 
 
 def sequences(number, seed):
-    """Inputs and labels of chains of 3 to 9 variables, drawn from a linear-chain model whose weights are fixed."""
+    """Inputs and labels of chains of 3 to 9 variables, drawn from left to right with weights that are fixed."""
     weights = torch.Generator().manual_seed(0)
     node = 4 * torch.randn(FEATURES, STATES, generator=weights, dtype=torch.float64)
     pair = torch.randn(STATES, STATES, generator=weights, dtype=torch.float64)
@@ -22,8 +22,11 @@ def sequences(number, seed):
         graph = rf.chain(3 + k % 7, STATES, tied=True)
         # Not negative: CRFsuite drops features whose values sum to less than 0.
         inputs = torch.rand(graph.num_variables, FEATURES, generator=generator, dtype=torch.float64)
-        theta = graph.assemble([inputs @ node], [pair[None]])
-        found.append((graph, inputs, rf.sample(graph, theta, 1, burn_in=50, seed=seed + k).reshape(-1)))
+        labels: list[int] = []
+        for scores in inputs @ node:
+            logits = scores + pair[labels[-1]] if labels else scores
+            labels.append(int(torch.multinomial(logits.softmax(0), 1, generator=generator)))
+        found.append((graph, inputs, torch.tensor(labels)))
     return found
 
 
