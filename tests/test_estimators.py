@@ -53,7 +53,7 @@ def test_all_estimators_have_the_same_parameters_and_defaults():
     ]
     assert common[0] == common[1] == common[2]
     shared = {"loss", "inference", "decoder", "ridge", "lasso", "optimiser", "initial", "chunk_size", "random_state"}
-    shared |= {"ignore", "verbose"}
+    shared |= {"ignore", "verbose", "device", "dtype"}
     assert set(common[0]) == shared
 
 

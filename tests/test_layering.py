@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 
 # Top to bottom. A package stands for the files in it.
 LAYERS = [
-    ["errors", "threads", "progress", "eager"],
+    ["errors", "threads", "progress", "eager", "devices"],
     ["graph"],
     ["entropy"],
     ["kernels", "_native"],

@@ -131,9 +131,15 @@ class Examples:
         chosen = indices if isinstance(indices, slice) else torch.as_tensor(indices, dtype=torch.int64)
         return self._mapped(lambda tensor: tensor[chosen if isinstance(chosen, slice) else chosen.to(tensor.device)])
 
-    def to(self, device: torch.device | str) -> Examples:
-        """Return the same examples with all tensors on `device`."""
-        return self._mapped(lambda tensor: tensor.to(device))
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Examples:
+        """Return the same examples with all tensors on `device`, and all floats in `dtype`."""
+
+        def moved(values: Any) -> Any:
+            if isinstance(values, SparseRows):  # they follow the dtype of the weights they are multiplied with
+                return values if device is None else values.to(device)
+            return values.to(device, dtype if values.is_floating_point() else None)
+
+        return self._mapped(moved)
 
     def _mapped(self, function: Callable[[Tensor], Tensor]) -> Examples:
         mapped = copy.copy(self)  # skips a second validation

@@ -142,6 +142,24 @@ Config = Annotated[
         help="Read options from a file with lines `option = value`. The command line takes precedence.",
     ),
 ]
+
+
+def _device(name: str | None) -> str | None:
+    """Refuse devices that cannot be used here."""
+    from riskfield.devices import as_device
+
+    if name is not None:
+        try:
+            as_device(name)
+        except ValueError as error:
+            raise typer.BadParameter(str(error).replace("`device`", "--device")) from error
+    return name
+
+
+Device = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", callback=_device, help="Where to compute, such as cuda.", show_default="cpu"),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and errors.")]
 Run = Annotated[Path, typer.Argument(metavar="MODEL", help="The folder that `riskfield fit` wrote.")]
 Images = Annotated[Path, typer.Option(metavar="DIR", help="A folder of images.", show_default=False)]

@@ -25,6 +25,7 @@ from riskfield.inference.algorithm import AbstractAlgorithm
 from riskfield.inference.mean_field import MeanField
 from riskfield.inference.message_passing import MessagePassing
 from riskfield.inference.request import Stop
+from riskfield.kernels import default_schedule
 from riskfield.learning.checkpoint import Checkpoints
 from riskfield.learning.lbfgs import LBFGS
 from riskfield.learning.result import Reason
@@ -52,6 +53,7 @@ class Choices:
     ridge: float
     iterations: int
     scale: float
+    device: str | None
 
     @classmethod
     def of(
@@ -63,6 +65,7 @@ class Choices:
         ridge: float,
         iterations: int,
         scale: float,
+        device: str | None,
     ) -> Self:
         """The choices of the command line, checked."""
         if inference is InferenceName.TRW:
@@ -73,19 +76,21 @@ class Choices:
             raise typer.BadParameter(f"--rho applies to trw. Got --inference {inference}.")
         if not 0 < scale <= 1:
             raise typer.BadParameter(f"--scale must be above 0 and at most 1. Got {scale:g}.")
-        return cls(loss, inference, rho, sweeps, ridge, iterations, scale)
+        return cls(loss, inference, rho, sweeps, ridge, iterations, scale, device)
 
     def objects(self) -> dict[str, Any]:
         """Return the settings as arguments of `ImageCRF`."""
         algorithm: AbstractAlgorithm = MeanField()
         if self.inference is not InferenceName.MEAN_FIELD:
-            algorithm = MessagePassing(Bethe() if self.rho is None else TRW(self.rho))
+            schedule = default_schedule(self.device or "cpu")
+            algorithm = MessagePassing(Bethe() if self.rho is None else TRW(self.rho), schedule)
         return {
             "features": ImageFeatures(scale=self.scale),
             "loss": self.loss,
             "inference": ExactOnForests(Inference(algorithm, Stop(self.sweeps, tol=None))),
             "ridge": self.ridge,
             "optimiser": LBFGS(iterations=self.iterations),
+            "device": self.device,
         }
 
     def settings(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from riskfield.cli._common import Config, Images, Masks, Quiet
+from riskfield.cli._common import Config, Device, Images, Masks, Quiet
 from riskfield.cli._fit_images import Choices, InferenceName, fit_images
 from riskfield.errors import did_you_mean
 from riskfield.estimators.defaults import ITERATIONS, LOSS, RHO, RIDGE, SWEEPS
@@ -43,6 +43,7 @@ def fit(
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder.")] = False,
     every: Annotated[int, typer.Option(min=1, help="Iterations between checkpoints.")] = 10,
     seed: Annotated[int, typer.Option(min=0, help="Seeds whatever is random.")] = 0,
+    device: Device = None,
     config: Config = None,
     quiet: Quiet = False,
 ) -> None:
@@ -61,5 +62,5 @@ def fit(
           --scale 0.5 --out model/
       riskfield fit --config horses.toml --out model/ --resume
     """
-    choices = Choices.of(loss, inference, rho, sweeps, ridge, iterations, scale)
+    choices = Choices.of(loss, inference, rho, sweeps, ridge, iterations, scale, device)
     fit_images(images, masks, classes, ignore, choices, out, resume=resume, every=every, seed=seed, quiet=quiet)

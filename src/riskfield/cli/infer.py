@@ -15,6 +15,7 @@ from typing import Annotated
 import torch
 import typer
 
+from riskfield.cli._common import Device
 from riskfield.entropy import TRW, Bethe, spanning_tree_rho
 from riskfield.errors import ConvergenceWarning, ImpossibleEvidenceError, RiskfieldError, TreewidthError
 from riskfield.graph.schedule import Coloured, Parallel, Schedule, Sequential
@@ -28,6 +29,7 @@ from riskfield.inference.request import Stop
 from riskfield.inference.solution import JointMode, Solution
 from riskfield.io._atomic import check_writable
 from riskfield.io.uai import UAIModel, read_evidence, read_uai, write_mar, write_mpe, write_pr
+from riskfield.kernels import default_schedule
 
 _SHOWN_STATES = 8  # probabilities in one row of the table
 
@@ -68,7 +70,8 @@ def infer(
         ),
     ] = None,
     schedule: Annotated[
-        ScheduleName | None, typer.Option(help="bp, trw, max-product: order of message updates. [sequential]")
+        ScheduleName | None,
+        typer.Option(help="bp, trw, max-product: order of message updates. [sequential; on a GPU coloured]"),
     ] = None,
     damping: Annotated[
         float | None, typer.Option(help="bp, trw, max-product: share of the old message, from 0 to below 1. [0]")
@@ -84,6 +87,7 @@ def infer(
     ] = None,
     sweeps: Annotated[int, typer.Option(min=1, help="Stop after this many sweeps in any case.")] = 1000,
     dtype: Annotated[DtypeName, typer.Option(help="Precision of the computation.")] = DtypeName.FLOAT64,
+    device: Device = None,
     out: Annotated[
         Path | None, typer.Option(help="Write the marginals here (.MAR); for max-product the states (.MPE).")
     ] = None,
@@ -124,11 +128,11 @@ def infer(
     observed = read_evidence(evidence, uai.graph) if evidence is not None else {}
     if uai.log_constant == -math.inf:
         raise ImpossibleEvidenceError("Every joint state has probability zero: a factor without variables is 0.")
-    chosen = _algorithm(algorithm, uai, appearances, schedule, damping or 0.0, memory)
+    chosen = _algorithm(algorithm, uai, appearances, _schedule(schedule, device), damping or 0.0, memory)
     tol = tol if tol is not None else 1e-8 if dtype is DtypeName.FLOAT64 else 1e-5
     began = time.perf_counter()
     try:
-        solution = _run(uai, observed, chosen, Stop(sweeps, tol), dtype, progress=not quiet)
+        solution = _run(uai, observed, chosen, Stop(sweeps, tol), dtype, device, progress=not quiet)
     except ImpossibleEvidenceError as error:
         if algorithm is not AlgorithmName.MEAN_FIELD:
             raise
@@ -220,18 +224,13 @@ def _algorithm(
     name: AlgorithmName,
     uai: UAIModel,
     appearances: float | None,
-    schedule: ScheduleName | None,
+    order: Schedule,
     damping: float,
     memory: float | None,
 ) -> AbstractAlgorithm:
     """Build the algorithm the options describe."""
     if not 0 <= damping < 1:
         raise typer.BadParameter(f"--damping must be at least 0 and below 1. Got {damping:g}.")
-    order: Schedule = Sequential()
-    if schedule is ScheduleName.COLOURED:
-        order = Coloured()
-    elif schedule is ScheduleName.PARALLEL:
-        order = Parallel()
     match name:
         case AlgorithmName.BP:
             return MessagePassing(Bethe(), order, damping)
@@ -244,6 +243,15 @@ def _algorithm(
             return MeanField()
         case AlgorithmName.EXACT:
             return Exact(_max_bytes(memory))
+
+
+def _schedule(name: ScheduleName | None, device: str | None) -> Schedule:
+    named: dict[ScheduleName, Schedule] = {
+        ScheduleName.SEQUENTIAL: Sequential(),
+        ScheduleName.COLOURED: Coloured(),
+        ScheduleName.PARALLEL: Parallel(),
+    }
+    return default_schedule(device or "cpu") if name is None else named[name]
 
 
 def _max_bytes(memory: float | None) -> int:
@@ -282,9 +290,10 @@ def _run(
     algorithm: AbstractAlgorithm,
     stop: Stop,
     dtype: DtypeName,
+    device: str | None,
     progress: bool,
 ) -> Solution:
-    theta = uai.theta.to(torch.float32 if dtype is DtypeName.FLOAT32 else torch.float64)
+    theta = uai.theta.to(device or "cpu", torch.float32 if dtype is DtypeName.FLOAT32 else torch.float64)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # the command prints its own
         return run_inference(

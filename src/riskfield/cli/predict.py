@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import typer
 
-from riskfield.cli._common import BAD_IMAGE, Config, Quiet, Run, complain_of_image
+from riskfield.cli._common import BAD_IMAGE, Config, Device, Quiet, Run, complain_of_image
 from riskfield.datasets.colours import overlay
 from riskfield.datasets.folders import image_files
 from riskfield.datasets.images import read_image
@@ -27,6 +27,7 @@ def predict(
     model: Run,
     images: Annotated[list[Path], typer.Argument(metavar="IMAGES...", help="Images, or folders of them.")],
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the results.")],
+    device: Device = None,
     config: Config = None,
     quiet: Quiet = False,
 ) -> None:
@@ -44,7 +45,7 @@ def predict(
     """
     from riskfield.estimators.image_run import ImageRun  # here, because scikit-learn takes a second to load
 
-    run = ImageRun.load(model)
+    run = ImageRun.load(model, device=device)
     files = _files(images)
     _prepare(out, files)
     failed = 0

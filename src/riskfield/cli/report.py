@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from riskfield.cli._common import Config, Images, Masks, Quiet, readable
+from riskfield.cli._common import Config, Device, Images, Masks, Quiet, readable
 from riskfield.datasets.folders import image_folder
 
 
@@ -22,6 +22,7 @@ def report(
     ] = None,
     title: Annotated[str | None, typer.Option(help="Of the page. [the names of the models]")] = None,
     shown: Annotated[int, typer.Option(min=1, help="How many images the page shows.")] = 6,
+    device: Device = None,
     config: Config = None,
     quiet: Quiet = False,
 ) -> None:
@@ -40,7 +41,7 @@ def report(
     from riskfield.estimators.image_run import ImageRun  # here, because scikit-learn takes a second to load
     from riskfield.report.page import write_report
 
-    runs = [ImageRun.load(model) for model in models]
+    runs = [ImageRun.load(model, device=device) for model in models]
     test = image_folder(images, masks, classes=runs[0].classes, ignore=runs[0].ignore)
     good = readable(test, [run.crf.features_ for run in runs])
     path = out or models[0] / "report.html"

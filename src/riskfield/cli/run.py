@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from riskfield.cli._common import Config, Quiet, print_divergence
+from riskfield.cli._common import Config, Device, Quiet, print_divergence
 from riskfield.errors import did_you_mean
 from riskfield.io._atomic import check_writable
 from riskfield.io.codec import write_tree
@@ -26,7 +26,7 @@ from riskfield.learning.validation import Validation
 _ARGUMENTS = [
     name
     for name in inspect.signature(run_fit).parameters
-    if name not in ("seed", "checkpoint", "resume", "progress", "ranks")
+    if name not in ("seed", "checkpoint", "resume", "progress", "ranks", "device")
 ]
 
 
@@ -40,6 +40,7 @@ def run(
     ] = None,
     every: Annotated[int, typer.Option(min=1, help="Iterations between checkpoints.")] = 10,
     seed: Annotated[int, typer.Option(min=0, help="Seeds whatever is random.")] = 0,
+    device: Device = None,
     config: Config = None,
     quiet: Quiet = False,
 ) -> None:
@@ -68,6 +69,7 @@ def run(
                 resume=checkpoint is not None,
                 progress=not quiet and sys.stderr.isatty(),
                 ranks=group,
+                device=device,
             )
         if group.rank == 0:
             write_tree(out, "parameters", model.state_dict())

@@ -17,7 +17,8 @@ from sklearn.utils.validation import check_consistent_length, check_is_fitted
 from torch import Tensor
 
 from riskfield.decoders import AbstractDecoder, as_decoder, decode
-from riskfield.estimators.defaults import INFERENCE, OPTIMISER
+from riskfield.devices import as_device, as_dtype
+from riskfield.estimators.defaults import OPTIMISER, default_inference
 from riskfield.estimators.design import Design, Sizes, stacked
 from riskfield.estimators.files import load_estimator, save_estimator
 from riskfield.estimators.labels import Array, as_labels, classes_of, is_known, known_labels, type_of
@@ -51,7 +52,7 @@ class AbstractCRF(NestedParameters):
             labels, mask).
         inference: how marginals are computed, in training as in prediction. By default the graph of each example
             decides: exact inference on a graph without cycles, such as a chain, however it was described; ten sweeps of
-            tree-reweighted message passing with rho = 1/2 on any other.
+            tree-reweighted message passing with rho = 1/2 on any other, in the order `Coloured()` on a GPU.
         decoder: how marginals become labels. By default the most probable label of each variable.
         ridge: the weight of the squares of all parameters, relative to the loss per variable. With n labelled
             variables, it is c2 / n in terms of CRFsuite.
@@ -64,6 +65,8 @@ class AbstractCRF(NestedParameters):
         chunk_size: how many examples are evaluated at once, to bound memory. By default about 300,000 variables.
         random_state: seeds whatever is random. L-BFGS is not, unless the loss draws samples.
         verbose: show progress bars.
+        device: where to compute, such as "cuda"; by default the CPU.
+        dtype: the precision, "float32" or "float64" (the default). On a GPU, float32 is much faster.
 
     Fitted attributes: `classes_`, the labels in order; `model_`, the `LinearModel`; `inference_`, what `inference` came
     to be; `results_`, the `Fit` of each loss; `feature_seconds_`, the time spent on features; `n_features_in_`,
@@ -81,6 +84,8 @@ class AbstractCRF(NestedParameters):
     chunk_size: int | None
     random_state: Any
     verbose: bool
+    device: str | None
+    dtype: str | None
 
     classes_: Array
     inference_: InferenceChoice
@@ -152,7 +157,7 @@ class AbstractCRF(NestedParameters):
         self.inference_ = self._inference()
         codes = self._codes(labels)
         self._check_codes(codes)
-        self.model_ = self._model()
+        self.model_ = self._model().to(as_device(self.device))
         weights = None if sample_weight is None else np.asarray(sample_weight, np.float64)
         began = time.perf_counter()
         examples = list(self._examples(designs, codes, weights))
@@ -226,18 +231,25 @@ class AbstractCRF(NestedParameters):
         check_is_fitted(self)
         fitted = {name: getattr(self, name) for name in self._fitted}
         fitted["results_"] = [dump_fit(result) for result in self.results_]
-        save_estimator(path, type(self).__name__, self.get_params(deep=False), fitted, self.model_)
+        settings = self.get_params(deep=False)
+        for name in ("device", "dtype"):  # objects of torch by their names
+            settings[name] = None if settings[name] is None else str(settings[name]).removeprefix("torch.")
+        save_estimator(path, type(self).__name__, settings, fitted, self.model_)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Self:
+    def load(cls, path: str | os.PathLike[str], *, device: str | None = None) -> Self:
         """The estimator that `save` wrote.
+
+        Arguments:
+            path: the file.
+            device: where to compute from now on. By default where it was trained.
 
         Raises:
             FileFormatError: if the file is damaged, or holds something else.
         """
 
         def build(settings: dict[str, Any], fitted: dict[str, Any]) -> tuple[Self, Callable[[], LinearModel]]:
-            estimator = cls(**settings)
+            estimator = cls(**settings if device is None else {**settings, "device": device})
             results = fitted.pop("results_")
             for name, value in fitted.items():
                 setattr(estimator, name, value)
@@ -259,12 +271,12 @@ class AbstractCRF(NestedParameters):
         return self.decoder
 
     def _inference(self) -> InferenceChoice:
-        return INFERENCE if self.inference is None else self.inference
+        return default_inference(as_device(self.device)) if self.inference is None else self.inference
 
     def _model(self) -> LinearModel:
         features = self.n_features_in_ + self._num_constants()
         types = dict.fromkeys(self._edge_types(), self.n_edge_features_in_)
-        return LinearModel(len(self.classes_), features, types, arity=self.arity_)
+        return LinearModel(len(self.classes_), features, types, arity=self.arity_, dtype=as_dtype(self.dtype))
 
     def _chunk_size(self, num_variables: int) -> int:
         if self.chunk_size is not None:
@@ -305,11 +317,11 @@ class AbstractCRF(NestedParameters):
         for members in _groups(designs):
             graph = designs[members[0]].structure.graph(len(self.classes_))
             coded = np.stack([designs[k].reduce(codes[k]) for k in members])
-            joined = stacked([inputs[k] for k in members])
+            joined = stacked([inputs[k] for k in members], as_dtype(self.dtype))
             for k in members:
                 inputs[k].clear()  # the block holds them now
             own = None if weights is None else torch.from_numpy(weights[members])
-            yield Examples(graph, torch.from_numpy(coded), joined, weights=own)
+            yield Examples(graph, torch.from_numpy(coded), joined, weights=own).to(as_device(self.device))
 
     def _marginals(self, X: Any) -> list[Array]:
         def of_examples(examples: Examples, inference: Inference) -> Tensor:
@@ -328,6 +340,8 @@ class AbstractCRF(NestedParameters):
             by_part: whether these are the same for examples that are joined into one.
         """
         check_is_fitted(self)
+        device, dtype = as_device(self.device), as_dtype(self.dtype)
+        self.model_.to(device, dtype)  # they may have been set since
         sizes = Sizes(self.n_features_in_, self.n_edge_features_in_, self.arity_)
         designs = self._designs(self._prepared(X, fitting=False), sizes)
         out: list[Any] = [None] * len(designs)
@@ -337,7 +351,8 @@ class AbstractCRF(NestedParameters):
             for members in portion:
                 graph = designs[members[0]].structure.graph(len(self.classes_))
                 unknown = torch.full((len(members), graph.num_variables), -1)
-                blocks.append(Examples(graph, unknown, stacked([designs[k].inputs() for k in members])))
+                inputs = stacked([designs[k].inputs() for k in members], dtype)
+                blocks.append(Examples(graph, unknown, inputs).to(device))
             united = unite(self.model_, blocks) if together else None
             if united is None:
                 found = (
@@ -355,7 +370,7 @@ class AbstractCRF(NestedParameters):
             for number, rows, values in found:
                 for row, own in zip(rows.tolist(), values, strict=True):
                     k = portion[number][row]
-                    out[k] = designs[k].expand(own.numpy())
+                    out[k] = designs[k].expand(own.cpu().numpy())
         return out
 
     def _portions(self, designs: Sequence[Design]) -> Iterator[list[list[int]]]:

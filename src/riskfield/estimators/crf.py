@@ -60,8 +60,8 @@ class CRF(AbstractCRF):
             allow have probability 0.
         forbidden: further transitions of probability 0, pairs (label, next label) with None for the start or the end.
             With a `scheme` or `forbidden`, the default decoder is `MAP()`, so that predictions obey them.
-        loss, inference, decoder, ridge, lasso, optimiser, initial, ignore, chunk_size, random_state, verbose: as for
-            `AbstractCRF`.
+        loss, inference, decoder, ridge, lasso, optimiser, initial, ignore, chunk_size, random_state, verbose, device,
+            dtype: as for `AbstractCRF`.
 
     >>> import numpy as np
     >>> from riskfield import CRF
@@ -100,6 +100,8 @@ class CRF(AbstractCRF):
         chunk_size: int | None = None,
         random_state: Any = 0,
         verbose: bool = False,
+        device: str | None = None,
+        dtype: str | None = None,
     ):
         self.graph = graph
         self.fit_intercept = fit_intercept
@@ -117,6 +119,8 @@ class CRF(AbstractCRF):
         self.chunk_size = chunk_size
         self.random_state = random_state
         self.verbose = verbose
+        self.device = device
+        self.dtype = dtype
 
     def _edge_types(self) -> tuple[str, ...]:
         return ("factors",)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import torch
+
 from riskfield.entropy import TRW
 from riskfield.infer import ExactOnForests, Inference
 from riskfield.inference.message_passing import MessagePassing
 from riskfield.inference.request import Stop
+from riskfield.kernels import default_schedule
 from riskfield.learning.lbfgs import LBFGS
 
 LOSS = "univariate-logistic"
@@ -13,5 +16,13 @@ RIDGE = 1e-3
 RHO = 0.5
 SWEEPS = 10
 ITERATIONS = 200
-INFERENCE = ExactOnForests(Inference(MessagePassing(TRW(RHO)), Stop(SWEEPS, tol=None)))
 OPTIMISER = LBFGS(ITERATIONS)
+
+
+def default_inference(device: torch.device) -> ExactOnForests:
+    """Exact on forests, truncated TRW on other graphs, in the order that suits the device."""
+    trw = MessagePassing(TRW(RHO), default_schedule(device))
+    return ExactOnForests(Inference(trw, Stop(SWEEPS, tol=None)))
+
+
+INFERENCE = default_inference(torch.device("cpu"))

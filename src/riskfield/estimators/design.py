@@ -213,14 +213,14 @@ def with_constant(features: Floats) -> Floats:
     return np.concatenate([features, np.ones((len(features), 1))], axis=1)
 
 
-def stacked(inputs: Sequence[Mapping[str, Tensor | RowRange]]) -> dict[str, Tensor | SparseRows]:
+def stacked(inputs: Sequence[Mapping[str, Tensor | RowRange]], dtype: torch.dtype) -> dict[str, Tensor | SparseRows]:
     """The inputs of several examples of one structure, with the example as the first axis."""
-    return {name: _stack([own[name] for own in inputs]) for name in inputs[0]}
+    return {name: _stack([own[name] for own in inputs], dtype) for name in inputs[0]}
 
 
-def _stack(parts: Sequence[Tensor | RowRange]) -> Tensor | SparseRows:
+def _stack(parts: Sequence[Tensor | RowRange], dtype: torch.dtype) -> Tensor | SparseRows:
     first = parts[0]
     if isinstance(first, Tensor):
-        return torch.stack([own for own in parts if isinstance(own, Tensor)]).double()
+        return torch.stack([own for own in parts if isinstance(own, Tensor)]).to(dtype)
     rows = np.concatenate([np.arange(own.start, own.stop) for own in parts if isinstance(own, RowRange)])
     return SparseRows(first.matrix[rows], len(parts))

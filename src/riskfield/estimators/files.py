@@ -31,6 +31,8 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "classes_": (np.ndarray,),
     "connectivity": (int,),
     "decoder": (AbstractDecoder, NoneType),
+    "device": (str, NoneType),
+    "dtype": (str, NoneType),
     "edge_features": (str,),
     "feature_seconds_": (float,),
     "fit_intercept": (bool,),
@@ -65,7 +67,8 @@ def save_estimator(
     model: LinearModel,
 ) -> None:
     """Write an estimator to a file, whole or not at all."""
-    write_tree(path, _KIND, {"estimator": name, "parameters": model.state_dict(), **settings, **fitted}, SAVED)
+    parameters = {entry: tensor.cpu() for entry, tensor in model.state_dict().items()}
+    write_tree(path, _KIND, {"estimator": name, "parameters": parameters, **settings, **fitted}, SAVED)
 
 
 def load_estimator(

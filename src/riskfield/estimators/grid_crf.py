@@ -31,8 +31,8 @@ class GridCRF(AbstractCRF):
         connectivity: 4 or 8 neighbours.
         edge_features: "constant", so that all edges of a direction share a table, or "difference", so that tables
             depend on how the pixels differ.
-        loss, inference, decoder, ridge, lasso, optimiser, initial, ignore, chunk_size, random_state, verbose: as for
-            `AbstractCRF`.
+        loss, inference, decoder, ridge, lasso, optimiser, initial, ignore, chunk_size, random_state, verbose, device,
+            dtype: as for `AbstractCRF`.
 
     >>> import numpy as np
     >>> from riskfield import GridCRF
@@ -62,6 +62,8 @@ class GridCRF(AbstractCRF):
         chunk_size: int | None = None,
         random_state: Any = 0,
         verbose: bool = False,
+        device: str | None = None,
+        dtype: str | None = None,
     ):
         self.connectivity = connectivity
         self.edge_features = edge_features
@@ -76,6 +78,8 @@ class GridCRF(AbstractCRF):
         self.chunk_size = chunk_size
         self.random_state = random_state
         self.verbose = verbose
+        self.device = device
+        self.dtype = dtype
 
     def _edge_types(self) -> tuple[str, ...]:
         return DIRECTIONS[: self.connectivity // 2]

@@ -37,8 +37,8 @@ class ImageCRF(AbstractCRF):
         features: which features are computed of an image, and the resolution at which inference runs. By default
             `ImageFeatures()`. Below the resolution of the images, a pixel of the grid learns the label that covers most
             of it, and marginals are interpolated back. States that a `decoder` chooses are repeated.
-        loss, inference, decoder, ridge, lasso, optimiser, initial, ignore, chunk_size, random_state, verbose: as for
-            `AbstractCRF`.
+        loss, inference, decoder, ridge, lasso, optimiser, initial, ignore, chunk_size, random_state, verbose, device,
+            dtype: as for `AbstractCRF`.
 
     `features_` is what `features` came to be.
 
@@ -74,6 +74,8 @@ class ImageCRF(AbstractCRF):
         chunk_size: int | None = None,
         random_state: Any = 0,
         verbose: bool = False,
+        device: str | None = None,
+        dtype: str | None = None,
     ):
         self.features = features
         self.loss = loss
@@ -87,6 +89,8 @@ class ImageCRF(AbstractCRF):
         self.chunk_size = chunk_size
         self.random_state = random_state
         self.verbose = verbose
+        self.device = device
+        self.dtype = dtype
 
     def fit(
         self,

@@ -57,8 +57,12 @@ class ImageRun:
             )
 
     @classmethod
-    def load(cls, folder: str | os.PathLike[str]) -> ImageRun:
+    def load(cls, folder: str | os.PathLike[str], *, device: str | None = None) -> ImageRun:
         """The run in a folder.
+
+        Arguments:
+            folder: the folder.
+            device: where its model is to compute. By default where it was trained.
 
         Raises:
             FileNotFoundError: if there is none, or it is not finished.
@@ -69,7 +73,7 @@ class ImageRun:
             unfinished = path / _CHECKPOINT if (path / _CHECKPOINT).is_dir() else path / _RUN
             what = "holds an unfinished run. Use `riskfield fit --resume` to continue it"
             raise FileNotFoundError(2, what if unfinished.exists() else "holds no fitted model", str(folder))
-        crf = ImageCRF.load(path / _MODEL)
+        crf = ImageCRF.load(path / _MODEL, device=device)
         kept = _read(path / _RUN)
         try:
             return cls(

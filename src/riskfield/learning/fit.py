@@ -12,13 +12,15 @@ import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.nn import Module
 
+from riskfield.devices import as_device, as_dtype
 from riskfield.errors import DivergenceWarning, RiskfieldError, warn
-from riskfield.examples import DataSet
+from riskfield.examples import DataSet, blocks
 from riskfield.infer import InferenceChoice
 from riskfield.io._lock import lock_folder
 from riskfield.learning.checkpoint import Checkpoints
@@ -55,6 +57,8 @@ def fit(
     callbacks: Sequence[Callback] = (),
     progress: bool = False,
     ranks: Ranks | None = None,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | str | None = None,
 ) -> Fit:
     r"""Find parameters of `model` that minimise the empirical risk.
 
@@ -91,6 +95,9 @@ def fit(
         callbacks: called as `callback(record, model)` after each iteration. If one returns True, training ends.
         progress: whether to show a progress bar.
         ranks: the processes that share the work, from `ranks()`. `data` and `validation` are then this rank's share.
+        device: where to train, such as "cuda". Model, data and validation data are moved; the model stays there. By
+            default they are left where they are, which must be one place.
+        dtype: the dtype to train in, "float32" or "float64", to which they are converted. By default that of the model.
 
     Returns:
         A `Fit`, with the reason why training ended and its history.
@@ -118,6 +125,16 @@ def fit(
     if warm_start:
         check_warm_start(inference)
     loss = as_loss(loss)
+    if validation is not None and not isinstance(validation, Validation):
+        validation = Validation(validation)
+    if device is not None or dtype is not None:
+        place = None if device is None else as_device(device)
+        kind = None if dtype is None else as_dtype(dtype)
+        model.to(place, kind)
+        data = [block.to(place, kind) for block in blocks(data)]
+        if validation is not None:
+            moved = [block.to(place, kind) for block in blocks(validation.data, "validation")]
+            validation = replace(validation, data=moved)
     for tensor in model.state_dict().values():
         ranks.broadcast_(tensor)
     shared: dict[str, Any] = {"per_variable": per_variable, "chunk_size": chunk_size, "ranks": ranks}
@@ -125,7 +142,6 @@ def fit(
     objective = Objective(model, data, loss, inference, ridge=ridge, lasso=lasso, **shared)
     watch = None
     if validation is not None:
-        validation = validation if isinstance(validation, Validation) else Validation(validation)
         watch = Watch(validation, model, loss, inference, **shared)
     run = optimiser.start(objective, seed)
     session = Session(
