@@ -56,6 +56,7 @@ def test_unroll_differentiates_the_truncated_log_partition(case, graph):
     check(lambda t: solve(graph, t, algorithm, TRUNCATED, rf.Unroll()).log_partition, potentials(graph, 1))
 
 
+@pytest.mark.filterwarnings("ignore:.MaxProduct. with a .theta.:riskfield.errors.PerformanceWarning")
 @rows(lambda case: not case.marginals and case.kernels)
 def test_unroll_differentiates_max_marginals(case):
     """Away from ties, where the maximiser stays the same."""
