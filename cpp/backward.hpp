@@ -3,7 +3,7 @@
 
 #include <limits>
 
-#include "reverse.hpp"
+#include "deferred.hpp"
 #include "tape_layout.hpp"
 
 namespace riskfield::RISKFIELD_ISA {
@@ -51,10 +51,34 @@ class Backward {
       T* to = grad_.messages[at_once ? 1 - grad_.current : grad_.current].get();
       for (int r = last - 1; r >= first; --r) {
         at -= layout_.range_size(plan_.ranges[r]);
-        reverse_range<P>(plan_.ranges[r], at, from, to);
+        if constexpr (P == Pass::kDeferred) {
+          if (is_deferred(context_, item_, plan_.groups[plan_.ranges[r].group]))
+            reverse_range<P>(plan_.ranges[r], at, from, to);
+          else
+            reverse_range<Pass::kWhole>(plan_.ranges[r], at, from, to);
+        } else {
+          reverse_range<P>(plan_.ranges[r], at, from, to);
+        }
       }
       if (at_once) grad_.current = 1 - grad_.current;
     }
+  }
+
+  // Through all sweeps of a tape.
+  void unroll(const Tape<T>& tape) {
+    if (tape.size() == 1) {  // nothing to add up
+      sweep<Pass::kWhole>(tape.end(0));
+      return;
+    }
+    for (Index s = tape.size(); s-- > 0;) {
+      if (deferred_.count == kDeferredSweeps) add_deferred_tables();
+      Buffer<T>& rates = deferred_.rates[deferred_.count];
+      if (!rates.get()) rates.allocate(rates_size());
+      grad_.rates = rates.get();
+      deferred_.tape[deferred_.count++] = tape.end(s);
+      sweep<Pass::kDeferred>(tape.end(s));
+    }
+    add_deferred_tables();  // before the tape may go
   }
 
   // As if the sweep that `tape` ends had been repeated for ever: goes back through it up to `steps` times, or until one
@@ -131,14 +155,65 @@ class Backward {
     for (int x = 0; x < (one_row(n) ? 1 : n); ++x) to[x * stride] += weight(x) / total * (gradient[x] - mean);
   }
 
+  // Calls body(range, rates) for the ranges of a sweep whose tables are deferred, in the order of the backward pass;
+  // `rates` is how many numbers it writes down for each tile.
   template <class Body>
+  void for_each_deferred(Body body) const {
+    for (Index s = plan_.num_stages() - 1; s >= 0; --s) {
+      const Part* parts = &plan_.stages[s * plan_.parts];
+      for (int r = parts[plan_.parts - 1].ranges_end - 1; r >= parts[0].ranges_begin; --r) {
+        const Group& group = plan_.groups[plan_.ranges[r].group];
+        body(plan_.ranges[r], is_deferred(context_, item_, group) ? group.dims[plan_.ranges[r].slot] * kLanes<T> : 0);
+      }
+    }
+  }
+
+  Index rates_size() const {
+    Index size = 0;
+    for_each_deferred([&](const TileRange& range, Index rates) { size += (range.end - range.begin) * rates; });
+    return size;
+  }
+
+  void add_deferred_tables() {
+    const int count = deferred_.count;
+    deferred_.count = 0;
+    const T *tape[kDeferredSweeps], *rates[kDeferredSweeps];
+    for (int k = 0; k < count; ++k) rates[k] = deferred_.rates[k].get();
+    Index offset = 0;  // from the end of a sweep's tape
+    for_each_deferred([&](const TileRange& range, Index rates_per_tile) {
+      offset -= layout_.range_size(range);
+      if (rates_per_tile == 0) return;
+      const Group& group = plan_.groups[range.group];
+      const Index cavity = group.dims[1 - range.slot] * kLanes<T>;
+      for (int k = 0; k < count; ++k) tape[k] = deferred_.tape[k] + offset;
+      with_states<Probability<T, Power::kAny>>(square_states(group), [&](auto states) {
+        constexpr int S = decltype(states)::value > 2 ? decltype(states)::value : 0;
+        for (Index t = range.begin; t < range.end; ++t) {
+          const FactorTile& tile = plan_.factor_tiles[t];
+          scratch_.tick(group.table_size);
+          with_lanes<T>(plan_, group, tile, [&](const auto& lanes) {
+            add_deferred<T, S>(item_, group, range.slot, lanes, count, tape, rates, grad_.tables.get(), scratch_);
+          });
+          for (int k = 0; k < count; ++k) {
+            tape[k] += cavity;
+            rates[k] += rates_per_tile;
+          }
+        }
+      });
+    });
+  }
+
+  template <Pass P, class Body>
   void with_gradient_algebra(Body body) const {
-    with_node_algebra<T, Power::kAny>(context_, item_, body);
+    if constexpr (P == Pass::kDeferred)
+      body(Probability<T, Power::kAny>{});
+    else
+      with_node_algebra<T, Power::kAny>(context_, item_, body);
   }
   // Only what is done in every sweep is worth unrolling.
   template <class Algebra, Pass P, class Body>
   static void with_unrolled(int states, Body body) {
-    if constexpr (P == Pass::kWhole || P == Pass::kSum)
+    if constexpr (P == Pass::kWhole || P == Pass::kSum || P == Pass::kDeferred)
       with_states<Algebra>(states, body);
     else if (P == Pass::kTables && !IsLogarithm<Algebra>::value && states == 2)
       body(std::integral_constant<int, 2>{});
@@ -149,7 +224,7 @@ class Backward {
   template <Pass P>
   void reverse_range(const TileRange& range, const T* tape, T* from, T* to) {
     const Group& group = plan_.groups[range.group];
-    with_gradient_algebra([&](auto algebra) {
+    with_gradient_algebra<P>([&](auto algebra) {
       using Algebra = decltype(algebra);
       const Index ahead = tiles_ahead<T>(group);
       with_unrolled<Algebra, P>(square_states(group), [&](auto states) {
@@ -158,14 +233,15 @@ class Backward {
           scratch_.tick(group.table_size);
           if (t + ahead < range.end) {
             prefetch_tables(group, plan_.factor_tiles[t + ahead], item_.tables.get());
-            if (P != Pass::kSum) prefetch_tables(group, plan_.factor_tiles[t + ahead], grad_.tables.get());
+            if (kAddsTables<P>) prefetch_tables(group, plan_.factor_tiles[t + ahead], grad_.tables.get());
           }
           if (tile.contiguous)
             reverse_message<Algebra, T, decltype(states)::value, P>(context_, item_, range.group, range.slot,
                                                                     TileLanes<T, true>(plan_, group, tile), tape, from,
                                                                     to, grad_, scratch_);
           else
-            reverse_gathered<Algebra, P, decltype(states)::value == 2 ? 2 : 0>(range, tile, tape, from, to);
+            reverse_gathered<Algebra, P, decltype(states)::value == 2 && P != Pass::kDeferred ? 2 : 0>(range, tile,
+                                                                                                       tape, from, to);
         }
       });
     });
@@ -215,6 +291,7 @@ class Backward {
   Gradients<T>& grad_;
   Scratch<T>& scratch_;
   const TapeLayout<T> layout_;
+  Deferred<T> deferred_;
 };
 
 }  // namespace riskfield::RISKFIELD_ISA

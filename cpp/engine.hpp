@@ -83,7 +83,7 @@ class EngineRun final : public Run<T> {
       if (record_ > 0)
         back_by_checkpoints(item, thread, back);
       else
-        back_through_tape(item, back);
+        back.unroll(item.tape);
     });
   }
 
@@ -141,10 +141,6 @@ class EngineRun final : public Run<T> {
     });
   }
 
-  void back_through_tape(const Item<T>& item, Backward<T>& back) {
-    for (Index s = item.tape.size(); s-- > 0;) back.template sweep<Pass::kWhole>(item.tape.end(s));
-  }
-
   // Stretches between checkpoints are run again, with a tape, from the last to the first.
   void back_by_checkpoints(Item<T>& item, int thread, Backward<T>& back) {
     Buffer<T> messages, beliefs;
@@ -158,7 +154,7 @@ class EngineRun final : public Run<T> {
     try {
       for (Index k = static_cast<Index>(item.checkpoints.size()); k-- > 0;) {
         sweeps_.run_again(item, k, workers_.scratch(thread));
-        back_through_tape(item, back);
+        back.unroll(item.tape);
       }
     } catch (...) {  // out of memory, or interrupted
       restore();

@@ -13,7 +13,8 @@ namespace riskfield::RISKFIELD_ISA {
 template <class T>
 struct Gradients {
   Buffer<T> tables, node_theta, beliefs, messages[2];
-  Buffer<T> sum;  // of the gradients of all messages sent, for Pass::kSum
+  Buffer<T> sum;       // of the gradients of all messages sent, for Pass::kSum
+  T* rates = nullptr;  // for Pass::kDeferred: where to write the gradients of unnormalised messages
   // For Pass::kCounting: what counting numbers have got (group -> factor); of a message, how much `node_theta` had when
   // it was last looked at, and the gradient of its belief.
   std::vector<std::vector<T>> counting;

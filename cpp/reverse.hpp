@@ -21,10 +21,13 @@ bool keeps_sums(const Context<T>& context, const Item<T>& item, const Group& gro
   return context.kind == Kind::kSumProduct && !item.log_domain && square_states(group) == 2 && grad.counting.empty();
 }
 
-// What going back through a message does: all of it; all but the tables, keeping the sum of the messages' gradients;
-// only the tables, from that sum (these two serve sweeps that are gone through many times); or all of it and the
-// gradients of counting numbers.
-enum class Pass { kWhole, kSum, kTables, kCounting };
+// What the backward pass does at a message: everything; everything but tables, and it adds up the messages' gradients;
+// only tables, from these sums (the last two serve sweeps that are repeated); everything and the gradients of counting
+// numbers; or everything but tables, whose gradients deferred.hpp computes later for several sweeps at once.
+enum class Pass { kWhole, kSum, kTables, kCounting, kDeferred };
+
+template <Pass P>
+constexpr bool kAddsTables = P != Pass::kSum && P != Pass::kDeferred;
 
 template <class Algebra, class T>
 constexpr bool kIsExpectation = std::is_same<Algebra, Expectation<T>>::value;
@@ -174,7 +177,7 @@ RF_INLINE void reverse_binary(const Incident<T>& made, int slot, const Lanes& la
     corner = -rate * m1 * a0;
     sum = rate * (a1 * b0 - a0 * b1);
   }
-  if constexpr (P != Pass::kSum) {
+  if constexpr (kAddsTables<P>) {
     T* tables = grad.tables.get();
     lanes.add_table(tables, 0, corner);
     lanes.add_table(tables, 1, slot == 0 ? -gradient : sum);
@@ -198,17 +201,32 @@ RF_INLINE void reverse_contraction(const Incident<T>& made, int slot, const Lane
       const V<T> entry = load<T>(made.table + e * made.stride);
       if constexpr (kIsExpectation<Algebra, T>) {
         const V<T> weight = cavity[y] * r[x];
-        if constexpr (P != Pass::kSum) lanes.add_table(grad.tables.get(), e, weight);
+        if constexpr (kAddsTables<P>) lanes.add_table(grad.tables.get(), e, weight);
         sum[y] += Algebra::expected(entry, weight);
       } else {
         const V<T> rate = entry * r[x];
-        if constexpr (P != Pass::kSum) lanes.add_table(grad.tables.get(), e, rate * cavity[y]);
+        if constexpr (kAddsTables<P>) lanes.add_table(grad.tables.get(), e, rate * cavity[y]);
         sum[y] += rate;
       }
     }
     if constexpr (!kIsExpectation<Algebra, T>) sum[y] *= cavity[y];
   }
   if constexpr (P != Pass::kTables) add_cavity<Algebra, T, S>(lanes, 1 - slot, S, sum, inverse, grad.beliefs.get(), to);
+}
+
+// A pairwise factor with any numbers of states, without its table: a contraction with r in place of a cavity.
+template <class Algebra, class T, class Lanes>
+RF_INLINE void reverse_pair(const Incident<T>& made, const Group& group, int slot, const Lanes& lanes, const V<T>* r,
+                            V<T> inverse, T* beliefs, T* to, Scratch<T>& scratch) {
+  const int n = group.dims[slot], others = group.dims[1 - slot];
+  V<T>* sum = scratch.cavities;
+  if (slot == 0)
+    contract<Algebra, T, 0>(made.table, made.stride, r, n, others, nullptr, 1, sum);
+  else
+    contract<Algebra, T, 0>(made.table, made.stride, nullptr, 1, others, r, n, sum);
+  const V<T>* cavity = slot == 0 ? made.after : made.before;
+  for (int y = 0; y < others; ++y) sum[y] *= cavity[y];
+  add_cavity<Algebra, T, 0>(lanes, 1 - slot, others, sum, inverse, beliefs, to);
 }
 
 // The same for any factor.
@@ -232,7 +250,7 @@ RF_INLINE void reverse_contraction(const Incident<T>& made, const Group& group, 
         } else {
           share = weight[e] = entry * made.before[a] * made.after[b] * r[x];
         }
-        if constexpr (P != Pass::kSum) lanes.add_table(grad.tables.get(), e, share);
+        if constexpr (kAddsTables<P>) lanes.add_table(grad.tables.get(), e, share);
       }
   if constexpr (P != Pass::kTables)
     for (int other = 0; other < group.arity; ++other)
@@ -284,7 +302,13 @@ RF_INLINE void reverse_message(const Context<T>& context, const Item<T>& item, i
   if constexpr (!kIsExpectation<Algebra, T>) contract<Algebra, T, S>(made, states, m);
   if constexpr (P == Pass::kCounting) add_counting_of_message<Algebra, T>(context, g, slot, lanes, m, grad);
   reverse_normalisation<Algebra, T, S>(m, states, r);
-  if constexpr (S > 0)
+  if constexpr (P == Pass::kDeferred) {
+    RF_FOR (x, 0, states) store<T>(grad.rates + x * kLanes<T>, r[x]);
+    grad.rates += states * kLanes<T>;
+  }
+  if constexpr (P == Pass::kDeferred && S == 0)
+    reverse_pair<Algebra, T>(made, group, slot, lanes, r, settings.inverse, grad.beliefs.get(), to, scratch);
+  else if constexpr (S > 0)
     reverse_contraction<Algebra, T, S, P>(made, slot, lanes, fixed, r, settings.inverse, to, grad);
   else
     reverse_contraction<Algebra, T, P>(made, group, slot, lanes, m, r, settings.inverse, to, grad, scratch);
