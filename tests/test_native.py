@@ -372,4 +372,20 @@ def test_powers_of_messages_agree_with_the_reference(states, rho, damping, sched
         leaf = theta.clone().requires_grad_()
         mu = rf.infer(graph, leaf, algorithm, stop=stop, adjoint=adjoint).mu
         gradients += torch.autograd.grad((mu * mu).sum(), leaf)
-    assert torch.equal(*gradients)
+    torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("schedule", [rf.Sequential(), rf.Parallel()])
+@pytest.mark.parametrize("states", [[3] * 20, [5] * 20, [7] * 20, [3, 4, 6, 2] * 5])
+def test_gradients_of_tables_of_many_sweeps_agree_with_autograd(states, schedule):
+    """More sweeps than gradients of tables are added up for at once, in full vectors and in single lanes."""
+    edges = [(v, v + d) for d in (1, 10) for v in range(20 - d) if d == 10 or v != 9]  # two rows
+    graph = rf.FactorGraph(states, edges)
+    theta = torch.empty(graph.theta_size, dtype=torch.float64).uniform_(-1, 1, generator=torch.manual_seed(0))
+    gradients = []
+    for kernels in (None, "torch"):
+        leaf = theta.clone().requires_grad_()
+        algorithm = rf.MessagePassing(rf.TRW(0.7), schedule, 0.1)
+        mu = rf.infer(graph, leaf, algorithm, stop=rf.Stop(19, tol=None), kernels=kernels).mu
+        gradients += torch.autograd.grad((mu * mu).sum(), leaf)
+    torch.testing.assert_close(*gradients, rtol=1e-11, atol=1e-13)
