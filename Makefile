@@ -10,10 +10,14 @@ SANITIZE_ISAS ?= baseline avx2 avx512
 SANITIZE_ROUNDS ?= 300
 SANITIZE_SEED ?= 0
 
-.PHONY: demo test fuzz lint format bench papers-quick docs sanitize clean
+.PHONY: demo wheel test fuzz lint format bench papers-quick docs sanitize clean
 
 demo: $(INSTALLED)
 	$(BIN)/python examples/demo.py --out demo
+
+# Build a wheel, install it into a new environment without a compiler, and use it there.
+wheel:
+	packaging/check_wheel '$(PYTHON)'
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2

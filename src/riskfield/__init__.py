@@ -10,7 +10,7 @@ import sys as _sys
 import types as _types
 import typing as _typing
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if _typing.TYPE_CHECKING:
     from riskfield._public import *  # noqa: F403
