@@ -15,7 +15,7 @@ import riskfield as rf
 from picture_cases import CLASS_OPTIONS, CLASSES, IGNORE, SHAPES, write_folders
 from riskfield.cli import main
 from riskfield.cli._fit_images import Choices, InferenceName
-from riskfield.estimators.defaults import ITERATIONS, LOSS, RIDGE, SWEEPS
+from riskfield.estimators.defaults import ITERATIONS, LOSS, SWEEPS
 from riskfield.estimators.image_run import ImageRun
 from riskfield.learning.session import Session
 from riskfield.losses.names import LOSSES
@@ -418,7 +418,7 @@ def test_values_above_255(folder):
 
 def test_the_defaults_are_those_of_the_estimator(folder):
     """Each is written once, and the command's own objects equal them."""
-    choices = Choices.of(LOSS, InferenceName.TRW, None, SWEEPS, RIDGE, ITERATIONS, 1.0).objects()
+    choices = Choices.of(LOSS, InferenceName.TRW, None, SWEEPS, None, ITERATIONS, 1.0).objects()
     crf = rf.ImageCRF()
     assert choices["loss"] == crf.loss
     assert choices["loss"] in LOSSES

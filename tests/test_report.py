@@ -106,8 +106,8 @@ def test_the_page_is_whole_and_needs_no_network(folder):
     assert not re.search(r"https?://|@import|<link", text)
     assert "<title>Discs &lt;on&gt; ground &amp; more</title>" in text
     # Images of each picture: the input; for each class, one layer of the truth and two layers of each run; two maps of
-    # each run.
-    assert len(page.images) == 3 * (1 + 2 + 2 * (2 * 2 + 2))
+    # each run. The baseline counts as a run.
+    assert len(page.images) == 3 * (1 + 2 + 3 * (2 * 2 + 2))
     for address in page.images:
         opened(address).load()
 
@@ -129,6 +129,12 @@ def test_the_page_shows_the_evaluation(folder, runs, pictures):
         assert run.command in words
         assert f"independent ended after 4 iterations: {run.fits[0].explanation}" in words
     assert "riskfield report clique-logistic surrogate-em --images images --masks masks --out page.html" in words
+    baseline = runs[0].crf.independent()
+    chosen = [baseline.predict_marginals([p.image])[0].argmax(-1) for p in pictures]
+    wrong = sum(((c != p.labels) & (p.labels >= 0)).sum() for c, p in zip(chosen, pictures, strict=True))
+    share = wrong / sum((p.labels >= 0).sum() for p in pictures)
+    assert results[3][:2] == ["independent pixels", f"{100 * share:.1f} %"]
+    assert "#training" in page.addresses
     settings = next(table for table in page.tables if table[-1][0] == "parameters")
     assert ["loss", "clique-logistic", "surrogate-em"] in settings
     assert ["sweeps", "10"] in settings  # the same for both

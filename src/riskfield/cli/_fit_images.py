@@ -50,7 +50,7 @@ class Choices:
     inference: InferenceName
     rho: float | None
     sweeps: int
-    ridge: float
+    ridge: float | None
     iterations: int
     scale: float
     device: str | None
@@ -62,7 +62,7 @@ class Choices:
         inference: InferenceName,
         rho: float | None,
         sweeps: int,
-        ridge: float,
+        ridge: float | None,
         iterations: int,
         scale: float,
         device: str | None,

@@ -10,7 +10,7 @@ import typer
 from riskfield.cli._common import Config, Device, Images, Masks, Quiet
 from riskfield.cli._fit_images import Choices, InferenceName, fit_images
 from riskfield.errors import did_you_mean
-from riskfield.estimators.defaults import ITERATIONS, LOSS, RHO, RIDGE, SWEEPS
+from riskfield.estimators.defaults import ITERATIONS, LOSS, RHO, SWEEPS
 from riskfield.losses.names import LOSSES
 
 
@@ -37,7 +37,9 @@ def fit(
     inference: Annotated[InferenceName, typer.Option(help="How marginals are computed.")] = InferenceName.TRW,
     rho: Annotated[float | None, typer.Option(help=f"trw: appearance of the edges. [{RHO:g}]")] = None,
     sweeps: Annotated[int, typer.Option(min=1, help="Sweeps of inference, all differentiated.")] = SWEEPS,
-    ridge: Annotated[float, typer.Option(min=0, help="Weight of squared parameters.")] = RIDGE,
+    ridge: Annotated[
+        float | None, typer.Option(min=0, help="Weight of squared parameters. [chosen on held-out images]")
+    ] = None,
     iterations: Annotated[int, typer.Option(min=1, help="Iterations of the optimiser, at most.")] = ITERATIONS,
     scale: Annotated[float, typer.Option(help="Resolution of inference, relative to that of the images.")] = 1.0,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder.")] = False,

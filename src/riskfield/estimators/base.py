@@ -162,12 +162,11 @@ class AbstractCRF(NestedParameters):
         began = time.perf_counter()
         examples = list(self._examples(designs, codes, weights))
         self.feature_seconds_ = time.perf_counter() - began
-        self.results_ = fit_stages(
-            self.model_,
+        self._train(
             examples,
             stages,
             seed=int(check_random_state(self.random_state).randint(2**31)),
-            checkpoint=checkpoint,
+            checkpoint=Checkpoints(checkpoint) if isinstance(checkpoint, str | os.PathLike) else checkpoint,
             resume=resume,
             chunk_size=self._chunk_size(max(block.graph.num_variables for block in examples)),
             progress=self.verbose,
@@ -218,7 +217,7 @@ class AbstractCRF(NestedParameters):
         initial = _papers_initial(loss) if self.initial is None else self.initial
         if not isinstance(initial, Sequence) or isinstance(initial, str):
             raise TypeError(f"`initial` must be a tuple of losses. Got {initial!r}.")
-        return [Stage(each, self._inference(), optimiser, self.ridge, self.lasso) for each in [*initial, loss]]
+        return [Stage(each, self._inference(), optimiser, self._ridge(), self.lasso) for each in [*initial, loss]]
 
     # -- files --------------------------------------------------------------------------------------------------------
 
@@ -269,6 +268,13 @@ class AbstractCRF(NestedParameters):
 
     def _decoder(self) -> AbstractDecoder | None:
         return self.decoder
+
+    def _train(self, examples: Sequence[Examples], stages: Sequence[Stage], **settings: Any) -> None:
+        """Fit `model_` to examples and set `results_`. `settings` are arguments of `fit_stages`."""
+        self.results_ = fit_stages(self.model_, examples, stages, **settings)
+
+    def _ridge(self) -> float:
+        return self.ridge
 
     def _inference(self) -> InferenceChoice:
         return default_inference(as_device(self.device)) if self.inference is None else self.inference

@@ -27,6 +27,7 @@ _MAX_ARITY = 32  # of a factor of two or more states per variable that fits into
 # What a file may hold under these names. The estimators check the rest where they use it.
 _TYPES: dict[str, tuple[type, ...]] = {
     "arity_": (int,),
+    "baseline_": (dict, NoneType),
     "chunk_size": (int, NoneType),
     "classes_": (np.ndarray,),
     "connectivity": (int,),
@@ -51,7 +52,10 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "n_features_in_": (int,),
     "optimiser": (AbstractOptimiser, NoneType),
     "results_": (list,),
-    "ridge": (int, float),
+    "path_": (tuple,),
+    "ridge": (int, float, NoneType),
+    "ridge_": (int, float),
+    "validation_fraction": (int, float),
     "verbose": (bool,),
     "vocabulary_": (np.ndarray, NoneType),
 }

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from riskfield.decoders import AbstractDecoder
 from riskfield.estimators.base import AbstractCRF
 from riskfield.estimators.defaults import LOSS, RIDGE
 from riskfield.estimators.design import DIRECTIONS, Codes, Design, Grid, Sizes
+from riskfield.estimators.ridge_path import Trial, best_ridge, ridge_path
+from riskfield.examples import Examples, take
 from riskfield.features.image import ImageFeatures, as_floats
 from riskfield.features.resample import reduce_labels, resize
 from riskfield.infer import InferenceChoice
 from riskfield.learning.checkpoint import Checkpoints
 from riskfield.learning.optimiser import AbstractOptimiser
-from riskfield.losses.loss import LossLike
+from riskfield.learning.result import Fit
+from riskfield.learning.stages import Stage, fit_stages
+from riskfield.losses.loss import LossLike, as_loss
+from riskfield.losses.piecewise import Independent
+
+_FEWEST = 5  # images; with fewer, none is held out
 
 
 class ImageCRF(AbstractCRF):
@@ -37,10 +46,17 @@ class ImageCRF(AbstractCRF):
         features: which features are computed of an image, and the resolution at which inference runs. By default
             `ImageFeatures()`. Below the resolution of the images, a pixel of the grid learns the label that covers most
             of it, and marginals are interpolated back. States that a `decoder` chooses are repeated.
-        loss, inference, decoder, ridge, lasso, optimiser, initial, ignore, chunk_size, random_state, verbose, device,
-            dtype: as for `AbstractCRF`.
+        ridge: the weight of the squares of all parameters, relative to the loss per variable. By default it is chosen:
+            a part of the images is held out, the model is trained on the others with smaller and smaller ridges, and
+            the one with the lowest log loss of the marginals on the held-out images is taken. The model is then trained
+            on all images. With fewer than five images nothing is held out, and the ridge is 1e-3.
+        validation_fraction: the share of the images to hold out.
+        loss, inference, decoder, lasso, optimiser, initial, ignore, chunk_size, random_state, verbose, device, dtype: as
+            for `AbstractCRF`.
 
-    `features_` is what `features` came to be.
+    Fitted attributes besides those of `AbstractCRF`: `features_`, what `features` came to be; `ridge_`; `path_`, a
+    `Trial` for every ridge that was tried. `independent()` is the same model without edges, fitted to the same images.
+    Compare with it to see what the edges contribute.
 
     >>> import numpy as np
     >>> from riskfield import ImageCRF
@@ -57,7 +73,11 @@ class ImageCRF(AbstractCRF):
     True
     """
 
-    _fitted = (*AbstractCRF._fitted, "features_")
+    ridge: float | None  # type: ignore[assignment]
+    ridge_: float
+    path_: tuple[Trial, ...]
+    baseline_: dict[str, Tensor] | None  # parameters of the model without edges
+    _fitted = (*AbstractCRF._fitted, "features_", "ridge_", "path_", "baseline_")
 
     def __init__(
         self,
@@ -66,7 +86,8 @@ class ImageCRF(AbstractCRF):
         loss: str | LossLike = LOSS,
         inference: InferenceChoice | None = None,
         decoder: AbstractDecoder | None = None,
-        ridge: float = RIDGE,
+        ridge: float | None = None,
+        validation_fraction: float = 0.2,
         lasso: float = 0.0,
         optimiser: AbstractOptimiser | None = None,
         initial: Sequence[LossLike] | None = None,
@@ -83,6 +104,7 @@ class ImageCRF(AbstractCRF):
         self.decoder = decoder
         self.ridge = ridge
         self.lasso = lasso
+        self.validation_fraction = validation_fraction
         self.optimiser = optimiser
         self.initial = initial
         self.ignore = ignore
@@ -105,10 +127,62 @@ class ImageCRF(AbstractCRF):
         self.features_ = ImageFeatures() if self.features is None else self.features
         if not isinstance(self.features_, ImageFeatures):
             raise TypeError(f"`features` must be an object such as `ImageFeatures()`. Got {self.features_!r}.")
+        fraction = self.validation_fraction
+        if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction < 1:
+            raise ValueError(f"`validation_fraction` must be between 0 and 1. Got {fraction!r}.")
+        self.ridge_ = RIDGE if self.ridge is None else self.ridge
         return super().fit(X, y, sample_weight, checkpoint=checkpoint, resume=resume)
 
     def _num_constants(self) -> int:
         return 0  # a `Constant()` is among the features where it is wanted
+
+    def independent(self) -> Self:
+        """The same model without edges: logistic regression at each pixel, fitted to the same images."""
+        check_is_fitted(self)
+        if self.baseline_ is None:
+            raise ValueError("There is no baseline: training was interrupted, or began with another loss.")
+        other = copy.copy(self)
+        other.loss, other.initial, other.path_ = "independent", (), ()
+        if self.path_:
+            other.ridge_ = best_ridge(self.path_, "independent")
+        other.model_ = self._model()
+        other.model_.load_state_dict(self.baseline_)
+        return other
+
+    def _train(self, examples: Sequence[Examples], stages: Sequence[Stage], **settings: Any) -> None:
+        """Choose the ridge if it is not given, fit the model to all examples, and keep the baseline."""
+        self.path_, self.baseline_ = (), None
+        count = sum(map(len, examples))
+        if self.ridge is None and count >= _FEWEST:
+            self.path_ = tuple(self._ridge_path(examples, count, settings))
+            self.ridge_ = best_ridge(self.path_, "model")
+            self.model_ = self._model()
+            stages = self.stages()
+
+        def keep(number: int, fit: Fit) -> None:
+            if isinstance(as_loss(stages[number].loss), Independent):
+                self.baseline_ = copy.deepcopy(self.model_.state_dict())
+
+        super()._train(examples, stages, after=keep, **settings)
+        if self.path_ and best_ridge(self.path_, "independent") != self.ridge_ and self.baseline_ is not None:
+            alone = self._model()
+            stage = replace(stages[0], loss=Independent(), ridge=best_ridge(self.path_, "independent"))
+            fit_stages(alone, examples, [stage], **{**settings, "checkpoint": None, "resume": False})
+            self.baseline_ = alone.state_dict()
+
+    def _ridge_path(self, examples: Sequence[Examples], count: int, settings: dict[str, Any]) -> list[Trial]:
+        """Hold out images, drawn by the seed, and try ridges on the others."""
+        held_out = max(1, round(self.validation_fraction * count))
+        order = np.random.default_rng(settings["seed"]).permutation(count)
+        test, train = np.sort(order[:held_out]).tolist(), np.sort(order[held_out:]).tolist()
+
+        def stages(ridge: float) -> list[Stage]:
+            return [replace(stage, ridge=ridge) for stage in self.stages()]
+
+        return ridge_path(self._model(), take(examples, train), take(examples, test), stages, **settings)
+
+    def _ridge(self) -> float:
+        return getattr(self, "ridge_", RIDGE) if self.ridge is None else self.ridge
 
     def _edge_types(self) -> tuple[str, ...]:
         return DIRECTIONS[:2]

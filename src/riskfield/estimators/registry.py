@@ -20,6 +20,7 @@ from riskfield.adjoints.perturb import Perturb
 from riskfield.adjoints.unroll import Unroll
 from riskfield.decoders import MAP, EqualCount, ExpectedValue, MaxMarginal, SoftArgmax, SoftEqualCount
 from riskfield.entropy import TRW, Bethe, CountingNumbers
+from riskfield.estimators.ridge_path import Trial
 from riskfield.features.image import (
     HOG,
     Colour,
@@ -137,4 +138,4 @@ _OPTIMISERS: dict[str, Any] = {
     "torch.optim.SGD": optim.SGD,
 }
 
-SAVED: Registry = MappingProxyType({**_INFERENCE, **_LOSSES_AND_DECODERS, **_FEATURES, **_OPTIMISERS})
+SAVED: Registry = MappingProxyType({"Trial": Trial, **_INFERENCE, **_LOSSES_AND_DECODERS, **_FEATURES, **_OPTIMISERS})

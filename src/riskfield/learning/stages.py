@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,7 @@ def fit_stages(
     checkpoint: Checkpoints | str | os.PathLike[str] | None = None,
     resume: bool = False,
     ranks: Ranks | None = None,
+    after: Callable[[int, Fit], None] | None = None,
     **settings: Any,
 ) -> list[Fit]:
     """Fit `model` in stages: with an easier loss first, with few examples first, or both.
@@ -87,6 +88,7 @@ def fit_stages(
         stages: the stages in order.
         checkpoint: a folder, or `Checkpoints(folder, every=...)`. Every stage has its own subfolder.
         resume: whether to continue from the checkpoints.
+        after: called with the number of each stage and its `Fit` when the stage has ended.
         settings: further arguments of `fit`.
 
     Returns:
@@ -126,6 +128,8 @@ def fit_stages(
             **settings,
         )
         results.append(result)
+        if after is not None:
+            after(number, result)
         if result.reason in LAST:
             break
     return results

@@ -15,7 +15,7 @@ from riskfield.datasets.images import ImageSet, LabelledImage
 from riskfield.estimators.image_run import ImageRun
 from riskfield.io._atomic import check_writable
 from riskfield.progress import bar
-from riskfield.report.charts import histogram
+from riskfield.report.charts import Chart, Line, histogram
 from riskfield.report.evaluation import Evaluation, Floats
 from riskfield.report.gallery import error_of, gallery_row, ranked
 from riskfield.report.learned import edge_tables
@@ -49,6 +49,9 @@ _MARGINALS = (
 )
 
 
+BASELINE = "independent pixels"
+
+
 @dataclass(frozen=True, eq=False)
 class Result:
     """A run, its evaluation, and the share of wrong pixels of every picture."""
@@ -80,11 +83,15 @@ def write_report(
             steps of the ranking.
         progress: whether to show progress bars.
 
+    The baseline of the first run, the same model without edges, is shown beside the runs.
+
     Returns:
         The evaluation of each run.
     """
     _check(runs, pictures, num_shown)
     check_writable(path)
+    num_runs = len(runs)
+    runs = [*runs, *_baseline(runs)]
     found = [_result(run, pictures, progress) for run in runs]
     names, scores = [run.name for run in runs], [result.evaluation for result in found]
     classes = list(runs[0].classes.values())
@@ -94,7 +101,7 @@ def write_report(
     write_page(
         path,
         "images.html",
-        title=title or " · ".join(names),
+        title=title or " · ".join(names[:num_runs]),
         about=f"{several(first.num_images, 'picture')} · {labels}",
         names=names,
         classes=[
@@ -108,14 +115,41 @@ def write_report(
         confusions=[confusion_table(score, "pixels") for score in scores],
         reliability=reliability_chart(scores),
         bins=reliability_table(names, scores),
-        edges=[edge_tables(run.name, k, run.crf, classes) for k, run in enumerate(runs)],
+        edges=[edge_tables(run.name, k, run.crf, classes) for k, run in enumerate(runs[:num_runs])],
         curves=[c for c in (training_curve(r.name, k, r.crf, r.fits) for k, r in enumerate(runs)) if c is not None],
-        ridge_path=None,
-        settings=_settings(runs),
-        timings=_timings(found),
+        ridge_path=_ridge_path(runs[0]),
+        settings=_settings(runs[:num_runs]),
+        timings=_timings(found[:num_runs]),
         commands=[line for line in [*(run.command for run in runs), command] if line],
     )
-    return scores
+    return scores[:num_runs]
+
+
+def _baseline(runs: Sequence[ImageRun]) -> list[ImageRun]:
+    """The model of the first run without edges, unless the runs include such a model or it was not fitted."""
+    first = runs[0]
+    if first.crf.baseline_ is None or any(run.crf.loss == "independent" for run in runs):
+        return []
+    names = {run.name for run in runs}
+    name = BASELINE if BASELINE not in names else f"{BASELINE} ({first.name})"
+    return [ImageRun(name, first.crf.independent(), first.classes, first.ignore)]
+
+
+def _ridge_path(run: ImageRun) -> dict[str, str] | None:
+    """The log loss on held-out images of every ridge that was tried for a run."""
+    path = run.crf.path_
+    if not path:
+        return None
+    ridges = [trial.ridge for trial in path]
+    lines = [
+        Line(0, ridges, [trial.model for trial in path], [2.0] * len(path)),
+        Line(1, ridges, [trial.independent for trial in path], [2.0] * len(path), dashed=True),
+    ]
+    chart = Chart(f"Ridges of {run.name}", "ridge", "log loss on held-out images", lines, log_x=True)
+    return {
+        "chart": chart.svg(),
+        "text": f"{run.name}: {run.crf.ridge_:g} was chosen. Dashed: the same model without edges.",
+    }
 
 
 def _check(runs: Sequence[ImageRun], pictures: ImageSet, num_shown: int) -> None:
@@ -168,6 +202,7 @@ def _settings(runs: Sequence[ImageRun]) -> Table:
     recipes = [run.crf.features_ for run in runs]
     values: dict[str, list[object]] = {name: [run.settings.get(name, NOTHING) for run in runs] for name in names}
     values |= {
+        "ridge": [f"{run.crf.ridge_:g}" for run in runs],
         "classes": [", ".join(f"{name} = {value}" for value, name in run.classes.items()) for run in runs],
         "features of pixels": [", ".join(type(f).__name__ for f in recipe.pixels) for recipe in recipes],
         "features of edges": [", ".join(type(f).__name__ for f in recipe.edges) for recipe in recipes],

@@ -1,0 +1,107 @@
+"""The choice of a ridge on held-out examples."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import Module
+
+from riskfield.examples import Examples
+from riskfield.learning.checkpoint import Checkpoints
+from riskfield.learning.lbfgs import LBFGS
+from riskfield.learning.objective import Objective
+from riskfield.learning.result import Reason
+from riskfield.learning.stages import Stage, fit_stages
+from riskfield.losses.loss import as_loss
+from riskfield.losses.marginal import UnivariateLogistic
+from riskfield.losses.piecewise import Independent
+
+RIDGES = (1e-1, 1e-2, 1e-3, 1e-4)  # in the order in which they are tried
+_ITERATIONS = 50  # of L-BFGS for each ridge, at most: enough to see which ridge is best
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The log loss per variable on held-out examples after training with a ridge; of the model, and without edges."""
+
+    ridge: float
+    model: float
+    independent: float
+
+
+def ridge_path(
+    model: Module,
+    train: Sequence[Examples],
+    held_out: Sequence[Examples],
+    stages: Callable[[float], Sequence[Stage]],
+    *,
+    checkpoint: Checkpoints | None = None,
+    **settings: Any,
+) -> list[Trial]:
+    """Train with smaller and smaller ridges until the log loss on held-out examples grows.
+
+    It must have grown both for the model and for the model without edges. Each ridge starts from the parameters of the
+    one before.
+
+    Arguments:
+        model: is trained. Its parameters are those of the last ridge afterwards.
+        train, held_out: examples.
+        stages: the stages of training with a ridge.
+        checkpoint: the folder below which every fit has its own.
+        settings: further arguments of `fit_stages`.
+    """
+    trials: list[Trial] = []
+    alone, joint = copy.deepcopy(model.state_dict()), None
+    for number, ridge in enumerate(RIDGES):
+        all_stages = [_short(stage) for stage in stages(ridge)]
+        model.load_state_dict(alone)
+        first = replace(all_stages[0], loss=Independent())
+        results = fit_stages(model, train, [first], checkpoint=_below(checkpoint, number, "alone"), **settings)
+        alone = copy.deepcopy(model.state_dict())
+        independent = _log_loss(model, held_out, first, settings)
+        rest = [stage for stage in all_stages if not isinstance(as_loss(stage.loss), Independent)]
+        if joint is not None:
+            rest = rest[-1:]  # the parameters of the last ridge are a better start than those of easier losses
+            model.load_state_dict(joint)
+        if rest:
+            results += fit_stages(model, train, rest, checkpoint=_below(checkpoint, number, "joint"), **settings)
+            joint = copy.deepcopy(model.state_dict())
+        score = _log_loss(model, held_out, rest[-1], settings) if rest else independent
+        trials.append(Trial(ridge, score, independent))
+        worse = len(trials) > 1 and score > trials[-2].model and independent > trials[-2].independent
+        if worse or results[-1].reason is Reason.INTERRUPTED:
+            break
+    return trials
+
+
+def best_ridge(trials: Sequence[Trial], name: str) -> float:
+    """The ridge of the lowest log loss, of "model" or "independent".
+
+    >>> best_ridge([Trial(0.1, 0.5, 0.4), Trial(0.01, 0.3, 0.6)], "model")
+    0.01
+    """
+    losses = [getattr(trial, name) for trial in trials]
+    return trials[min(range(len(trials)), key=lambda k: losses[k] if math.isfinite(losses[k]) else math.inf)].ridge
+
+
+def _short(stage: Stage) -> Stage:
+    if isinstance(stage.optimiser, LBFGS) and stage.optimiser.iterations > _ITERATIONS:
+        return replace(stage, optimiser=replace(stage.optimiser, iterations=_ITERATIONS))
+    return stage
+
+
+def _below(checkpoint: Checkpoints | None, number: int, name: str) -> Checkpoints | None:
+    return checkpoint and replace(checkpoint, folder=Path(checkpoint.folder) / f"ridge-{number}-{name}")
+
+
+@torch.no_grad()
+def _log_loss(model: Module, data: Sequence[Examples], stage: Stage, settings: dict[str, Any]) -> float:
+    """The log loss of the marginals, or of a softmax at each variable for an independent stage."""
+    loss = Independent() if isinstance(stage.loss, Independent) else UnivariateLogistic()
+    return Objective(model, list(data), loss, stage.inference, chunk_size=settings.get("chunk_size")).risk()
