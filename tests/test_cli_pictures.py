@@ -296,7 +296,7 @@ def damage(folder, what):
     ("what", "message"),
     [
         ("cut", "images/b.png cannot be read as an image: "),
-        ("size", "masks/c.png must have the size of c.jpg, 16 x 15 pixels. It has 5 x 5."),
+        ("size", "masks/c.png must have the size of c.jpg, 15 x 16 pixels. It has 5 x 5."),
         ("value", "masks/d.png has the values 99, which are none of the classes 0, 200 nor 7, to be ignored."),
         ("missing", "--masks: masks has no mask for a.png. A mask has the name of its image."),
         ("empty", "--images: images has no images (.png, .jpg,"),
@@ -321,6 +321,82 @@ def test_a_damaged_image_does_not_keep_the_others_from_being_labelled(folder, ca
     said = complaint(capsys, ["predict", "model", "images", "--out", "out", "--quiet"])
     assert said.startswith("images/b.png cannot be read as an image: ")
     assert sorted(path.name for path in Path("out/labels").iterdir()) == ["a.png", "c.png", "d.png"]
+
+
+def jpeg_masks(folder):
+    """Masks that JPEG has changed: far more than two values."""
+    for path in (folder / "masks").iterdir():
+        with Image.open(path) as mask:
+            rng = np.random.default_rng(0)
+            values = np.where(np.asarray(mask) == 200, 235, 20) + rng.integers(-20, 20, np.asarray(mask).shape)
+            Image.fromarray(values.astype(np.uint8)).save(path)
+
+
+PLAIN = ["fit", "--images", "images", "--masks", "masks", "--iterations", "1", "--quiet", "--out", "new"]
+
+
+def test_masks_of_many_values_are_refused_with_ways_out(folder, capsys):
+    jpeg_masks(folder)
+    said = complaint(capsys, PLAIN)
+    assert said.startswith("masks/")
+    assert " different values, and all masks have " in said
+    assert "at most 32 can be classes" in said
+    assert "threshold" in said
+    assert "levels" in said
+    assert not Path("new").exists()
+    assert main([*PLAIN, "--threshold", "128"]) == 0
+    run = ImageRun.load("new")
+    assert run.classes == {0: "0", 255: "255"}
+    assert "--threshold 128" in run.command
+    # Commands that read masks later read them in the same way.
+    assert main(["evaluate", "new", "--images", "images", "--masks", "masks", "--quiet"]) == 0
+    assert main([*PLAIN[:-1], "three", "--levels", "3"]) == 0
+    assert set(ImageRun.load("three").classes) <= {0, 128, 255}
+    assert "exclude each other" in complaint(capsys, [*PLAIN[:-1], "both", "--levels", "3", "--threshold", "9"])
+
+
+def test_masks_of_another_size_can_be_resized(folder):
+    with Image.open("masks/a.png") as mask:
+        large = mask.resize((2 * mask.width, 3 * mask.height), Image.Resampling.NEAREST)
+        before = np.asarray(mask)
+    large.save("masks/a.png")
+    reading = rf.datasets.MaskReading(resize_masks=True)
+    pictures = rf.datasets.image_folder("images", "masks", classes=CLASSES, ignore=IGNORE, reading=reading)
+    assert pictures[0].name == "a"
+    np.testing.assert_array_equal(pictures[0].labels, np.select([before == 0, before == 200], [0, 1], -1))
+    assert main([*PLAIN, "--resize-masks"]) == 0
+    assert ImageRun.load("new").reading == reading
+
+
+def test_masks_that_may_be_a_mistake_are_said(folder, capsys):
+    Image.fromarray(np.zeros(SHAPES["d"][:2], np.uint8)).save("masks/d.png")
+    Image.new("L", (4, 4)).save("masks/spare.png")
+    assert main([*FIT, "--iterations", "1", "--quiet", "--out", "new"]) == 0
+    assert capsys.readouterr().err.splitlines() == [
+        "riskfield: masks: there is no image for spare.png. They are not used.",
+        "riskfield: d: its mask has only the class 'ground'.",
+    ]
+
+
+def test_features_that_do_not_fit_into_memory_are_refused_before_they_are_computed(folder, capsys, monkeypatch):
+    monkeypatch.setattr("riskfield.cli._fit_images.physical_memory", lambda: 10**6)
+    said = complaint(capsys, [*FIT, "--out", "new"])
+    pixels = sum(shape[0] * shape[1] for shape in SHAPES.values())
+    assert said.startswith(
+        f"The features of 4 images would take about {12 * 142 * pixels / 1e9:.3g} GB; this machine has"
+    )
+    assert "--scale 0.6" in said
+    assert not Path("new").exists()
+
+
+def test_the_number_of_threads_is_an_option(folder):
+    before, own = rf.get_num_threads(), torch.get_num_threads()
+    try:
+        assert main(["predict", "model", "images/a.png", "--out", "out", "--quiet", "--threads", "1"]) == 0
+        assert (rf.get_num_threads(), torch.get_num_threads()) == (1, 1)
+    finally:
+        rf.set_num_threads(before)
+        torch.set_num_threads(own)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs permissions")

@@ -160,6 +160,22 @@ Device = Annotated[
     str | None,
     typer.Option(metavar="NAME", callback=_device, help="Where to compute, such as cuda.", show_default="cpu"),
 ]
+
+
+def _set_threads(count: int | None) -> int | None:
+    if count is not None:
+        import torch
+
+        from riskfield.threads import set_num_threads
+
+        set_num_threads(count)
+        torch.set_num_threads(count)
+    return count
+
+
+Threads = Annotated[
+    int | None, typer.Option(min=1, callback=_set_threads, help="Threads to use. [as many as there are processors]")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and errors.")]
 Run = Annotated[Path, typer.Argument(metavar="MODEL", help="The folder that `riskfield fit` wrote.")]
 Images = Annotated[Path, typer.Option(metavar="DIR", help="A folder of images.", show_default=False)]

@@ -6,6 +6,7 @@ import hashlib
 import shlex
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -14,12 +15,12 @@ from typing import Any, Self
 import numpy as np
 import typer
 
-from riskfield.cli._common import print_divergence
-from riskfield.datasets.folders import image_folder
-from riskfield.datasets.images import LabelledImage
+from riskfield.cli._common import complain, print_divergence
+from riskfield.datasets.folders import MaskReading, image_folder, unmatched_masks
+from riskfield.datasets.images import LabelledImage, few
 from riskfield.entropy import TRW, Bethe
 from riskfield.estimators.defaults import RHO
-from riskfield.features.image import ImageFeatures
+from riskfield.features.image import ImageFeatures, physical_memory
 from riskfield.infer import ExactOnForests, Inference
 from riskfield.inference.algorithm import AbstractAlgorithm
 from riskfield.inference.mean_field import MeanField
@@ -104,6 +105,7 @@ def fit_images(
     masks: Path,
     classes: list[str] | None,
     ignore: int | None,
+    reading: MaskReading,
     choices: Choices,
     out: Path,
     *,
@@ -118,17 +120,26 @@ def fit_images(
 
     began, shown = time.perf_counter(), not quiet and sys.stderr.isatty()
     named = None if not classes else _classes(classes)
-    pictures = image_folder(images, masks, classes=named, ignore=ignore)
+    pictures = image_folder(images, masks, classes=named, ignore=ignore, reading=reading)
+    if unmatched := unmatched_masks(images, masks):
+        complain(f"{masks}: there is no image for {few(unmatched)}. They are not used.")
     # Classes without names are named by their values.
     names = named or {int(name): name for name in pictures.classes}
     read = list(bar(pictures, shown=shown, what="reading"))  # finds damaged files before the work begins
+    check_memory(read, ImageFeatures(scale=choices.scale))
     values = np.array([*names, -1])  # the last entry is for pixels without a label
     labels = [values[picture.labels] for picture in read]
     _check_all_occur(names, labels, masks)
+    for picture, own in zip(read, labels, strict=True):
+        present = np.unique(own[own != -1]).tolist()
+        if len(present) < 2:
+            only = f"only the class {names[present[0]]!r}" if present else "no labels"
+            complain(f"{picture.name}: its mask has {only}.")
     settings = {
         **choices.settings(),
         "seed": seed,
         "ignore": "nothing" if ignore is None else ignore,
+        **_given(reading),
         "classes": ", ".join(f"{name} = {value}" for value, name in sorted(names.items())),
         "images": len(read),
         "fingerprint of the data": _fingerprint(read),
@@ -150,9 +161,10 @@ def fit_images(
             {value: names[value] for value in crf.classes_.tolist()},
             ignore,
             settings,
-            _command(images, masks, classes, ignore, choices, out, seed),
+            _command(images, masks, classes, ignore, reading, choices, out, seed),
             tuple(crf.results_),
             {"reading": loaded - began, "features": crf.feature_seconds_, "training": training},
+            reading,
         )
         run.save(out)
     if len(crf.results_) < len(crf.stages()):
@@ -196,15 +208,44 @@ def _check_all_occur(names: dict[int, str], labels: list[Any], masks: Path) -> N
             raise ValueError(f"{masks}: no mask has the value {value} of the class {name!r}.")
 
 
+def _given(reading: MaskReading) -> dict[str, Any]:
+    """The options that say how masks are read, if they are not the defaults."""
+    given = {"threshold": reading.threshold, "levels": reading.levels, "resize-masks": reading.resize_masks or None}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def check_memory(pictures: Sequence[LabelledImage], features: ImageFeatures) -> None:
+    """Raise a `MemoryError` if the features of all images would not fit into memory, before any is computed."""
+    entries = 0
+    for picture in pictures:
+        rows, columns = features.shape(*picture.image.shape[:2])
+        entries += rows * columns * (features.num_pixel_features + 2 * features.num_edge_features)
+    # Double precision, and a copy in single precision while they are joined.
+    needed, available = 12 * entries, physical_memory()
+    if needed > available:
+        scale = features.scale * (0.8 * available / needed) ** 0.5
+        raise MemoryError(
+            f"The features of {len(pictures)} images would take about {needed / 1e9:.3g} GB; this machine has "
+            f"{available / 1e9:.3g} GB. Use --scale {scale:.2g} or less, or fewer images."
+        )
+
+
 def _command(
-    images: Path, masks: Path, classes: list[str] | None, ignore: int | None, choices: Choices, out: Path, seed: int
+    images: Path,
+    masks: Path,
+    classes: list[str] | None,
+    ignore: int | None,
+    reading: MaskReading,
+    choices: Choices,
+    out: Path,
+    seed: int,
 ) -> str:
     """Return the command with all its options, including those from a configuration file."""
     words = ["riskfield", "fit", "--images", str(images), "--masks", str(masks)]
     for entry in classes or []:
         words += ["--class", entry]
-    options = {"ignore": ignore, **choices.settings(), "seed": seed, "out": out}
+    options = {"ignore": ignore, **_given(reading), **choices.settings(), "seed": seed, "out": out}
     for name, value in options.items():
         if value is not None:
-            words += [f"--{name}", str(value)]
+            words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
     return shlex.join(words)

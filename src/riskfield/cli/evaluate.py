@@ -10,7 +10,7 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from riskfield.cli._common import BAD_IMAGE, Config, Device, Images, Masks, Quiet, Run, complain_of_image
+from riskfield.cli._common import BAD_IMAGE, Config, Device, Images, Masks, Quiet, Run, Threads, complain_of_image
 from riskfield.datasets.folders import image_folder
 from riskfield.io._atomic import check_writable, write_text
 from riskfield.progress import bar
@@ -25,6 +25,7 @@ def evaluate(
         Path | None, typer.Option("--json", metavar="FILE", help="Write the evaluation to this file.")
     ] = None,
     device: Device = None,
+    threads: Threads = None,
     config: Config = None,
     quiet: Quiet = False,
 ) -> None:
@@ -48,7 +49,7 @@ def evaluate(
     if json_file is not None:
         check_writable(json_file)
     run = ImageRun.load(model, device=device)
-    test = image_folder(images, masks, classes=run.classes, ignore=run.ignore)
+    test = image_folder(images, masks, classes=run.classes, ignore=run.ignore, reading=run.reading)
     tally, failed = Tally([*run.classes.values()]), 0
     for number in bar(range(len(test)), shown=not quiet and sys.stderr.isatty(), what="evaluating"):
         try:

@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from riskfield.cli._common import Config, Device, Images, Masks, Quiet
+from riskfield.cli._common import Config, Device, Images, Masks, Quiet, Threads
 from riskfield.cli._fit_images import Choices, InferenceName, fit_images
+from riskfield.datasets.folders import MaskReading
 from riskfield.errors import did_you_mean
 from riskfield.estimators.defaults import ITERATIONS, LOSS, RHO, SWEEPS
 from riskfield.losses.names import LOSSES
@@ -31,6 +32,15 @@ def fit(
         typer.Option("--class", metavar="VALUE=NAME", help="A mask value and its class; repeatable. [all values]"),
     ] = None,
     ignore: Annotated[int | None, typer.Option(min=0, help="The mask value of pixels without a label.")] = None,
+    threshold: Annotated[
+        int | None, typer.Option(min=1, help="Mask values from here on become 255, those below 0.")
+    ] = None,
+    levels: Annotated[
+        int | None, typer.Option(min=2, max=32, help="Mask values become the nearest of so many grey levels.")
+    ] = None,
+    resize_masks: Annotated[
+        bool, typer.Option("--resize-masks", help="Bring masks to the size of their images.")
+    ] = False,
     loss: Annotated[
         str, typer.Option(metavar="NAME", parser=_loss, help=f"What to minimise: {', '.join(LOSSES)}.")
     ] = LOSS,
@@ -46,6 +56,7 @@ def fit(
     every: Annotated[int, typer.Option(min=1, help="Iterations between checkpoints.")] = 10,
     seed: Annotated[int, typer.Option(min=0, help="Seeds whatever is random.")] = 0,
     device: Device = None,
+    threads: Threads = None,
     config: Config = None,
     quiet: Quiet = False,
 ) -> None:
@@ -65,4 +76,7 @@ def fit(
       riskfield fit --config horses.toml --out model/ --resume
     """
     choices = Choices.of(loss, inference, rho, sweeps, ridge, iterations, scale, device)
-    fit_images(images, masks, classes, ignore, choices, out, resume=resume, every=every, seed=seed, quiet=quiet)
+    reading = MaskReading(threshold, levels, resize_masks)
+    fit_images(
+        images, masks, classes, ignore, reading, choices, out, resume=resume, every=every, seed=seed, quiet=quiet
+    )

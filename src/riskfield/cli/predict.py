@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import typer
 
-from riskfield.cli._common import BAD_IMAGE, Config, Device, Quiet, Run, complain_of_image
+from riskfield.cli._common import BAD_IMAGE, Config, Device, Quiet, Run, Threads, complain_of_image
 from riskfield.datasets.colours import overlay
 from riskfield.datasets.folders import image_files
 from riskfield.datasets.images import read_image
@@ -28,6 +28,7 @@ def predict(
     images: Annotated[list[Path], typer.Argument(metavar="IMAGES...", help="Images, or folders of them.")],
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the results.")],
     device: Device = None,
+    threads: Threads = None,
     config: Config = None,
     quiet: Quiet = False,
 ) -> None:

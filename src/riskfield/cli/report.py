@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from riskfield.cli._common import Config, Device, Images, Masks, Quiet, readable
+from riskfield.cli._common import Config, Device, Images, Masks, Quiet, Threads, readable
 from riskfield.datasets.folders import image_folder
 
 
@@ -23,6 +23,7 @@ def report(
     title: Annotated[str | None, typer.Option(help="Of the page. [the names of the models]")] = None,
     shown: Annotated[int, typer.Option(min=1, help="How many images the page shows.")] = 6,
     device: Device = None,
+    threads: Threads = None,
     config: Config = None,
     quiet: Quiet = False,
 ) -> None:
@@ -42,7 +43,7 @@ def report(
     from riskfield.report.page import write_report
 
     runs = [ImageRun.load(model, device=device) for model in models]
-    test = image_folder(images, masks, classes=runs[0].classes, ignore=runs[0].ignore)
+    test = image_folder(images, masks, classes=runs[0].classes, ignore=runs[0].ignore, reading=runs[0].reading)
     good = readable(test, [run.crf.features_ for run in runs])
     path = out or models[0] / "report.html"
     words = [

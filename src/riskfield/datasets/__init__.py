@@ -5,7 +5,7 @@ from riskfield.datasets.berkeley import bsds500
 from riskfield.datasets.bundled import bundled_images, mosaics
 from riskfield.datasets.colours import class_colours
 from riskfield.datasets.feature_cache import FeatureCache
-from riskfield.datasets.folders import image_folder
+from riskfield.datasets.folders import MaskReading, image_folder
 from riskfield.datasets.horses import weizmann_horses
 from riskfield.datasets.image_examples import image_examples
 from riskfield.datasets.images import ImageSet, LabelledImage
@@ -21,6 +21,7 @@ __all__ = [
     "GaussianNoise",
     "ImageSet",
     "LabelledImage",
+    "MaskReading",
     "PowerNoise",
     "ReassignmentNoise",
     "Split",

@@ -3,15 +3,59 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from riskfield.datasets.images import ImageSet, LabelledImage, Labels, few, read_image, read_mask
+from riskfield.datasets.images import ImageSet, LabelledImage, Labels, few, read_image, read_mask, size
 from riskfield.errors import FileFormatError
 
+MAX_CLASSES = 32  # values in masks; more are a photograph, or a mask that JPEG has changed
 ENDINGS = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".webp")
+
+
+@dataclass(frozen=True)
+class MaskReading:
+    """How files become masks. By default their values are labels as they are.
+
+    Arguments:
+        threshold: values from here on become 255, and those below become 0.
+        levels: values become the nearest of so many grey levels at equal steps from 0 to 255.
+        resize_masks: a mask of another size than its image is enlarged or reduced, without new values.
+
+    >>> MaskReading(levels=3).values(np.array([0, 3, 120, 250]))
+    array([  0,   0, 128, 255])
+    """
+
+    threshold: int | None = None
+    levels: int | None = None
+    resize_masks: bool = False
+
+    def __post_init__(self) -> None:
+        if self.threshold is not None and self.levels is not None:
+            raise ValueError("`threshold` and `levels` exclude each other. Got both.")
+        if self.threshold is not None and not 1 <= self.threshold <= 65535:
+            raise ValueError(f"`threshold` must be from 1 to 65535. Got {self.threshold}.")
+        if self.levels is not None and not 2 <= self.levels <= MAX_CLASSES:
+            raise ValueError(f"`levels` must be from 2 to {MAX_CLASSES}. Got {self.levels}.")
+
+    def values(self, mask: Labels) -> Labels:
+        """The labels of the values in a file."""
+        if self.threshold is not None:
+            return np.where(mask >= self.threshold, 255, 0)
+        if self.levels is not None:
+            step = 255 / (self.levels - 1)
+            return np.round(np.round(np.clip(mask, 0, 255) / step) * step).astype(np.int64)
+        return mask
+
+    def fit(self, mask: Labels, shape: tuple[int, ...]) -> Labels:
+        """The mask in the size of its image, if it is to be resized."""
+        if not self.resize_masks or mask.shape == shape:
+            return mask
+        row, column = (np.arange(n) * old // n for n, old in zip(shape, mask.shape, strict=True))
+        return mask[np.ix_(row, column)]
 
 
 def image_folder(
@@ -20,6 +64,7 @@ def image_folder(
     *,
     classes: Mapping[int, str] | None = None,
     ignore: int | None = None,
+    reading: MaskReading | None = None,
 ) -> ImageSet:
     """The images of a folder, with labels from the masks of the same names in another.
 
@@ -32,15 +77,18 @@ def image_folder(
         classes: {value: name} for all values in the masks, in the order of the labels 0, 1, ... By default all values
             that occur, in ascending order, so that masks of 0 and 255 have the labels 0 and 1.
         ignore: the value of pixels without a label.
+        reading: how the values in the files become labels. By default they are labels as they are.
 
     Raises:
         FileNotFoundError: if there is no such folder.
         ValueError: if there are no images, or images without a mask, or `ignore` is one of the classes.
+        FileFormatError: if `classes` have to be found and there are more than 32.
         FileFormatError: if `classes` have to be found and a mask is damaged; and, when an image is read, if it or its
             mask is damaged, or the mask has another size or a value that is no class.
     """
     if classes is not None and ignore in classes:
         raise ValueError(f"`ignore` must be none of the classes {few([*classes])}. Got {ignore}.")
+    reading = MaskReading() if reading is None else reading
     files = image_files(images, "images")
     if masks is None:
         return ImageSet(files, lambda name: LabelledImage(name, read_image(files[name])))
@@ -49,18 +97,19 @@ def image_folder(
     if without:
         raise ValueError(f"`masks`: {masks} has no mask for {few(without)}. A mask has the name of its image.")
     if classes is None:
-        found = set().union(*(np.unique(read_mask(mask_files[name])).tolist() for name in files))
-        classes = {value: str(value) for value in sorted(found - {ignore})}
+        found = _find_values([mask_files[name] for name in files], reading, ignore)
+        classes = {value: str(value) for value in found}
     if not classes:
         raise ValueError(f"`masks`: {masks} has no labels but {ignore}, to be ignored.")
     values = [*classes]
 
     def read(name: str) -> LabelledImage:
-        image, mask = read_image(files[name]), read_mask(mask_files[name])
+        image = read_image(files[name])
+        mask = reading.fit(reading.values(read_mask(mask_files[name])), image.shape[:2])
         if mask.shape != image.shape[:2]:
-            wanted, got = (" x ".join(map(str, shape)) for shape in (image.shape[:2], mask.shape))
             raise FileFormatError(
-                f"{mask_files[name]} must have the size of {files[name].name}, {wanted} pixels. It has {got}."
+                f"{mask_files[name]} must have the size of {files[name].name}, {size(image.shape)} pixels. It has "
+                f"{size(mask.shape)}. Set `resize_masks` to resize it."
             )
         unknown = [value for value in np.unique(mask).tolist() if value not in values and value != ignore]
         if unknown:
@@ -71,6 +120,34 @@ def image_folder(
         return LabelledImage(name, image, _labels(mask, values))
 
     return ImageSet(files, read, classes.values())
+
+
+def unmatched_masks(images: str | os.PathLike[str], masks: str | os.PathLike[str]) -> list[str]:
+    """The names of masks without an image, which are not used."""
+    names = image_files(images, "images")
+    return [path.name for name, path in image_files(masks, "masks").items() if name not in names]
+
+
+def _find_values(files: Sequence[Path], reading: MaskReading, ignore: int | None) -> list[int]:
+    """The values that occur in masks, in ascending order.
+
+    Raises:
+        FileFormatError: if there are more than `MAX_CLASSES`. The message names the file with the most of them.
+    """
+    found: set[int] = set()
+    most, where = 0, None
+    for path in files:
+        own = set(np.unique(reading.values(read_mask(path))).tolist()) - {ignore}
+        found |= own
+        if len(own) > most:
+            most, where = len(own), path
+    if len(found) > MAX_CLASSES:
+        raise FileFormatError(
+            f"{where} has {most} different values, and all masks have {len(found)}; at most {MAX_CLASSES} can be "
+            "classes. JPEG changes the values of masks. To make classes of them, set `threshold` (two classes) or "
+            "`levels` (so many grey levels), or name the classes and the value to ignore."
+        )
+    return sorted(found)
 
 
 def image_files(folder: str | os.PathLike[str], name: str) -> dict[str, Path]:

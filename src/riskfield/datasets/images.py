@@ -136,6 +136,15 @@ def read_mask(path: str | os.PathLike[str]) -> Labels:
         raise FileFormatError(f"{path} must be an image of one channel to be a mask. It has the mode {image.mode}.")
 
 
+def size(shape: Sequence[int]) -> str:
+    """The size of an array of shape (row, column, ...) as width x height.
+
+    >>> size((240, 320, 3))
+    '320 x 240'
+    """
+    return f"{shape[1]} x {shape[0]}"
+
+
 def few(names: Sequence[object]) -> str:
     """The first of many names."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
@@ -154,7 +163,7 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[Image]:
                 columns, rows = image.size
                 if columns * rows > MAX_PIXELS:  # known from the header, before there is memory for the pixels
                     raise FileFormatError(
-                        f"{path} has {rows} x {columns} pixels; at most {MAX_PIXELS} are read. Scale it down first."
+                        f"{path} has {columns} x {rows} pixels; at most {MAX_PIXELS} are read. Scale it down first."
                     )
                 image.load()
                 upright = ImageOps.exif_transpose(image)

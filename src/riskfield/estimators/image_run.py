@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from riskfield.datasets.folders import MaskReading
 from riskfield.errors import FileFormatError
 from riskfield.estimators.image_crf import ImageCRF
 from riskfield.io._atomic import check_writable
@@ -39,6 +40,7 @@ class ImageRun:
         command: the command that gave it.
         fits: how each loss was fitted.
         seconds: how long things took.
+        reading: how the values in the files of masks became labels.
     """
 
     name: str
@@ -49,6 +51,7 @@ class ImageRun:
     command: str = ""
     fits: tuple[Fit, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
+    reading: MaskReading = field(default_factory=MaskReading)
 
     def __post_init__(self) -> None:
         if list(self.classes) != self.crf.classes_.tolist():
@@ -85,6 +88,7 @@ class ImageRun:
                 str(kept["command"]),
                 tuple(map(load_fit, kept["fits"])),
                 {str(what): float(seconds) for what, seconds in kept["seconds"].items()},
+                MaskReading(**kept.get("reading", {})),
             )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise FileFormatError(f"{path / _RUN} is damaged: {error!r}") from error
@@ -102,6 +106,7 @@ class ImageRun:
                 "ignore": self.ignore,
                 "fits": [dump_fit(fit) for fit in self.fits],
                 "seconds": dict(self.seconds),
+                "reading": asdict(self.reading),
             },
         )
         self.crf.save(path / _MODEL)  # last: where there is a model, there is all of a run

@@ -329,7 +329,7 @@ class ImageFeatures:
         needed, available = math.prod(shape[:2]) * self.num_pixel_features * _BYTES_PER_FEATURE, physical_memory()
         if needed > available:
             raise MemoryError(
-                f"Features of an image of {' x '.join(map(str, shape[:2]))} pixels would take about "
+                f"Features of an image of {shape[1]} x {shape[0]} pixels would take about "
                 f"{needed / 1e9:.3g} GB; this machine has {available / 1e9:.3g} GB. Scale the image down first."
             )
 
