@@ -494,7 +494,7 @@ def test_values_above_255(folder):
 
 def test_the_defaults_are_those_of_the_estimator(folder):
     """Each is written once, and the command's own objects equal them."""
-    choices = Choices.of(LOSS, InferenceName.TRW, None, SWEEPS, None, ITERATIONS, 1.0).objects()
+    choices = Choices.of(LOSS, InferenceName.TRW, None, SWEEPS, None, ITERATIONS, 1.0, None).objects()
     crf = rf.ImageCRF()
     assert choices["loss"] == crf.loss
     assert choices["loss"] in LOSSES

@@ -15,6 +15,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from riskfield.decoders import AbstractDecoder
+from riskfield.devices import as_device
 from riskfield.estimators.base import AbstractCRF
 from riskfield.estimators.defaults import LOSS, RIDGE
 from riskfield.estimators.design import DIRECTIONS, Codes, Design, Grid, Sizes
@@ -51,8 +52,8 @@ class ImageCRF(AbstractCRF):
             the one with the lowest log loss of the marginals on the held-out images is taken. The model is then trained
             on all images. With fewer than five images nothing is held out, and the ridge is 1e-3.
         validation_fraction: the share of the images to hold out.
-        loss, inference, decoder, lasso, optimiser, initial, ignore, chunk_size, random_state, verbose, device, dtype: as
-            for `AbstractCRF`.
+        loss, inference, decoder, lasso, optimiser, initial, ignore, chunk_size, random_state, verbose, device, dtype:
+            as for `AbstractCRF`.
 
     Fitted attributes besides those of `AbstractCRF`: `features_`, what `features` came to be; `ridge_`; `path_`, a
     `Trial` for every ridge that was tried. `independent()` is the same model without edges, fitted to the same images.
@@ -156,7 +157,7 @@ class ImageCRF(AbstractCRF):
         if self.ridge is None and count >= _FEWEST:
             self.path_ = tuple(self._ridge_path(examples, count, settings))
             self.ridge_ = best_ridge(self.path_, "model")
-            self.model_ = self._model()
+            self.model_ = self._model().to(as_device(self.device))
             stages = self.stages()
 
         def keep(number: int, fit: Fit) -> None:
@@ -165,7 +166,7 @@ class ImageCRF(AbstractCRF):
 
         super()._train(examples, stages, after=keep, **settings)
         if self.path_ and best_ridge(self.path_, "independent") != self.ridge_ and self.baseline_ is not None:
-            alone = self._model()
+            alone = self._model().to(as_device(self.device))
             stage = replace(stages[0], loss=Independent(), ridge=best_ridge(self.path_, "independent"))
             fit_stages(alone, examples, [stage], **{**settings, "checkpoint": None, "resume": False})
             self.baseline_ = alone.state_dict()
@@ -179,7 +180,8 @@ class ImageCRF(AbstractCRF):
         def stages(ridge: float) -> list[Stage]:
             return [replace(stage, ridge=ridge) for stage in self.stages()]
 
-        return ridge_path(self._model(), take(examples, train), take(examples, test), stages, **settings)
+        model = self._model().to(as_device(self.device))
+        return ridge_path(model, take(examples, train), take(examples, test), stages, **settings)
 
     def _ridge(self) -> float:
         return getattr(self, "ridge_", RIDGE) if self.ridge is None else self.ridge
