@@ -55,12 +55,8 @@ class EngineCall {
 using GroupTuple = std::tuple<std::vector<int>, Matrix<const Index>, Vector<const Index>,
                               std::optional<Vector<const Index>>, Index, Index, Index, Index>;
 
-std::shared_ptr<Plan> make_plan(const std::string& isa, bool single, int parts, riskfield::Sweep sweep,
-                                Vector<const Index> num_states, Vector<const Index> node_start,
-                                Vector<const Index> rank, Vector<const Index> level,
-                                const std::vector<GroupTuple>& groups) {
-  const auto& engine = riskfield::engine(isa);
-  const int lanes = single ? engine.lanes_float : engine.lanes_double;
+// The arrays stay the caller's.
+std::vector<riskfield::GroupInput> group_inputs(const std::vector<GroupTuple>& groups) {
   std::vector<riskfield::GroupInput> input;
   for (const auto& [shape, variables, tables, shared, theta, mu, message, factor] : groups)
     input.push_back({{shape,
@@ -72,9 +68,27 @@ std::shared_ptr<Plan> make_plan(const std::string& isa, bool single, int parts, 
                       factor},
                      variables.data(),
                      shared ? shared->data() : nullptr});
+  return input;
+}
+
+std::shared_ptr<Plan> make_plan(const std::string& isa, bool single, int parts, riskfield::Sweep sweep,
+                                Vector<const Index> num_states, Vector<const Index> node_start,
+                                Vector<const Index> rank, Vector<const Index> level,
+                                const std::vector<GroupTuple>& groups) {
+  const auto& engine = riskfield::engine(isa);
+  const int lanes = single ? engine.lanes_float : engine.lanes_double;
+  const std::vector<riskfield::GroupInput> input = group_inputs(groups);
   const EngineCall call;
   return std::make_shared<Plan>(lanes, parts, sweep, static_cast<Index>(num_states.shape(0)), num_states.data(),
                                 node_start.data(), rank.data(), level.data(), input);
+}
+
+std::shared_ptr<riskfield::ForestPlan> make_forest_plan(Vector<const Index> num_states, Vector<const Index> node_start,
+                                                        const std::vector<GroupTuple>& groups) {
+  const std::vector<riskfield::GroupInput> input = group_inputs(groups);
+  const EngineCall call;
+  return std::make_shared<riskfield::ForestPlan>(static_cast<Index>(num_states.shape(0)), num_states.data(),
+                                                 node_start.data(), input);
 }
 
 // Dual numbers come as complex ones: the slope is the imaginary part.
@@ -183,6 +197,57 @@ void bind_run(nb::module_& module, const char* name) {
       .def("backward_fixed_point", &PythonRun<T>::backward_fixed_point);
 }
 
+template <class T>
+class PythonForestRun {
+ public:
+  PythonForestRun(const std::string& isa, std::shared_ptr<riskfield::ForestPlan> plan, Matrix<const T> theta, bool wide,
+                  int threads) {
+    const riskfield::ForestInput<T> input{std::move(plan), theta.data(), static_cast<Index>(theta.shape(0)), wide};
+    const auto& engine = riskfield::engine(isa);
+    const EngineCall call;
+    if constexpr (std::is_same_v<T, double>)
+      run_ = engine.forest_double(input, threads);
+    else
+      run_ = engine.forest_float(input, threads);
+  }
+  void log_partition(Vector<double> out) const { run_->log_partition(out.data()); }
+  void statistics(Matrix<T> out, int threads) {
+    const EngineCall call;
+    const std::lock_guard<riskfield::PollingMutex> lock(mutex_);
+    run_->statistics(out.data(), threads);
+  }
+  void marginals(Matrix<T> out, bool nodes_only, int threads) {
+    const EngineCall call;
+    const std::lock_guard<riskfield::PollingMutex> lock(mutex_);
+    run_->marginals(out.data(), nodes_only, threads);
+  }
+  void messages(Matrix<T> out, int threads) {
+    const EngineCall call;
+    const std::lock_guard<riskfield::PollingMutex> lock(mutex_);
+    run_->messages(out.data(), threads);
+  }
+  void backward(Matrix<const T> grad, bool nodes_only, Matrix<T> grad_theta, int threads) {
+    const EngineCall call;
+    const std::lock_guard<riskfield::PollingMutex> lock(mutex_);
+    run_->backward(grad.data(), nodes_only, grad_theta.data(), threads);
+  }
+
+ private:
+  riskfield::PollingMutex mutex_;
+  std::unique_ptr<riskfield::ForestRun<T>> run_;
+};
+
+template <class T>
+void bind_forest_run(nb::module_& module, const char* name) {
+  nb::class_<PythonForestRun<T>>(module, name)
+      .def(nb::init<const std::string&, std::shared_ptr<riskfield::ForestPlan>, Matrix<const T>, bool, int>())
+      .def("log_partition", &PythonForestRun<T>::log_partition)
+      .def("statistics", &PythonForestRun<T>::statistics)
+      .def("marginals", &PythonForestRun<T>::marginals)
+      .def("messages", &PythonForestRun<T>::messages)
+      .def("backward", &PythonForestRun<T>::backward);
+}
+
 }  // namespace
 
 NB_MODULE(_native, module) {
@@ -202,6 +267,10 @@ NB_MODULE(_native, module) {
   module.def(
       "engine_name", [](const std::string& isa) { return std::string(riskfield::engine(isa).name); },
       nb::arg("isa") = "");
+  nb::class_<riskfield::ForestPlan>(module, "ForestPlan");
+  module.def("make_forest_plan", &make_forest_plan);
+  bind_forest_run<double>(module, "ForestRunDouble");
+  bind_forest_run<float>(module, "ForestRunFloat");
   bind_run<double>(module, "RunDouble");
   bind_run<float>(module, "RunFloat");
   bind_run<riskfield::Dual>(module, "RunDual");

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "dual.hpp"
+#include "forest.hpp"
 #include "plan.hpp"
 
 namespace riskfield {
@@ -64,6 +65,8 @@ struct Engine {
   std::unique_ptr<Run<double>> (*run_double)(const RunInput<double>&, int threads);
   std::unique_ptr<Run<float>> (*run_float)(const RunInput<float>&, int threads);
   std::unique_ptr<Run<Dual>> (*run_dual)(const RunInput<Dual>&, int threads);  // on plans for doubles
+  std::unique_ptr<ForestRun<double>> (*forest_double)(const ForestInput<double>&, int threads);
+  std::unique_ptr<ForestRun<float>> (*forest_float)(const ForestInput<float>&, int threads);
 };
 
 // The fastest engine this processor can run, or the one named; throws std::invalid_argument if it cannot.

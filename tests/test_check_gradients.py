@@ -1,7 +1,7 @@
 """`check_gradients` finds right gradients right, wrong ones wrong, and says what was refused."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -133,7 +133,7 @@ class Doubled(rf.adjoints.AbstractAdjoint):
 
     def apply(self, request):
         solution = rf.Perturb().apply(request)
-        return replace(solution, mu=2 * solution.mu - solution.mu.detach())
+        return solution.with_mu(2 * solution.mu - solution.mu.detach())
 
 
 def test_a_wrong_gradient_shows():

@@ -1,7 +1,5 @@
 """Without an adjoint `infer` is `infer` with `Unroll()`; without a gradient to compute it records nothing."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch.autograd import forward_ad
@@ -92,7 +90,7 @@ def test_every_adjoint_stops_where_plain_inference_does(algorithm, scale):
     solutions = [rf.infer(graph, theta.clone().requires_grad_(), algorithm, adjoint=adjoint) for adjoint in adjoints]
     with forward_ad.dual_level():
         dual = rf.infer(graph, forward_ad.make_dual(theta, v), algorithm)
-        solutions.append(replace(dual, mu=forward_ad.unpack_dual(dual.mu).primal))
+        solutions.append(dual.with_mu(forward_ad.unpack_dual(dual.mu).primal))
     for name, solution in zip([*adjoints, "forward mode"], solutions, strict=True):
         assert torch.equal(solution.sweeps, plain.sweeps), name
         assert torch.equal(solution.residual, plain.residual), name

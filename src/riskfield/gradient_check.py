@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -256,7 +256,7 @@ def _checked(graph: FactorGraph, theta: Tensor, evidence: Evidence | None) -> Te
 def _uses_marginals(base: Solution, loss: Loss) -> bool:
     mu, theta = base.mu.clone().requires_grad_(), base.theta.clone().requires_grad_()
     value = base.log_partition.clone().requires_grad_()
-    result = loss(replace(base, mu=mu, theta=theta, _value=value))
+    result = loss(base.with_mu(mu, theta=theta, _value=value))
     if not isinstance(result, Tensor) or result.ndim != 0 or not result.requires_grad:
         raise ValueError(
             "`loss` must return a scalar tensor that depends on the mu, log_partition or theta of the solution. Got "
@@ -298,13 +298,12 @@ def _attempt(
 def _item(solution: Solution, index: tuple[int, ...]) -> Solution:
     """One item of a batch, as if it had run alone."""
     value = solution._value
-    return replace(
-        solution,
+    return solution.with_mu(
+        solution.mu[index],
         theta=solution.theta[index],
-        mu=solution.mu[index],
         sweeps=solution.sweeps[index],
         residual=solution.residual[index],
         converged=solution.converged[index],
-        messages=None if solution.messages is None else solution.messages[index],
+        _messages=None if solution.messages is None else solution.messages[index],
         _value=value[index] if isinstance(value, Tensor) else value,
     )

@@ -115,7 +115,7 @@ def _without_impossible(request: Request, adjoint: AbstractAdjoint, solution: So
     Derivatives of their NaN would be NaN even for a loss that ignores them. So inference runs once more with zeros for
     their potentials.
     """
-    impossible = solution.residual.isnan().to(solution.mu.device)
+    impossible = solution.residual.isnan().to(request.theta.device)
     if not (impossible.any() and is_differentiated(solution.mu)):
         return solution
     rows = impossible.unsqueeze(-1)
@@ -124,7 +124,7 @@ def _without_impossible(request: Request, adjoint: AbstractAdjoint, solution: So
         finite = _solve(replace(request, theta=torch.where(rows, 0.0, request.theta)), adjoint)
     mu = torch.where(rows, float("nan"), finite.mu)
     value = torch.where(impossible, float("-inf"), finite.log_partition)
-    return replace(solution, mu=mu, _value=value)
+    return solution.with_mu(mu, _value=value)
 
 
 def _without_slopes_at_zero(mu: Tensor, grad: Tensor | None) -> Tensor | None:

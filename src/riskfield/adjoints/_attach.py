@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
@@ -33,7 +33,7 @@ def attach(request: Request, solution: Solution, jacobian: Jacobian, numbers: Se
     """
     remedy = _UNROLL if request.algorithm.unrolls else ""
     mu = _Attached.apply(jacobian, remedy, solution.mu, request.theta, *numbers)
-    return replace(solution, theta=request.theta, mu=mu, _value=request.algorithm.log_partition)
+    return solution.with_mu(mu, theta=request.theta, _value=request.algorithm.log_partition)
 
 
 def constant_in(result: Tensor, inputs: Sequence[Tensor], name: str, remedy: str = _UNROLL) -> Tensor:

@@ -7,7 +7,9 @@ functions, such as the surrogate likelihood A(theta) - theta . f(x), whose gradi
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -60,10 +62,39 @@ class Envelope(AbstractAdjoint):
         require_theta_only(request, "Envelope")
         curvature = self.curvature if is_differentiated(request.theta) else None
         solution = request.solve() if curvature is None else curvature.apply(request)
-        plain = replace(solution, theta=request.theta.detach(), mu=solution.mu.detach())
-        value = _Value.apply(request.theta, plain.log_partition, (request.graph.collapse(solution.mu),))
-        mu = without_gradient(plain.mu, (request.theta,), _NO_MARGINALS)
-        return replace(plain, theta=request.theta, mu=mu, _value=value)
+        theta = request.theta
+        if curvature is None and solution.lazy:
+            value = _Value.apply(theta, solution.log_partition, solution.statistics)
+            mu = _refused(theta, lambda: solution.mu)
+            return replace(
+                solution, theta=theta, _mu=mu, _nodes=_refused(theta, lambda: solution.node_mu), _value=value
+            )
+        plain = solution.with_mu(solution.mu.detach(), theta=theta.detach())
+        value = _Value.apply(theta, plain.log_partition, _unchanged(request.graph.collapse(solution.mu)))
+        return plain.with_mu(without_gradient(plain.mu, (theta,), _NO_MARGINALS), theta=theta, _value=value)
+
+
+def _unchanged(statistics: Tensor) -> Callable[[], Tensor]:
+    """The statistics; an error if they, which may be the marginals of the solution, have been changed since."""
+    version = statistics._version
+
+    def read() -> Tensor:
+        if statistics._version != version:
+            raise AdjointError("`Envelope`: the marginals, its gradient, were changed in place. Change a copy of them.")
+        return statistics
+
+    return read
+
+
+def _refused(theta: Tensor, value: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    """The value, computed once when it is needed, without a derivative in theta."""
+
+    @cache
+    @torch.enable_grad()
+    def refuse() -> Tensor:
+        return without_gradient(value(), (theta,), _NO_MARGINALS)
+
+    return refuse
 
 
 def require_marginal_gradient(adjoint: AbstractAdjoint | None) -> None:
@@ -77,19 +108,17 @@ def require_marginal_gradient(adjoint: AbstractAdjoint | None) -> None:
 
 class _Value(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, theta: Tensor, value: Tensor, statistics: tuple[Tensor]) -> Tensor:
-        # In a tuple autograd does not see them: they are no input of the value, and only its gradient leads to theirs.
+    def forward(ctx: Any, theta: Tensor, value: Tensor, statistics: Callable[[], Tensor]) -> Tensor:
+        # Autograd does not see the statistics: they are no input of the value, and only its gradient leads to theirs.
         ctx.save_for_backward(theta)
-        (ctx.statistics,) = statistics
-        ctx.version = ctx.statistics._version
+        ctx.statistics = statistics
         return value.clone()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (theta,) = ctx.saved_tensors
-        if ctx.statistics._version != ctx.version:
-            raise AdjointError("`Envelope`: the marginals, its gradient, were changed in place. Change a copy of them.")
-        gradient = grad.unsqueeze(-1) * ctx.statistics
-        if not ctx.statistics.requires_grad:
+        statistics = ctx.statistics()
+        gradient = grad.unsqueeze(-1) * statistics
+        if not statistics.requires_grad:
             gradient = constant_in(gradient, (theta,), "`Envelope` without `curvature`")
         return gradient, None, None

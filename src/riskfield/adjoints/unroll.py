@@ -8,8 +8,9 @@ really computed. Memory grows with the number of sweeps, or with checkpoints as 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from riskfield.adjoints._refusals import require_sweeps
 from riskfield.adjoints.adjoint import AbstractAdjoint
 from riskfield.inference.request import Request, Stop
 from riskfield.inference.solution import Solution
-from riskfield.kernels import EVERY_SWEEP, LAST_SWEEP, RecordingRun, is_differentiated, is_transformed
+from riskfield.kernels import EVERY_SWEEP, LAST_SWEEP, ExactRun, RecordingRun, is_differentiated, is_transformed
 from riskfield.kernels.slow import warn_slow
 
 
@@ -74,7 +75,8 @@ class Unroll(AbstractAdjoint):
             if any(number.requires_grad for number in (primal, *recorded)):
                 return on_torch.run()
             return _forward_mode(request, primal, tangent) or on_torch.run()
-        recording = self._start(request)
+        # Without sweeps there is nothing to record.
+        recording = self._start(request) if request.stop.sweeps > 0 else None
         if recording is None:
             if algorithm.nonsmooth_because and algorithm.iterative and request.kernels is None:
                 warn_slow(
@@ -83,14 +85,48 @@ class Unroll(AbstractAdjoint):
                 )
             return on_torch.run()
         solution = request.solve(recording)
+        if isinstance(recording, ExactRun):
+            return _exact(request, recording, solution)
         mu = _Recorded.apply(request, solution.sweeps, recording, solution.mu, theta, *recorded)
-        return replace(solution, theta=theta, mu=mu, _value=algorithm.log_partition)
+        return solution.with_mu(mu, theta=theta, _value=algorithm.log_partition)
 
     def _start(self, request: Request) -> RecordingRun | None:
         every = int(self.checkpoint) or EVERY_SWEEP
         if self.checkpoint is True:
             every = max(1, math.isqrt(request.stop.sweeps))
         return request.start_recording(every)
+
+
+def _exact(request: Request, run: RecordingRun, solution: Solution) -> Solution:
+    """The solution of an exact run, whose results are computed, with their gradients, when they are needed."""
+
+    def attached(value: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        @cache
+        @torch.enable_grad()
+        def attach() -> Tensor:
+            return _Recorded.apply(request, solution.sweeps, run, value(), request.theta)  # type: ignore[no-any-return]
+
+        return attach
+
+    mu = attached(lambda: solution.mu)
+    value = _ExactValue.apply(request.theta, solution, mu)
+    return replace(solution, theta=request.theta, _mu=mu, _nodes=attached(lambda: solution.node_mu), _value=value)
+
+
+class _ExactValue(torch.autograd.Function):
+    """log Z, whose gradient is the expectation of the statistics."""
+
+    @staticmethod
+    def forward(ctx: Any, theta: Tensor, solution: Solution, mu: Callable[[], Tensor]) -> Tensor:
+        ctx.solution, ctx.mu = solution, mu
+        return solution.log_partition.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        # For second derivatives the expectation itself is differentiated.
+        second = torch.is_grad_enabled()
+        statistics = ctx.solution.graph.collapse(ctx.mu()) if second else ctx.solution.statistics()
+        return grad.unsqueeze(-1) * statistics, None, None
 
 
 def _forward_mode(request: Request, primal: Tensor, tangent: Tensor) -> Solution | None:
@@ -106,10 +142,9 @@ def _forward_mode(request: Request, primal: Tensor, tangent: Tensor) -> Solution
     slope = mu.new_empty(mu.shape).reshape(-1, mu.shape[-1])
     for rows, run in _dual_runs(plain, tangent, solution.sweeps, LAST_SWEEP):
         slope[rows] = run.marginals().imag.to(mu.dtype)
-    return replace(
-        solution,
+    return solution.with_mu(
+        forward_ad.make_dual(mu, slope.reshape(mu.shape)),
         theta=request.theta,
-        mu=forward_ad.make_dual(mu, slope.reshape(mu.shape)),
         _value=request.algorithm.log_partition,
     )
 
@@ -185,11 +220,12 @@ class _RecordedGradient(torch.autograd.Function):
         # Third derivatives, and second ones on kernels without tangents: by autograd through the torch kernels.
         if torch.is_grad_enabled() or not _has_tangents(request, v):
             return *_through_torch(request, theta, ctx.sweeps, grad, v), None, None, None
-        cotangents = _flat(grad)
+        cotangents, width = _flat(grad), grad.shape[-1]  # of all marginals, or of the node part
         slope, slope_of_mu = torch.empty_like(_flat(theta)), torch.empty_like(cotangents)
+        cotangents = torch.nn.functional.pad(cotangents, (0, request.graph.mu_size - width))
         for rows, run in _dual_runs(request, v, ctx.sweeps, EVERY_SWEEP):
             slope[rows] = run.backward(cotangents[rows]).imag.to(theta.dtype)
-            slope_of_mu[rows] = run.marginals().imag.to(grad.dtype)
+            slope_of_mu[rows] = run.marginals()[:, :width].imag.to(grad.dtype)
         return slope.reshape(theta.shape), slope_of_mu.reshape(grad.shape), None, None, None
 
 
@@ -219,6 +255,6 @@ def _through_torch(
 ) -> tuple[Tensor | None, ...]:
     with torch.enable_grad():
         theta, grad = theta.view_as(theta), grad.view_as(grad)  # of which neither is made from the other
-        mu = _run_on_torch(request, theta, sweeps)
+        mu = _run_on_torch(request, theta, sweeps)[..., : grad.shape[-1]]
         (gradient,) = torch.autograd.grad(mu, theta, grad, create_graph=True)
         return _gradients(gradient, (theta, grad), v)

@@ -254,8 +254,12 @@ class FactorGraph:
         return torch.zeros(*batch, self.theta_size, dtype=dtype, device=device)
 
     def node_views(self, vector: Tensor) -> tuple[Tensor, ...]:
-        """Views of the node part of theta or mu, one per node group, of shape (*batch, node, state)."""
-        self._factor_kind(vector)
+        """Views of the node part, one per node group, of shape (*batch, node, state).
+
+        `vector` is a theta or a mu, or the node part of one.
+        """
+        if vector.ndim == 0 or vector.shape[-1] != self.node_size:
+            self._factor_kind(vector)
         return tuple(
             vector[..., g.start : g.stop].unflatten(-1, (len(g.variables), g.num_states)) for g in self._node_groups
         )
@@ -336,13 +340,15 @@ class FactorGraph:
         """theta . f(x): the unnormalised log-probability of assignments `states` of shape (*batch, variable)."""
         self.check_theta(theta)
         states = self.check_states(states)
-        total = theta.new_zeros(torch.broadcast_shapes(theta.shape[:-1], states.shape[:-1]))
-        node_index = index_tensor(self._node_start, theta.device) + states
-        total = total + _gather_last(theta, node_index).sum(-1)
-        for group in self._factor_groups:
-            table = group.theta_start + index_tensor(group.tables, theta.device) * group.table_size
-            total = total + _gather_last(theta, table + group.joint_states(states)).sum(-1)
-        return total
+        # One gather for all tables, so that its gradient is one tensor.
+        starts = self.derived(("starts of tables", theta.device), lambda: self._table_starts(theta.device))
+        joint = [states, *(group.joint_states(states) for group in self._factor_groups)]
+        return _gather_last(theta, torch.cat(joint, dim=-1) + starts).sum(-1)
+
+    def _table_starts(self, device: torch.device) -> Tensor:
+        """Where in theta the table of every variable starts, then that of every factor, group by group."""
+        tables = [g.theta_start + g.tables * g.table_size for g in self._factor_groups]
+        return index_tensor(np.concatenate([self._node_start, *tables]), device)
 
     def check_theta(self, theta: Tensor) -> None:
         """Raise unless `theta` is a float tensor of the right length."""
@@ -372,7 +378,8 @@ class FactorGraph:
             raise ValueError(f"`{name}` must have shape (*batch, {self.num_variables}). Got {tuple(states.shape)}.")
         states = states.long()
         lowest = -1 if allow_unobserved else 0
-        bad = (states < lowest) | (states >= index_tensor(self._num_states, states.device))
+        most = self.derived(("states", states.device), lambda: index_tensor(self._num_states, states.device))
+        bad = (states < lowest) | (states >= most)
         if bad.any():
             where = tuple(int(k) for k in bad.nonzero()[0])
             variable = where[-1]

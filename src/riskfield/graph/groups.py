@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from torch import Tensor
@@ -78,10 +79,16 @@ class FactorGroup:
 
     def joint_states(self, states: Tensor) -> Tensor:
         """The entries of the flattened tables at `states`, of shape (*batch, variable): one index per factor."""
-        joint = states[..., index_tensor(self.variables[:, 0], states.device)]
-        for slot in range(1, self.arity):
-            joint = joint * self.shape[slot] + states[..., index_tensor(self.variables[:, slot], states.device)]
+        first, *others = (index.to(states.device) for index in self._slots)
+        joint = states[..., first]
+        for size, index in zip(self.shape[1:], others, strict=True):
+            joint = joint * size + states[..., index]
         return joint
+
+    @cached_property
+    def _slots(self) -> tuple[Tensor, ...]:
+        """The variables of each slot as an index."""
+        return tuple(index_tensor(self.variables[:, slot]) for slot in range(self.arity))
 
 
 def group_nodes(num_states: IntArray) -> tuple[tuple[NodeGroup, ...], IntArray]:

@@ -25,18 +25,20 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from riskfield.errors import KernelError
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.inference._buckets import NEG_INF, BucketTree, check_max_bytes, gather, plan
 from riskfield.inference.algorithm import AbstractAlgorithm, ValueIs
-from riskfield.kernels import Run, is_differentiated
+from riskfield.kernels import ExactRun, ForestProblem, Run, is_differentiated
+from riskfield.kernels import start as start_kernels
 
 
 @dataclass(frozen=True)
 class Exact(AbstractAlgorithm):
     """Exact marginals and log-partition function by variable elimination on a min-fill order.
 
-    It computes in float64 whatever the dtype of theta, on theta's device, in torch whichever kernels are asked for. It
-    takes one sweep and has no messages to start from. Gradients flow through where theta requires them.
+    It computes in float64 whatever the dtype of theta, on theta's device. A forest on the CPU is solved by the native
+    kernels in time linear in its tables, anything else in torch. It takes one sweep and has no messages to start from.
 
     Arguments:
         max_bytes: how much memory the tables of one run may take. Batches are worked off in parts that fit.
@@ -65,7 +67,17 @@ class Exact(AbstractAlgorithm):
         """Choose the order, and refuse before anything is computed if the tables do not fit."""
         if messages is not None:
             raise ValueError("`messages` must be None: exact inference has no state to start from.")
-        return ExactRun(graph, theta, self.max_bytes)
+        problem = self.problem(graph)
+        if problem is not None and kernels != "torch":
+            try:
+                return start_kernels(problem, theta)
+            except KernelError:  # another device, or a derivative that autograd is to follow
+                pass
+        return EliminationRun(graph, theta, self.max_bytes)
+
+    def problem(self, graph: FactorGraph) -> ForestProblem | None:
+        """On a forest the kernels do it."""
+        return ForestProblem(graph) if graph.is_forest else None
 
     def value_is(self, graph: FactorGraph, *, sweeps: int, converged: bool) -> ValueIs:
         """Exact."""
@@ -73,15 +85,16 @@ class Exact(AbstractAlgorithm):
 
     def value(self, run: Run) -> Tensor | None:
         """A(theta): elimination finds it on the way to the marginals."""
-        return run.log_partition() if isinstance(run, ExactRun) else None
+        return run.log_partition() if isinstance(run, ExactRun | EliminationRun) else None
 
     def log_partition(self, graph: FactorGraph, theta: Tensor, mu: Tensor) -> Tensor:
         """Compute A(theta) from theta alone; `mu` is not needed."""
-        run = ExactRun(graph, theta.reshape(theta.shape[:-1].numel(), graph.theta_size), self.max_bytes)
+        run = self.start(graph, theta.reshape(theta.shape[:-1].numel(), graph.theta_size), None, None)
+        assert isinstance(run, ExactRun | EliminationRun)
         return run.log_partition().reshape(theta.shape[:-1])
 
 
-class ExactRun:
+class EliminationRun:
     """Variable elimination on a batch of thetas. Nothing is computed before it is asked for."""
 
     def __init__(self, graph: FactorGraph, theta: Tensor, max_bytes: int):

@@ -30,7 +30,7 @@ from riskfield.inference.algorithm import AbstractAlgorithm, FixedPointMap, Valu
 from riskfield.inference.exact_map import ExactMAP
 from riskfield.inference.optimality import AbstractOptimality
 from riskfield.inference.solution import inner_product, modes
-from riskfield.kernels import MessagePassingProblem, one_sweep
+from riskfield.kernels import ExactRun, MessagePassingProblem, Run, one_sweep
 
 
 @dataclass(frozen=True)
@@ -101,6 +101,10 @@ class MessagePassing(AbstractAlgorithm):
         if converged and trees and bool((counting.factor <= spanning_tree_rho(graph) * (1 + 1e-12)).all()):
             return "upper bound"
         return "approximation"
+
+    def value(self, run: Run) -> Tensor | None:
+        """log Z if the run is exact: there it is theta . mu + H(mu)."""
+        return run.log_partition() if isinstance(run, ExactRun) else None
 
     def log_partition(self, graph: FactorGraph, theta: Tensor, mu: Tensor) -> Tensor:
         """theta . mu + H(mu)."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from numbers import Real
 from typing import Any
 
@@ -17,8 +19,8 @@ from riskfield import kernels as kernel_choice
 from riskfield.errors import ConvergenceWarning, ImpossibleEvidenceError, KernelError, warn
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.inference.algorithm import AbstractAlgorithm
-from riskfield.inference.solution import Solution
-from riskfield.kernels import RecordingRun, Run, SteppedRun
+from riskfield.inference.solution import Lazy, Solution
+from riskfield.kernels import ExactRun, RecordingRun, Run, SteppedRun
 
 _LARGEST = float(np.finfo(np.float64).max)
 # How long one slice of sweeps may take before the loop looks up: short enough for Ctrl-C and a smooth progress bar.
@@ -75,27 +77,40 @@ class Request:
         if self.stop.tol is None and kernel_choice.runs_at_once(theta):
             first = self.stop.sweeps
         sweeps, residual = _loop(run, self.stop, batch.numel(), self.progress, first, throw=self.throw)
-        mu = run.marginals()
-        if self.throw:
-            _check_possible(mu, batch, self.algorithm)
+        # An exact run computes its results when they are asked for. Its residual tells impossible items.
+        exact = run if isinstance(run, ExactRun) and self.stop.sweeps > 0 else None
+        mu: Lazy
+        messages: Lazy | None
+        if exact is None:
+            mu = _in_batch(run.marginals(), batch)
+            impossible = _impossible(mu).reshape(-1)
+            state = run.messages()
+            messages = None if state is None else _in_batch(state, batch).detach()
         else:
-            residual = torch.where(_impossible(mu).to(residual.device), float("nan"), residual)
-        state, value = run.messages(), self.algorithm.value(run)
-        tol = self.stop.tol
+            mu = _when_needed(exact.marginals, batch)
+            impossible = residual.isnan()
+            messages = _when_needed(exact.messages, batch) if exact.has_messages else None
+        if self.throw:
+            _check_possible(impossible, batch, self.algorithm)
+        else:
+            residual = torch.where(impossible.to(residual.device), float("nan"), residual)
+        value, tol = self.algorithm.value(run), self.stop.tol
         converged = residual <= (-1.0 if tol is None else tol)
         if tol is not None and not converged.all():
             _warn(~converged & ~residual.isnan(), residual, self.stop, self.algorithm)
         return Solution(
             graph,
             theta,
-            mu.unflatten(0, batch) if batch else mu[0],
+            mu,
             sweeps.reshape(batch),
             residual.reshape(batch),
             converged.reshape(batch),
-            None if state is None else state.reshape(*batch, state.shape[-1]).detach(),
+            messages,
             self.algorithm.log_partition if value is None else value.reshape(batch),
             self.algorithm,
             tol,
+            None if exact is None else _when_needed(exact.node_marginals, batch),
+            None if exact is None else _when_needed(exact.statistics, batch),
         )
 
     def flat_theta(self) -> Tensor:
@@ -127,7 +142,7 @@ class Request:
                 _, residual = _loop(run, self.stop, steps.numel(), self.progress, first, throw=self.throw)
                 mu = run.marginals(weights.reshape(num_steps, -1))
                 if self.throw and torch.isnan(residual).any():
-                    _check_possible(mu, batch, self.algorithm)
+                    _check_possible(_impossible(mu), batch, self.algorithm)
                 return Steps(mu.reshape(*batch, mu.shape[-1]), residual)
             messages = None if self.messages is None else self.messages.expand(num_steps, *self.messages.shape)
             stepped = torch.addcmul(self.theta, steps.unsqueeze(-1), direction)
@@ -224,10 +239,17 @@ def _impossible(mu: Tensor) -> Tensor:
     return torch.isnan(mu.detach().sum(-1))
 
 
-def _check_possible(mu: Tensor, batch: torch.Size, algorithm: AbstractAlgorithm) -> None:
-    if math.isfinite(float(mu.detach().sum())):  # of all at once, which is cheaper
-        return
-    impossible = _impossible(mu)
+def _in_batch(rows: Tensor, batch: torch.Size) -> Tensor:
+    """The rows of a flat batch in its own shape."""
+    return rows.unflatten(0, batch) if batch else rows[0]
+
+
+def _when_needed(compute: Callable[[], Tensor], batch: torch.Size) -> Callable[[], Tensor]:
+    """A result of a run in the shape of the batch, computed once."""
+    return cache(lambda: _in_batch(compute(), batch))
+
+
+def _check_possible(impossible: Tensor, batch: torch.Size, algorithm: AbstractAlgorithm) -> None:
     if impossible.any():
         item = f" (batch item {int(impossible.nonzero()[0])})" if batch else ""
         raise ImpossibleEvidenceError(

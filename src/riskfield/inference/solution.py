@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,6 +16,14 @@ from riskfield.graph.factor_graph import FactorGraph
 
 if TYPE_CHECKING:
     from riskfield.inference.algorithm import AbstractAlgorithm
+
+
+# A tensor, or a function that computes it, always the same one, when it is needed.
+Lazy: TypeAlias = Tensor | Callable[[], Tensor]
+
+
+def _evaluated(value: Lazy) -> Tensor:
+    return value if isinstance(value, Tensor) else value()
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,15 +60,47 @@ class Solution:
 
     graph: FactorGraph
     theta: Tensor  # (*batch, theta)  evidence included
-    mu: Tensor  # (*batch, mu)
+    _mu: Lazy  # (*batch, mu)
     sweeps: Tensor  # how many sweeps ran
     residual: Tensor  # the largest undamped change of a node marginal in a sweep, or the distance to the fixed point;
     # NaN if every joint state is impossible
     converged: Tensor  # whether the residual fell to the tolerance: then it is an estimate of that distance
-    messages: Tensor | None  # the algorithm's state, to warm-start the next run
+    _messages: Lazy | None
     _value: Tensor | Callable[[FactorGraph, Tensor, Tensor], Tensor]  # log-partition, or (graph, theta, mu) -> it
     _algorithm: AbstractAlgorithm  # how joint states are decoded and bounded
     _tol: float | None  # the tolerance that was asked for
+    _nodes: Lazy | None = None  # (*batch, node_size)  the node part of mu, if it can be had without the rest
+    _statistics: Lazy | None = None  # (*batch, theta)  mu summed over tied tables, without gradients; likewise
+
+    @cached_property
+    def mu(self) -> Tensor:
+        """The marginals of all variables and factors, of shape (*batch, mu)."""
+        return _evaluated(self._mu)
+
+    @cached_property
+    def messages(self) -> Tensor | None:
+        """The algorithm's state, to warm-start the next run; None if it has none."""
+        return None if self._messages is None else _evaluated(self._messages)
+
+    @cached_property
+    def node_mu(self) -> Tensor:
+        """The node part of mu, of shape (*batch, node_size)."""
+        if self._nodes is None or "mu" in self.__dict__:
+            return self.mu[..., : self.graph.node_size]
+        return _evaluated(self._nodes)
+
+    @property
+    def lazy(self) -> bool:
+        """Whether the parts of mu and the statistics can each be computed without the rest."""
+        return self._statistics is not None
+
+    def statistics(self) -> Tensor:
+        """The expected statistics of theta, of shape (*batch, theta): mu, summed over factors with one table."""
+        return self.graph.collapse(self.mu) if self._statistics is None else _evaluated(self._statistics)
+
+    def with_mu(self, mu: Tensor, **changes: Any) -> Solution:
+        """The same solution with other marginals, and with some fields replaced."""
+        return replace(self, _mu=mu, _nodes=None, _statistics=None, **changes)
 
     @cached_property
     def log_partition(self) -> Tensor:
@@ -94,7 +134,7 @@ class Solution:
     @property
     def node_marginals(self) -> tuple[Tensor, ...]:
         """Views of the node marginals, one per node group, of shape (*batch, node, state)."""
-        return self.graph.node_views(self.mu)
+        return self.graph.node_views(self.node_mu)
 
     @property
     def factor_marginals(self) -> tuple[Tensor, ...]:

@@ -23,6 +23,7 @@ from riskfield.kernels.problem import (
     EVERY_SWEEP,
     LAST_SWEEP,
     Along,
+    ForestProblem,
     MeanFieldProblem,
     MessagePassingProblem,
     Problem,
@@ -30,12 +31,14 @@ from riskfield.kernels.problem import (
     is_differentiated,
     is_transformed,
 )
-from riskfield.kernels.run import RecordingRun, Run, SteppedRun
+from riskfield.kernels.run import ExactRun, RecordingRun, Run, SteppedRun
 from riskfield.kernels.slow import warn_slow
 
 __all__ = [
     "EVERY_SWEEP",
     "LAST_SWEEP",
+    "ExactRun",
+    "ForestProblem",
     "MeanFieldProblem",
     "MessagePassingProblem",
     "Problem",
@@ -116,7 +119,8 @@ def start(
             run: Run = _module(name).start(task)
             return run
         lacking.append(f"The {name} kernels do not support {lacks}.")
-        if name == "gpu" and kernels is None and along is None:  # steps can also be a larger batch, on the same kernels
+        # Steps can also be a larger batch, on the same kernels; and torch has its own exact inference.
+        if name == "gpu" and kernels is None and along is None and not isinstance(problem, ForestProblem):
             warn_slow(f"{lacking[-1]} It runs on the torch kernels, which are much slower.")
     raise KernelError(" ".join(lacking))
 

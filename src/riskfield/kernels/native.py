@@ -21,10 +21,12 @@ from riskfield._native import Kind, Sweep
 from riskfield.entropy import Counting
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.graph.schedule import Levels, Parallel
+from riskfield.kernels.forest import ForestRun
 from riskfield.kernels.initial_state import messages_like, starting_marginals
 from riskfield.kernels.problem import (
     EVERY_SWEEP,
     Along,
+    ForestProblem,
     MeanFieldProblem,
     MessagePassingProblem,
     Task,
@@ -61,14 +63,21 @@ def lacks(task: Task) -> str | None:
     return None
 
 
-def start(task: Task) -> MessagePassingRun | MeanFieldRun:
+def start(task: Task) -> MessagePassingRun | MeanFieldRun | ForestRun:
     """Start a run. With a tangent it runs on dual numbers, in double precision."""
-    theta, record = task.theta, task.record or 0
+    theta, record, problem = task.theta, task.record or 0, task.problem
+    stateless = isinstance(problem, ForestProblem)
+    if isinstance(problem, ForestProblem):
+        problem = problem.as_message_passing()
+    plain = task.tangent is None and task.along is None and not task.differentiates_counting()
+    if plain and isinstance(problem, MessagePassingProblem) and problem.exact:
+        unswept = None if stateless else partial(MessagePassingRun, problem, theta, task.messages)
+        return ForestRun(problem.graph, theta, task.messages, unswept, isa=_isa)
     if task.tangent is not None:
         theta = torch.complex(theta.detach().double(), task.tangent.detach().double())
-    if isinstance(task.problem, MeanFieldProblem):
-        return MeanFieldRun(task.problem, theta, task.messages, record=record, along=task.along)
-    return MessagePassingRun(task.problem, theta, task.messages, record=record, along=task.along)
+    if isinstance(problem, MeanFieldProblem):
+        return MeanFieldRun(problem, theta, task.messages, record=record, along=task.along)
+    return MessagePassingRun(problem, theta, task.messages, record=record, along=task.along)
 
 
 class _NativeRun:

@@ -10,9 +10,18 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from riskfield.entropy import Counting
+from riskfield.entropy import Bethe, Counting
 from riskfield.graph.factor_graph import FactorGraph
-from riskfield.graph.schedule import Coloured, Levels, Parallel, Schedule, colour_order, coloured_order, compile_levels
+from riskfield.graph.schedule import (
+    Coloured,
+    Levels,
+    Parallel,
+    Schedule,
+    Sequential,
+    colour_order,
+    coloured_order,
+    compile_levels,
+)
 
 # What the tape of a run holds: every sweep, or only the last one. A number k > 0 means a checkpoint every k sweeps.
 EVERY_SWEEP, LAST_SWEEP = -1, -2
@@ -28,6 +37,13 @@ class MessagePassingProblem:
     damping: float | Tensor = 0.0  # a tensor only if it requires a gradient
     maximise: bool = False  # max-product instead of sum-product
 
+    @property
+    def exact(self) -> bool:
+        """Whether one sweep, from any messages, gives the exact marginals: belief propagation on a forest."""
+        plain = not self.maximise and not isinstance(self.damping, Tensor) and self.damping == 0
+        ordered = isinstance(self.schedule, Sequential) and self.schedule.order is None
+        return plain and ordered and self.counting is Bethe().counting(self.graph) and self.graph.is_forest
+
 
 @dataclass(frozen=True, eq=False)
 class MeanFieldProblem:
@@ -37,7 +53,18 @@ class MeanFieldProblem:
     order: Sequence[int] | None = None
 
 
-Problem = MessagePassingProblem | MeanFieldProblem
+@dataclass(frozen=True, eq=False)
+class ForestProblem:
+    """Exact sum-product on a graph without cycles."""
+
+    graph: FactorGraph
+
+    def as_message_passing(self) -> MessagePassingProblem:
+        """The same as belief propagation, which solves it in one sweep."""
+        return MessagePassingProblem(self.graph, Bethe().counting(self.graph), Sequential())
+
+
+Problem = MessagePassingProblem | MeanFieldProblem | ForestProblem
 
 # A direction of shape (batch, theta) and steps of shape (step, batch): a run of theta + step direction for all steps.
 Along = tuple[Tensor, Tensor]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -32,6 +32,29 @@ class Run(Protocol):
         ...
 
 
+@runtime_checkable
+class ExactRun(Run, Protocol):
+    """A run that computes the exact log-partition function. It computes each of its results only when asked."""
+
+    has_messages: bool  # whether `messages` returns some
+
+    def log_partition(self) -> Tensor:
+        """log Z, of shape (batch,); -inf for an impossible model."""
+        ...
+
+    def statistics(self) -> Tensor:
+        """The expected statistics d log Z / dtheta, of shape (batch, theta): mu, summed over factors with one table."""
+        ...
+
+    def node_marginals(self) -> Tensor:
+        """The node part of mu, of shape (batch, node_size)."""
+        ...
+
+    def messages(self) -> Tensor:
+        """The state; only if `has_messages`."""
+        ...
+
+
 class RecordingRun(Run, Protocol):
     """A run with a tape of its sweeps, which can be differentiated backwards.
 
@@ -40,7 +63,10 @@ class RecordingRun(Run, Protocol):
     """
 
     def backward(self, grad_mu: Tensor) -> Tensor:
-        """d(grad_mu . mu) / dtheta through all sweeps, of shape (batch, theta)."""
+        """d(grad_mu . mu) / dtheta through all sweeps, of shape (batch, theta).
+
+        An `ExactRun` also takes the cotangents of its node marginals alone.
+        """
         ...
 
     def backward_counting(self, grad_mu: Tensor) -> tuple[Tensor, Tensor]:

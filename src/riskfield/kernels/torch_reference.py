@@ -17,6 +17,7 @@ from riskfield.kernels.convergence import ROUNDING, Convergence, Gap
 from riskfield.kernels.initial_state import starting_marginals, starting_messages
 from riskfield.kernels.logspace import NEG_INF, expected, logsumexp, normalised, scaled
 from riskfield.kernels.problem import (
+    ForestProblem,
     MeanFieldProblem,
     MessagePassingProblem,
     Task,
@@ -28,6 +29,8 @@ from riskfield.kernels.stages import Layout, Stage, colour_by_colour, flooding, 
 
 def lacks(task: Task) -> str | None:
     """What these kernels would need for `task` and do not have; None if they can run it."""
+    if isinstance(task.problem, ForestProblem):
+        return "exact inference on forests: `inference.exact` has it in torch"
     if task.record is not None:
         return "tapes: autograd records their sweeps"
     if task.tangent is not None:
@@ -41,6 +44,7 @@ def start(task: Task) -> MessagePassingRun | MeanFieldRun:
     """Start a run. Autograd can differentiate it in theta, the messages and the numbers of the problem."""
     if isinstance(task.problem, MeanFieldProblem):
         return MeanFieldRun(task.problem, task.theta, task.messages)
+    assert isinstance(task.problem, MessagePassingProblem)
     return MessagePassingRun(task.problem, task.theta, task.messages)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from riskfield.kernels.gpu.storage import power_of_two
-from riskfield.kernels.problem import EVERY_SWEEP, MeanFieldProblem, Task
+from riskfield.kernels.problem import EVERY_SWEEP, ForestProblem, MeanFieldProblem, Task
 from riskfield.kernels.slow import warn_slow
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ def lacks(task: Task) -> str | None:
     """What the engine would need for `task` and does not have; None if it can run it."""
     if isinstance(task.problem, MeanFieldProblem):
         return "mean field"
+    if isinstance(task.problem, ForestProblem):
+        return "exact inference on forests"
     if find_spec("triton") is None:
         return "anything without Triton, which is not installed (`pip install triton`)"
     if task.theta.dtype not in (torch.float32, torch.float64):
@@ -52,7 +54,7 @@ def start(task: Task) -> MessagePassingRun:
     """Start a run."""
     from riskfield.kernels.gpu.run import MessagePassingRun
 
-    assert not isinstance(task.problem, MeanFieldProblem)  # see `lacks`
+    assert not isinstance(task.problem, MeanFieldProblem | ForestProblem)  # see `lacks`
     run = MessagePassingRun(task.problem, task.theta, task.messages, record=task.record is not None)
     if run.deep:
         warn_slow(

@@ -1,0 +1,138 @@
+"""Exact sum-product on forests in C++: one pass from the leaves to the roots and one back, batch items as lanes.
+
+Nothing but log Z is computed before it is asked for. In particular the marginals of factors, by far the largest result,
+are never computed for losses on the log-partition function or on the marginals of variables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from riskfield import _native
+from riskfield.graph.factor_graph import FactorGraph
+from riskfield.kernels.initial_state import messages_like
+from riskfield.kernels.run import Run
+from riskfield.threads import get_num_threads
+
+_RUNS = {torch.float32: _native.ForestRunFloat, torch.float64: _native.ForestRunDouble}
+_wide = False  # compute with unlimited range, as the engine does for saturated items; tests set it
+
+
+class ForestRun:
+    """An `ExactRun` that can also be differentiated. One sweep is all it takes, from whatever messages.
+
+    Arguments:
+        graph: a forest.
+        theta: of shape (batch, theta).
+        messages: where an iterative run would start. They only matter if no sweep is run.
+        unswept: makes a run that has not been swept, for the results in that case. None for an algorithm without
+            sweeps and without messages.
+        isa: the instruction set; by default the best one.
+    """
+
+    def __init__(
+        self,
+        graph: FactorGraph,
+        theta: Tensor,
+        messages: Tensor | None,
+        unswept: Callable[[], Run] | None,
+        *,
+        isa: str = "",
+    ):
+        if messages is not None:
+            messages_like(graph, theta, messages)  # raises if they do not fit
+        self._graph, self._dtype, self._unswept = graph, theta.dtype, unswept
+        self._ran = False
+        self.has_messages = unswept is not None
+        plan = graph.derived(
+            "forest", lambda: _native.make_forest_plan(graph.num_states, graph.node_start, _groups(graph))
+        )
+        numbers = theta.detach().contiguous().numpy()
+        self._run = _RUNS[theta.dtype](isa, plan, numbers, _wide, get_num_threads())
+        log_z = np.empty(len(theta))
+        self._run.log_partition(log_z)
+        self._log_z = torch.from_numpy(log_z)
+
+    def advance(self, sweeps: int, tol: float) -> tuple[Tensor, Tensor]:
+        """One sweep is exact: its residual is 0, or NaN for an impossible model.
+
+        Without a tolerance all sweeps count as run: those after the first would change nothing.
+        """
+        impossible = self._log_z == -torch.inf
+        count = sweeps if tol < 0 else int(sweeps > 0 and not self._ran)
+        self._ran |= sweeps > 0
+        residual = torch.zeros(len(self._log_z), dtype=torch.float64).masked_fill_(impossible, torch.nan)
+        return residual, torch.full((len(self._log_z),), count)
+
+    def log_partition(self) -> Tensor:
+        """log Z, of shape (batch,)."""
+        return self._log_z.to(self._dtype)
+
+    def statistics(self) -> Tensor:
+        """d log Z / dtheta, of shape (batch, theta)."""
+        out = self._empty(self._graph.theta_size)
+        self._run.statistics(out.numpy(), get_num_threads())
+        return out
+
+    def node_marginals(self) -> Tensor:
+        """The node part of mu."""
+        if (before := self._before()) is not None:
+            return before.marginals()[:, : self._graph.node_size]
+        out = self._empty(self._graph.node_size)
+        self._run.marginals(out.numpy(), True, get_num_threads())
+        return out
+
+    def marginals(self) -> Tensor:
+        """Mu; NaN for an impossible model."""
+        if (before := self._before()) is not None:
+            return before.marginals()
+        out = self._empty(self._graph.mu_size)
+        self._run.marginals(out.numpy(), False, get_num_threads())
+        return out
+
+    def messages(self) -> Tensor:
+        """Normalised log-messages."""
+        if (before := self._before()) is not None:
+            found = before.messages()
+            assert found is not None
+            return found
+        out = self._empty(self._graph.message_size)
+        self._run.messages(out.numpy(), get_num_threads())
+        return out
+
+    def backward(self, grad_mu: Tensor) -> Tensor:
+        """d(grad_mu . mu) / dtheta; `grad_mu` may hold the node part alone."""
+        out = self._empty(self._graph.theta_size)
+        cotangents = grad_mu.detach().to(self._dtype).contiguous()
+        self._run.backward(
+            cotangents.numpy(), grad_mu.shape[-1] == self._graph.node_size, out.numpy(), get_num_threads()
+        )
+        return out
+
+    def backward_fixed_point(self, grad_mu: Tensor, steps: int, tol: float) -> tuple[Tensor, Tensor, Tensor]:
+        """The same: the sweep is at its fixed point."""
+        ones = torch.ones(len(self._log_z), dtype=torch.int64)
+        return self.backward(grad_mu), torch.zeros(len(self._log_z), dtype=torch.float64), ones
+
+    def backward_counting(self, grad_mu: Tensor) -> tuple[Tensor, Tensor]:
+        """Counting numbers of forests are constants here; `native.start` never asks for their gradients."""
+        raise NotImplementedError
+
+    def _before(self) -> Run | None:
+        """The run before its first sweep, if it is not past that."""
+        return None if self._ran or self._unswept is None else self._unswept()
+
+    def _empty(self, size: int) -> Tensor:
+        return torch.empty(len(self._log_z), size, dtype=self._dtype)
+
+
+def _groups(graph: FactorGraph) -> list[tuple[object, ...]]:
+    """The factor groups in the form in which the engine takes them, without packed tables to share."""
+    return [
+        (list(g.shape), g.variables, g.tables, None, g.theta_start, g.mu_start, g.message_start, 0)
+        for g in graph.factor_groups
+    ]
