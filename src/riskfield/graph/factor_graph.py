@@ -254,10 +254,7 @@ class FactorGraph:
         return torch.zeros(*batch, self.theta_size, dtype=dtype, device=device)
 
     def node_views(self, vector: Tensor) -> tuple[Tensor, ...]:
-        """Views of the node part, one per node group, of shape (*batch, node, state).
-
-        `vector` is a theta or a mu, or the node part of one.
-        """
+        """Views of the node part of a theta or a mu, which may be given alone: (*batch, node, state) for each group."""
         if vector.ndim == 0 or vector.shape[-1] != self.node_size:
             self._factor_kind(vector)
         return tuple(
