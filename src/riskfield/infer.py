@@ -97,10 +97,14 @@ def infer(
     solution = _solve(request, adjoint)
     if not throw:
         solution = _without_impossible(request, adjoint, solution)
-    mu = solution.mu
+    return solution.with_marginals(_guarded)
+
+
+def _guarded(mu: Tensor) -> Tensor:
+    """The same tensor; gradients that reach it pass `_without_slopes_at_zero`."""
     if mu.requires_grad and not is_transformed(mu):
         mu.register_hook(partial(_without_slopes_at_zero, mu.detach()))
-    return solution
+    return mu
 
 
 def _solve(request: Request, adjoint: AbstractAdjoint) -> Solution:
