@@ -123,24 +123,6 @@ def test_warnings_name_the_line_that_led_to_them(adjoint):
     assert adjoint is None or caught[-1].lineno == last + 1
 
 
-@pytest.mark.parametrize(("algorithm", "adjoint"), DIFFERENTIABLE, ids=lambda value: type(value).__name__)
-def test_infinite_slopes_at_impossible_states(algorithm, adjoint):
-    """The square root of a marginal that evidence makes 0 is 0 for every theta: it adds nothing to the gradient."""
-    if isinstance(adjoint, rf.Envelope):
-        pytest.skip("it differentiates the log-partition value alone")
-    graph = rf.chain(3, 2)
-    theta, settings = potentials(graph, 0, "mild"), {"stop": rf.Stop(tol=1e-10), "adjoint": adjoint}
-
-    def gradient(loss):
-        leaf = theta.clone().requires_grad_()
-        solution = rf.infer(graph, leaf, algorithm, evidence={1: 0}, **settings)
-        return torch.autograd.grad(loss(solution.mu), leaf)[0]
-
-    found = gradient(lambda mu: mu.sqrt().sum())
-    possible = rf.infer(graph, theta, rf.Exact(), evidence={1: 0}).mu > 0
-    torch.testing.assert_close(found, gradient(lambda mu: mu[possible].sqrt().sum()), rtol=0, atol=1e-6)
-
-
 def test_max_product_says_that_a_gradient_makes_it_slow(monkeypatch):
     monkeypatch.setattr(slow, "_warned", set())
     graph = rf.chain(3, 2)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from functools import partial
 from typing import Protocol, TypeAlias, runtime_checkable
 
 import torch
@@ -21,7 +20,7 @@ from riskfield.inference.message_passing import MessagePassing
 from riskfield.inference.precision import is_resolved, recentred
 from riskfield.inference.request import Request, Stop
 from riskfield.inference.solution import Solution
-from riskfield.kernels import check_kernels, is_differentiated, is_transformed
+from riskfield.kernels import check_kernels, is_differentiated
 
 _ALGORITHM, _STOP, _ADJOINT = MessagePassing(), Stop(), Unroll()  # the defaults
 
@@ -97,14 +96,7 @@ def infer(
     solution = _solve(request, adjoint)
     if not throw:
         solution = _without_impossible(request, adjoint, solution)
-    return solution.with_marginals(_guarded)
-
-
-def _guarded(mu: Tensor) -> Tensor:
-    """The same tensor; gradients that reach it pass `_without_slopes_at_zero`."""
-    if mu.requires_grad and not is_transformed(mu):
-        mu.register_hook(partial(_without_slopes_at_zero, mu.detach()))
-    return mu
+    return solution
 
 
 def _solve(request: Request, adjoint: AbstractAdjoint) -> Solution:
@@ -129,16 +121,6 @@ def _without_impossible(request: Request, adjoint: AbstractAdjoint, solution: So
     mu = torch.where(rows, float("nan"), finite.mu)
     value = torch.where(impossible, float("-inf"), finite.log_partition)
     return solution.with_mu(mu, _value=value)
-
-
-def _without_slopes_at_zero(mu: Tensor, grad: Tensor | None) -> Tensor | None:
-    """The gradient of a loss in mu, 0 where mu is 0 and it is not finite, as that of the square root.
-
-    Impossible states have mu = 0 whatever theta is, so that no gradient passes through them; 0 times infinity is NaN.
-    """
-    if grad is None or is_transformed(grad) or torch.isfinite(grad.detach().sum()):  # None stands for 0
-        return None
-    return torch.where((mu == 0) & ~torch.isfinite(grad), 0.0, grad)
 
 
 class Role(Enum):

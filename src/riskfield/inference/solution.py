@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -97,13 +97,6 @@ class Solution:
     def statistics(self) -> Tensor:
         """The expected statistics of theta, of shape (*batch, theta): mu, summed over factors with one table."""
         return self.graph.collapse(self.mu) if self._statistics is None else _evaluated(self._statistics)
-
-    def with_marginals(self, change: Callable[[Tensor], Tensor]) -> Solution:
-        """The same solution with `change` applied to mu, and to its node part where that is computed by itself."""
-        if not self.lazy:
-            return replace(self, _mu=change(self.mu))
-        mu, nodes = (cache(lambda value=value: change(_evaluated(value))) for value in (self._mu, self._nodes))
-        return replace(self, _mu=mu, _nodes=nodes)
 
     def with_mu(self, mu: Tensor, **changes: Any) -> Solution:
         """The same solution with other marginals, and with some fields replaced."""
