@@ -198,7 +198,7 @@ def test_a_file_of_options(folder, capsys):
     assert run.classes == CLASSES
     assert [m.shape for m in run.crf.predict_marginals([np.zeros((9, 7))])] == [(9, 7, 2)]
     for text, message in [
-        ("rige = 1", "fit.toml may set class, every, ignore, images, "),
+        ("rige = 1", "fit.toml may set class, device, every, ignore, images, "),
         ("ridge = ", "fit.toml: Invalid value (at "),
         ('ridge = "much"', "Invalid value for '--ridge': "),
         ('loss = "hinge"', "--loss must be one of univariate-logistic, "),

@@ -299,10 +299,10 @@ def test_bad_arguments_of_infer_are_refused():
     with pytest.raises(TypeError, match=r"`algorithm` must be an object such as `MessagePassing\(\)`. Got 'trw'"):
         rf.infer(graph, graph.zeros(), "trw")
     for algorithm in (rf.MessagePassing(), rf.MeanField(), rf.Exact(), rf.ExactMAP(), rf.ConvexFreeEnergy()):
-        with pytest.raises(ValueError, match='`kernels` must be "native", "torch" or None'):
+        with pytest.raises(ValueError, match='`kernels` must be "native", "gpu", "torch" or None'):
             rf.infer(graph, graph.zeros(), algorithm, kernels="cuda")
     for adjoint in (rf.Unroll(), rf.FixedPoint()):
-        with pytest.raises(ValueError, match='`kernels` must be "native", "torch" or None'):
+        with pytest.raises(ValueError, match='`kernels` must be "native", "gpu", "torch" or None'):
             rf.infer(graph, graph.zeros().requires_grad_(), adjoint=adjoint, kernels="cuda")
 
 

@@ -109,7 +109,7 @@ def test_a_mask_of_another_size(folders):
     save(masks / "b.png", np.zeros((9, 5), np.uint8))
     pictures = rf.datasets.image_folder(images, masks, ignore=7)
     with pytest.raises(
-        rf.errors.FileFormatError, match=r"b.png must have the size of b.jpg, 5 x 9 pixels. It has 9 x 5"
+        rf.errors.FileFormatError, match=r"b.png must have the size of b.jpg, 9 x 5 pixels. It has 5 x 9"
     ):
         pictures[1]
 
@@ -150,7 +150,7 @@ def test_a_small_file_of_many_pixels_is_refused_before_they_are_read(tmp_path, m
 def test_features_that_would_not_fit_are_refused(monkeypatch):
     monkeypatch.setattr("riskfield.features.image.physical_memory", lambda: 10**6)
     assert rf.features.ImageFeatures()(np.zeros((20, 20))).shape == (20, 20)
-    with pytest.raises(MemoryError, match=r"of 30 x 20 pixels would take about 0.00144 GB; this machine has 0.001 GB"):
+    with pytest.raises(MemoryError, match=r"of 20 x 30 pixels would take about 0.00144 GB; this machine has 0.001 GB"):
         rf.features.ImageFeatures()(np.zeros((30, 20)))
 
 

@@ -6,8 +6,6 @@ import warnings
 from collections.abc import Iterable
 from pathlib import Path
 
-import torch
-
 __all__ = [
     "AdjointError",
     "AdjointWarning",
@@ -95,13 +93,12 @@ def did_you_mean(word: object, names: Iterable[str]) -> str:
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
-# Code between the caller's line and a warning: this library, and torch in a backward pass.
-_INNER = tuple(str(Path(file).parent) + os.sep for file in (__file__, torch.__file__))
-
-
 def warn(message: str, category: type[Warning]) -> None:
     """Issue a warning that names the line of the caller's code which led to it."""
+    # Code between that line and here: this library, and torch in a backward pass. Importing this loads no torch.
+    files = [__file__] + ([sys.modules["torch"].__file__ or ""] if "torch" in sys.modules else [])
+    inner = tuple(str(Path(file).parent) + os.sep for file in files)
     level, frame = 1, sys._getframe()
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_INNER):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(inner):
         level, frame = level + 1, frame.f_back
     warnings.warn(message, category, stacklevel=level)

@@ -115,7 +115,8 @@ def clamped_value(
 def _log_partition(graph: FactorGraph, theta: Tensor, evidence: Tensor | None, inference: Inference) -> Tensor:
     """Return A(theta), of shape (*batch). Many chains with one table go through forward-backward if A is exact."""
     if inference.algorithm.value_is(graph, sweeps=inference.stop.sweeps, converged=False) == "exact":
-        value = chain_log_partition(graph, theta if evidence is None else clamp(graph, theta, evidence))
+        clamped = theta if evidence is None else clamp(graph, theta, evidence)
+        value = chain_log_partition(graph, clamped, inference.algorithm, inference.stop)
         if value is not None:
             return value
     return value_inference(inference)(graph, theta, evidence=evidence).log_partition
