@@ -333,6 +333,15 @@ def test_a_page_on_sequences(tmp_path):
     assert "Sequence 0" in (tmp_path / "plain.html").read_text(encoding="utf-8")
 
 
+def test_sequence_reports_leave_out_the_label_that_the_model_ignores(tmp_path):
+    X, y = tagged(4, np.random.default_rng(1))
+    y[0] = y[0].astype(object)
+    y[0][0] = "?"
+    crf = rf.CRF(ignore="?", optimiser=rf.optim.LBFGS(iterations=2)).fit(X, y)
+    (score,) = write_sequence_report(tmp_path / "page.html", {"one": crf}, X, y)
+    assert score.num_pixels == sum(map(len, y)) - 1
+
+
 def test_refusals_of_sequence_reports(tmp_path):
     X, y = tagged(4, np.random.default_rng(1))
     crf = rf.CRF(optimiser=rf.optim.LBFGS(iterations=2)).fit(X, y)

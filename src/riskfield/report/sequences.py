@@ -155,9 +155,9 @@ def _codes(crf: CRF, y: Any) -> list[npt.NDArray[np.int64]]:
     """The tags of each sequence as indices into the tags of the model, with -1 where they are unknown."""
     codes = []
     for k, own in enumerate(y):
-        labels = as_labels(own, (len(own),), f"y[{k}]")
+        labels = as_labels(own, (len(own),), f"y[{k}]", crf.ignore)
         places = {tag: code for code, tag in enumerate(crf.classes_.tolist())}
-        known = is_known(labels)
+        known = is_known(labels, crf.ignore)
         new = [tag for tag in labels[known].tolist() if tag not in places]
         if new:
             raise ValueError(f"`y[{k}]` must hold tags of the models, {crf.classes_.tolist()}. Got {new[0]!r}.")
