@@ -22,6 +22,7 @@ from riskfield.kernels import torch_reference
 from riskfield.kernels.problem import MessagePassingProblem
 
 BATCH = 50  # thetas on one graph
+SWEEPS = 4000  # after which a run is given up
 # How far rounding alone may move marginals and log-partition values of these models, in doubles.
 ROUNDING = 1e-11
 TREES = "undamped belief propagation is exact on a tree after one sweep from the leaves, two from the root"
@@ -131,7 +132,7 @@ def message_passing_converges(rng, kernels) -> Iterator[Record]:
         graph = random_graph(rng, tree=rng.random() < 0.3)
         theta, (tol, damping, schedule) = random_theta(rng, graph), settings(rng)
         algorithm = rf.MessagePassing(random_entropy(rng, graph), schedule, damping)
-        solution = infer(graph, theta, algorithm, stop=rf.Stop(4000, tol), kernels=kernels)
+        solution = infer(graph, theta, algorithm, stop=rf.Stop(SWEEPS, tol), kernels=kernels)
         record.models += len(theta)
         record.settled += int(solution.converged.sum())
         record.add(**distances(graph, theta, algorithm, solution, tol))
@@ -144,7 +145,7 @@ def mean_field_converges(rng, kernels) -> Iterator[Record]:
     while True:
         graph = random_graph(rng, tree=rng.random() < 0.3)
         theta, (tol, *_) = random_theta(rng, graph), settings(rng)
-        solution = infer(graph, theta, rf.MeanField(), stop=rf.Stop(4000, tol), kernels=kernels)
+        solution = infer(graph, theta, rf.MeanField(), stop=rf.Stop(SWEEPS, tol), kernels=kernels)
         record.models += len(theta)
         record.settled += int(solution.converged.sum())
         record.add(**distances(graph, theta, rf.MeanField(), solution, tol))
@@ -158,7 +159,7 @@ def trees_are_exact(rng, kernels) -> Iterator[Record]:
         graph = random_graph(rng, tree=True)
         theta, (tol, damping, schedule) = random_theta(rng, graph), settings(rng)
         algorithm = rf.MessagePassing(rf.Bethe(), schedule, damping)
-        solution = infer(graph, theta, algorithm, stop=rf.Stop(4000, tol), kernels=kernels)
+        solution = infer(graph, theta, algorithm, stop=rf.Stop(SWEEPS, tol), kernels=kernels)
         exact = rf.infer(graph, theta, rf.Exact())
         record.models += len(theta)
         record.settled += int(solution.converged.sum())
@@ -197,7 +198,7 @@ def tree_reweighting_bounds(rng, kernels) -> Iterator[Record]:
         graph = random_graph(rng, tree=False, max_arity=2)
         theta, (tol, damping, schedule) = random_theta(rng, graph), settings(rng)
         algorithm = rf.MessagePassing(rf.TRW(rf.entropy.spanning_tree_rho(graph)), schedule, damping)
-        solution = infer(graph, theta, algorithm, stop=rf.Stop(4000, tol), kernels=kernels)
+        solution = infer(graph, theta, algorithm, stop=rf.Stop(SWEEPS, tol), kernels=kernels)
         exact = rf.infer(graph, theta, rf.Exact())
         record.models += len(theta)
         record.settled += int(solution.converged.sum())
