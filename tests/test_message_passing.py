@@ -137,8 +137,7 @@ def test_converged_marginals_are_stationary_points(kernels, graph, seed, damping
         joined[list(graph.scope(f))] += factor[f]
     node = rng.uniform(0.6, 1.6, graph.num_variables) - joined
     entropy = rf.CountingNumbers(torch.tensor(factor), torch.tensor(node))
-    stop = rf.Stop(400 if kernels == "native" else 100, 1e-12)
-    solution = run_quietly(graph, theta, rf.MessagePassing(entropy, schedule, damping), stop, kernels)
+    solution = run_quietly(graph, theta, rf.MessagePassing(entropy, schedule, damping), rf.Stop(400, 1e-12), kernels)
     if not solution.converged:
         return
     mu, matrix = solution.mu.numpy(), constraints(graph)
