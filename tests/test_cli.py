@@ -203,7 +203,7 @@ class TestRefusals:
             (["infer", "chain.uai", "--memory", "1"], "--memory applies to exact"),
             (["infer", "chain.uai", "--algorithm", "exact", "--memory", "-1"], "--memory must be above 0"),
             (
-                ["infer", "chain.uai", "--algorithm", "exact", "--memory", "1e-9"],
+                ["infer", "parity.uai", "--algorithm", "exact", "--memory", "1e-9"],
                 "; --memory allows 1.86265e-09 GiB. Raise it, or try --algorithm bp.",
             ),
             (["infer", "parity.uai", "--algorithm", "max-product", "--memory", "1e-9"], "raise --memory."),

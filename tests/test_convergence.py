@@ -60,9 +60,11 @@ def test_damping_does_not_pass_for_convergence_where_marginals_saturate(kernels,
     theta = potentials(graph, 0)
     algorithm = rf.MessagePassing(damping=damping)
     one = rf.infer(graph, theta, algorithm, stop=rf.Stop(1, tol=None), messages=stale, kernels=kernels)
-    assert float(one.residual) > 0.1
+    exact = rf.infer(graph, theta, rf.Exact()).mu
+    # Without damping the native kernels ignore messages on a forest and solve it in one sweep.
+    assert float(one.residual) > 0.1 or torch.allclose(one.mu, exact, rtol=0, atol=1e-12)
     solution = rf.infer(graph, theta, algorithm, stop=rf.Stop(5000, tol=1e-8), messages=stale, kernels=kernels)
-    torch.testing.assert_close(solution.mu, rf.infer(graph, theta, rf.Exact()).mu, rtol=0, atol=1e-6)
+    torch.testing.assert_close(solution.mu, exact, rtol=0, atol=1e-6)
 
 
 def test_the_residual_is_the_undamped_change(kernels):

@@ -136,4 +136,7 @@ def test_gradients_pass_through_the_shift():
 def test_solutions_of_shifted_potentials_can_be_pickled():
     graph = rf.chain(3, 2)
     solution = rf.infer(graph, potentials(graph, 0) + 2.0**50)
-    assert torch.equal(pickle.loads(pickle.dumps(solution)).log_partition, solution.log_partition)
+    loaded = pickle.loads(pickle.dumps(solution))
+    assert torch.equal(loaded.log_partition, solution.log_partition)
+    assert torch.equal(loaded.mu, solution.mu)
+    assert torch.equal(loaded.statistics(), solution.statistics())

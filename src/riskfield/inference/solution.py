@@ -72,6 +72,10 @@ class Solution:
     _nodes: Lazy | None = None  # (*batch, node_size)  the node part of mu, if it can be had without the rest
     _statistics: Lazy | None = None  # (*batch, theta)  mu summed over tied tables, without gradients; likewise
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What pickle and copy take: everything computed, since a run cannot be taken along."""
+        return self.__dict__ | {"_mu": self.mu, "_messages": self.messages, "_nodes": None, "_statistics": None}
+
     @cached_property
     def mu(self) -> Tensor:
         """The marginals of all variables and factors, of shape (*batch, mu)."""
