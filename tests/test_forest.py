@@ -9,6 +9,7 @@ import torch
 import riskfield as rf
 from riskfield.kernels import native_available
 from riskfield.kernels.problem import ForestProblem, Task
+from strategies import potentials
 
 pytestmark = pytest.mark.skipif(not native_available(), reason="the compiled extension is not installed")
 
@@ -222,3 +223,33 @@ def test_plans_of_graphs_with_cycles_are_refused():
     graph = rf.grid(2, 2, num_states=2)
     with pytest.raises(ValueError, match="the graph has a cycle"):
         ForestRun(graph, graph.zeros(1), None, None)
+
+
+def test_theta_may_change_between_inference_and_reading_its_results():
+    graph = rf.chain(4, 3)
+    base = potentials(graph, 0).requires_grad_()
+    weights = torch.arange(graph.mu_size, dtype=torch.float64)
+    expected = torch.autograd.grad((rf.infer(graph, base).mu * weights).sum(), base)[0]
+    theta = base * 1.0
+    solution = rf.infer(graph, theta)
+    theta.mul_(3.0)
+    found = torch.autograd.grad((solution.mu * weights).sum(), base)[0]
+    torch.testing.assert_close(found, expected)
+
+
+def test_changed_statistics_do_not_change_the_gradient():
+    graph = rf.chain(4, 3)
+    theta = potentials(graph, 0).requires_grad_()
+    solution = rf.infer(graph, theta)
+    solution.statistics().zero_()
+    gradient = torch.autograd.grad(solution.log_partition, theta)[0]
+    torch.testing.assert_close(gradient, rf.infer(graph, theta.detach()).statistics())
+
+
+def test_no_sweep_gives_the_value_of_the_marginals_it_gives():
+    graph = rf.chain(4, 3)
+    theta = potentials(graph, 0)
+    native, torch_ = (
+        rf.infer(graph, theta, stop=rf.Stop(0, None), kernels=k).log_partition for k in ("native", "torch")
+    )
+    torch.testing.assert_close(native, torch_)

@@ -80,3 +80,10 @@ def test_examples_with_and_without_cycles_do_not_mix():
         inference = rf.Exact() if len(edges) == 2 else rf.MessagePassing(rf.TRW(0.5))
         truth = rf.infer(graph, theta, inference, stop=rf.Stop(10, tol=None)).node_marginals[0]
         np.testing.assert_allclose(crf.predict_marginals([(features, edges)])[0], truth, atol=1e-10)
+
+
+def test_the_ignored_label_of_masks_of_bytes():
+    X = [np.array([[0.1], [0.9], [0.8]]), np.array([[0.2], [0.1]])]
+    y = [np.array([255, 1, 1], np.uint8), np.array([0, 0], np.uint8)]
+    crf = rf.CRF(ignore=255, optimiser=rf.optim.LBFGS(iterations=2)).fit(X, y)
+    assert crf.classes_.tolist() == [0, 1]

@@ -188,3 +188,21 @@ def test_a_fit_is_the_same(monkeypatch):
     together = fitted()
     monkeypatch.setattr("riskfield.learning.objective.unite", lambda *arguments: None)
     torch.testing.assert_close(together, fitted(), atol=1e-5, rtol=0)
+
+
+def test_inputs_in_another_order_than_the_models_are_joined_by_name():
+    torch.manual_seed(0)
+    model = rf.models.LinearModel(2, 3, {"horizontal": 2, "vertical": 2}).double()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter)
+    data = []
+    for rows, columns in ((2, 3), (3, 2)):
+        graph = rf.grid(rows, columns, 2)
+        sizes = {"vertical": (rows - 1) * columns, "horizontal": rows * (columns - 1)}
+        inputs = {"nodes": torch.randn(1, graph.num_variables, 3, dtype=torch.float64)}
+        inputs |= {name: torch.randn(1, size, 2, dtype=torch.float64) for name, size in sizes.items()}
+        data.append(rf.Examples(graph, torch.zeros(1, graph.num_variables, dtype=torch.int64), inputs))
+    objective = Objective(model, data, rf.losses.Pseudolikelihood(), None)
+    joined = float(objective().value)
+    objective._united = None
+    assert joined == pytest.approx(float(objective().value))

@@ -66,7 +66,7 @@ class MRF(Distribution):
         if inference is not None and not isinstance(inference, Inference):
             raise TypeError(f"`inference` must be an object such as `Inference(MessagePassing())`. Got {inference!r}.")
         graph.check_values(theta)
-        self.graph, self.theta = graph, theta
+        self.graph, self.theta = graph, theta.clone()  # what is computed from it is kept
         self.inference = Inference(Exact()) if inference is None else inference
         super().__init__(theta.shape[:-1], torch.Size([graph.num_variables]), validate_args=False)
 
@@ -111,7 +111,7 @@ class MRF(Distribution):
         its rho is valid. Mean field bounds A from below.
         """
         solution = self._solution
-        sweeps, converged = int(solution.sweeps.min()), bool(solution.converged.all())
+        sweeps, converged = min(solution.sweeps.flatten().tolist(), default=1), bool(solution.converged.all())
         value_is = self.inference.algorithm.value_is(self.graph, sweeps=sweeps, converged=converged)
         return _OF_VALUE.get(value_is, value_is)
 

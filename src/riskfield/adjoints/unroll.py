@@ -99,17 +99,20 @@ class Unroll(AbstractAdjoint):
 
 def _exact(request: Request, run: RecordingRun, solution: Solution) -> Solution:
     """The solution of an exact run, whose results are computed, with their gradients, when they are needed."""
+    # Theta as it is now: the caller may change it before the marginals are read. One sweep is exact, however many ran.
+    theta, sweeps = request.theta.clone(), solution.sweeps.clamp(max=1)
+    kept = replace(request, theta=theta)
 
     def attached(value: Callable[[], Tensor]) -> Callable[[], Tensor]:
         @cache
         @torch.enable_grad()
         def attach() -> Tensor:
-            return _Recorded.apply(request, solution.sweeps, run, value(), request.theta)  # type: ignore[no-any-return]
+            return _Recorded.apply(kept, sweeps, run, value(), theta)  # type: ignore[no-any-return]
 
         return attach
 
     mu = attached(lambda: solution.mu)
-    value = _ExactValue.apply(request.theta, solution, mu)
+    value = _ExactValue.apply(theta, solution, mu)
     return replace(solution, theta=request.theta, _mu=mu, _nodes=attached(lambda: solution.node_mu), _value=value)
 
 

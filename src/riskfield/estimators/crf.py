@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from riskfield.decoders import MAP, AbstractDecoder
+from riskfield.devices import as_dtype
 from riskfield.estimators._arrays import as_features
 from riskfield.estimators.base import AbstractCRF
 from riskfield.estimators.defaults import LOSS, RIDGE
@@ -139,7 +139,7 @@ class CRF(AbstractCRF):
 
         potentials = self._predict(X, of_examples, by_part=False)
         pairs = self.model_(chain(2, len(self.classes_), tied=True), self._pair_inputs())
-        table = chain(2, len(self.classes_), tied=True).factor_views(pairs)[0][0].detach().numpy()
+        table = chain(2, len(self.classes_), tied=True).factor_views(pairs)[0][0].detach().cpu().numpy()
         found = [k_best(own, table, k) for own in potentials]
         return [
             [(self.classes_[own], float(np.exp(log))) for own, log in zip(states, logs, strict=True)]
@@ -149,7 +149,8 @@ class CRF(AbstractCRF):
     def _pair_inputs(self) -> dict[str, Tensor]:
         """The inputs of two variables without features, for the table that all pairs share."""
         width = self.n_features_in_ + self._num_constants()
-        return {"nodes": torch.zeros(2, width).double(), "factors": torch.ones(1, 1).double()}
+        like = self.model_.nodes["nodes"].weight
+        return {"nodes": like.new_zeros(2, width), "factors": like.new_ones(1, 1)}
 
     def _require_chains(self, what: str) -> None:
         if not isinstance(self.graph, str):
@@ -173,6 +174,7 @@ class CRF(AbstractCRF):
             self.n_edge_features_in_,
             boundaries=self.boundaries,
             forbidden=forbidden_transitions(self.classes_, self.scheme, self.forbidden),
+            dtype=as_dtype(self.dtype),
         )
 
     def _check_codes(self, codes: Sequence[npt.NDArray[np.int64]]) -> None:

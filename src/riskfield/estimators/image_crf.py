@@ -173,7 +173,7 @@ class ImageCRF(AbstractCRF):
 
     def _ridge_path(self, examples: Sequence[Examples], count: int, settings: dict[str, Any]) -> list[Trial]:
         """Hold out images, drawn by the seed, and try ridges on the others."""
-        held_out = max(1, round(self.validation_fraction * count))
+        held_out = min(max(1, round(self.validation_fraction * count)), count - 1)
         order = np.random.default_rng(settings["seed"]).permutation(count)
         test, train = np.sort(order[:held_out]).tolist(), np.sort(order[held_out:]).tolist()
 

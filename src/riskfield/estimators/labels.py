@@ -51,7 +51,7 @@ def as_labels(values: Any, shape: tuple[int, ...], name: str, ignore: Any = UNKN
 
 def is_known(labels: Array, ignore: Any = UNKNOWN) -> npt.NDArray[np.bool_]:
     """Where labels are not `ignore`."""
-    kinds = "UO" if isinstance(ignore, str) else "ifO"
+    kinds = "UO" if isinstance(ignore, str) else "iufO"
     if ignore is None or labels.dtype.kind not in kinds:
         return np.ones(labels.shape, np.bool_)
     return np.asarray(labels != ignore, np.bool_)

@@ -94,7 +94,7 @@ class Request:
             _check_possible(impossible, batch, self.algorithm)
         else:
             residual = torch.where(impossible.to(residual.device), float("nan"), residual)
-        value, tol = self.algorithm.value(run), self.stop.tol
+        value, tol = self.algorithm.value(run) if self.stop.sweeps > 0 else None, self.stop.tol
         converged = residual <= (-1.0 if tol is None else tol)
         if tol is not None and not converged.all():
             _warn(~converged & ~residual.isnan(), residual, self.stop, self.algorithm)
@@ -110,7 +110,7 @@ class Request:
             self.algorithm,
             tol,
             None if exact is None else _when_needed(exact.node_marginals, batch),
-            None if exact is None else _when_needed(exact.statistics, batch),
+            None if exact is None else lambda: _in_batch(exact.statistics(), batch),  # not kept: callers may change it
         )
 
     def flat_theta(self) -> Tensor:

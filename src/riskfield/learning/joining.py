@@ -16,12 +16,15 @@ from torch.nn import Module
 
 from riskfield.adjoints.unroll import Unroll
 from riskfield.decoders import MAP, AbstractDecoder, MaxMarginal, as_decoder
+from riskfield.entropy import TRW, CountingNumbers
 from riskfield.examples import Examples, join
 from riskfield.infer import Inference, InferenceChoice
 from riskfield.inference.message_passing import MessagePassing
 from riskfield.inference.request import Stop
 from riskfield.losses.loss import AbstractLoss
-from riskfield.models.conditional import Conditional, Tables
+from riskfield.models.chain import ChainModel
+from riskfield.models.conditional import Conditional, LinearModel, Tables
+from riskfield.models.sparse import RowLinear
 
 # Marginals in a union: enough to fill the vector lanes of the kernels, and still about as large as a cache.
 _MOST_MARGINALS = 1 << 21
@@ -57,14 +60,10 @@ def can_join(model: Module, loss: AbstractLoss | None, inference: InferenceChoic
     The model must compute potentials row by row, the loss must be a sum over the parts of a graph, and inference must
     not depend on how far other examples have converged.
     """
-    networks = [*model.nodes.values(), *model.factors.values()] if isinstance(model, Conditional) else []
-    by_row = bool(networks) and all(
-        isinstance(network, nn.Linear) or (isinstance(network, Tables) and len(network.values) == 1)
-        for network in networks
-    )
+    by_row = type(model) in (Conditional, LinearModel, ChainModel) and _is_by_row(model)  # a subclass may do anything
     # A subclass of an additive loss has to say again that it is one: it may add what it likes.
     additive = loss is None or bool(vars(type(loss)).get("additive", False))
-    settled = inference is None or not isinstance(inference, Inference) or _is_settled(inference)
+    settled = inference is None or _is_settled(inference if isinstance(inference, Inference) else inference.loopy)
     return by_row and additive and settled
 
 
@@ -95,7 +94,7 @@ def unite(model: Module, blocks: Sequence[Examples], most_examples: int | None =
         return None
     assert isinstance(model, Conditional)
     names = [name for name, network in model.factors.items() if isinstance(network, Tables)]
-    complete = [_with_ones(block, names) for block in blocks]
+    complete = [_ordered(_with_ones(block, names), ["nodes", *model.factors]) for block in blocks]
     groups: dict[tuple[bool, float], list[Piece]] = {}
     for number, block in enumerate(complete):
         for weight in _weights(block).unique().tolist():
@@ -131,13 +130,33 @@ def _portions(pieces: Sequence[Piece], sizes: Sequence[int], most_examples: int)
         yield portion
 
 
+def _is_by_row(model: Conditional) -> bool:
+    """Whether potentials are linear in the row of a variable or a factor, or one table for all factors."""
+    factors = list(model.factors.values())
+    shared = len(factors) == 1 and type(factors[0]) is Tables and len(factors[0].values) == 1
+    linear = all(type(network) in (nn.Linear, RowLinear) for network in [*model.nodes.values(), *factors[shared:]])
+    return list(model.nodes) == ["nodes"] and linear
+
+
 def _is_settled(inference: Inference) -> bool:
     """Whether a run does not depend on when the other examples of a union have converged."""
+    entropy = getattr(inference.algorithm, "entropy", None)
+    if isinstance(entropy, CountingNumbers) or (isinstance(entropy, TRW) and not isinstance(entropy.rho, int | float)):
+        return False  # numbers for each factor of one graph
+    if getattr(getattr(inference.algorithm, "schedule", None), "order", None) is not None:
+        return False  # an order of the variables of one graph
     return inference.memory is None and (inference.stop.tol is None or not inference.algorithm.iterative)
 
 
 def _weights(block: Examples) -> Tensor:
     return torch.ones(len(block), dtype=torch.float64) if block.weights is None else block.weights.double()
+
+
+def _ordered(block: Examples, names: Sequence[str]) -> Examples:
+    """The block with the inputs that the model reads, in the order of its networks."""
+    if not isinstance(block.inputs, Mapping):
+        return block
+    return replace(block, inputs={name: block.inputs[name] for name in names if name in block.inputs})
 
 
 def _with_ones(block: Examples, names: Sequence[str]) -> Examples:
