@@ -149,7 +149,7 @@ class CRF(AbstractCRF):
     def _pair_inputs(self) -> dict[str, Tensor]:
         """The inputs of two variables without features, for the table that all pairs share."""
         width = self.n_features_in_ + self._num_constants()
-        like = self.model_.nodes["nodes"].weight
+        like = next(self.model_.parameters())
         return {"nodes": like.new_zeros(2, width), "factors": like.new_ones(1, 1)}
 
     def _require_chains(self, what: str) -> None:

@@ -60,7 +60,8 @@ def can_join(model: Module, loss: AbstractLoss | None, inference: InferenceChoic
     The model must compute potentials row by row, the loss must be a sum over the parts of a graph, and inference must
     not depend on how far other examples have converged.
     """
-    by_row = type(model) in (Conditional, LinearModel, ChainModel) and _is_by_row(model)  # a subclass may do anything
+    known = type(model) in (Conditional, LinearModel, ChainModel)  # a subclass may do anything
+    by_row = known and isinstance(model, Conditional) and _is_by_row(model)
     # A subclass of an additive loss has to say again that it is one: it may add what it likes.
     additive = loss is None or bool(vars(type(loss)).get("additive", False))
     settled = inference is None or _is_settled(inference if isinstance(inference, Inference) else inference.loopy)
