@@ -177,3 +177,9 @@ def test_scorers_on_sentences_of_all_lengths():
         assert np.isfinite(search.cv_results_["mean_test_score"]).all()
     with pytest.raises(ValueError, match="`metric` must return a number"):
         make_scorer(lambda truth, predicted: float("nan"))(CRF(optimiser=few).fit(X, y), X, y)
+
+
+@pytest.mark.parametrize("tags", ["B-PER", [0, 1], ["O", -1]])
+def test_spans_of_what_is_no_sequence_of_tags_are_refused(tags):
+    with pytest.raises(ValueError, match="`tags` must be the tags of one sequence"):
+        rf.metrics.span_f_measure([tags], [tags])

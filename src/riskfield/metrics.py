@@ -184,8 +184,10 @@ def spans(tags: Sequence[str]) -> Iterator[tuple[str, int, int]]:
     >>> list(spans(["B-PER", "I-PER", "O", "B-LOC", "B-LOC"]))
     [('PER', 0, 1), ('LOC', 3, 3), ('LOC', 4, 4)]
     """
+    if isinstance(tags, str) or not all(isinstance(tag, str) for tag in tags):
+        raise ValueError(f"`tags` must be the tags of one sequence, strings such as 'B-X' or 'O'. Got {tags!r}.")
     start, before, kind_before = 0, "O", ""
-    for position, tag in enumerate([*map(str, tags), "O"]):
+    for position, tag in enumerate([*tags, "O"]):
         prefix, _, kind = tag.partition("-")
         changes = prefix in "BSO" or before in "ES" or kind != kind_before
         if before != "O" and changes:

@@ -77,7 +77,8 @@ def image_folder(
         classes: {value: name} for all values in the masks, in the order of the labels 0, 1, ... By default all values
             that occur, in ascending order, so that masks of 0 and 255 have the labels 0 and 1.
         ignore: the value of pixels without a label.
-        reading: how the values in the files become labels. By default they are labels as they are.
+        reading: how the values in the files become labels, for example `MaskReading(threshold=128)` for masks saved as
+            JPEG. By default they are labels as they are.
 
     Raises:
         FileNotFoundError: if there is no such folder.
@@ -145,7 +146,7 @@ def _find_values(files: Sequence[Path], reading: MaskReading, ignore: int | None
         raise FileFormatError(
             f"{where} has {most} different values, and all masks have {len(found)}; at most {MAX_CLASSES} can be "
             "classes. JPEG changes the values of masks. To make classes of them, set `threshold` (two classes) or "
-            "`levels` (so many grey levels), or name the classes and the value to ignore."
+            "`levels` (so many grey levels)."
         )
     return sorted(found)
 

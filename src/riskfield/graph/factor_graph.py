@@ -364,7 +364,7 @@ class FactorGraph:
         bad = torch.isnan(theta) | (theta == float("inf"))
         if bad.any():
             where = tuple(int(k) for k in bad.nonzero()[0])
-            raise ValueError(f"`theta` must not hold NaN or +inf. Got {float(theta[where])} at {where}.")
+            raise ValueError(f"`theta` must not hold NaN or +inf. Got {float(theta[where].detach())} at {where}.")
 
     def check_states(self, states: Tensor, name: str = "states", *, allow_unobserved: bool = False) -> Tensor:
         """`states` as an int64 tensor of shape (*batch, variable), each in range (or -1 where that is allowed)."""
