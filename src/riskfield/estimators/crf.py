@@ -60,8 +60,8 @@ class CRF(AbstractCRF):
             allow have probability 0.
         forbidden: further transitions of probability 0, pairs (label, next label) with None for the start or the end.
             With a `scheme` or `forbidden`, the default decoder is `MAP()`, so that predictions obey them.
-        loss, inference, decoder, ridge, lasso, optimiser, initial, ignore, chunk_size, random_state, verbose, device,
-            dtype: as for `AbstractCRF`.
+        loss, inference, decoder, ridge, lasso, optimiser, initial, ignore, chunk_size: as for `AbstractCRF`.
+        random_state, verbose, device, dtype: as for `AbstractCRF`.
 
     >>> import numpy as np
     >>> from riskfield import CRF

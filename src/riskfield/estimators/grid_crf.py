@@ -31,8 +31,8 @@ class GridCRF(AbstractCRF):
         connectivity: 4 or 8 neighbours.
         edge_features: "constant", so that all edges of a direction share a table, or "difference", so that tables
             depend on how the pixels differ.
-        loss, inference, decoder, ridge, lasso, optimiser, initial, ignore, chunk_size, random_state, verbose, device,
-            dtype: as for `AbstractCRF`.
+        loss, inference, decoder, ridge, lasso, optimiser, initial, ignore, chunk_size: as for `AbstractCRF`.
+        random_state, verbose, device, dtype: as for `AbstractCRF`.
 
     >>> import numpy as np
     >>> from riskfield import GridCRF
