@@ -342,6 +342,17 @@ def test_sequence_reports_leave_out_the_label_that_the_model_ignores(tmp_path):
     assert score.num_pixels == sum(map(len, y)) - 1
 
 
+def test_sequence_reports_count_the_errors_that_score_counts(tmp_path):
+    """With a scheme the tags are decoded jointly, and are not those of the largest marginals."""
+    rng = np.random.default_rng(0)
+    X = [rng.normal(size=(6, 2)) for _ in range(30)]
+    y = [np.array(["O", "B-X", "I-X", "O", "B-X", "O"])[: len(own)] for own in X]
+    crf = rf.CRF(scheme="BIO", optimiser=rf.optim.LBFGS(iterations=3)).fit(X, y)
+    wrong = [np.where(rng.random(6) < 0.3, "O", own) for own in y]
+    (score,) = write_sequence_report(tmp_path / "page.html", {"one": crf}, X, wrong)
+    assert score.error == pytest.approx(1 - crf.score(X, wrong))
+
+
 def test_refusals_of_sequence_reports(tmp_path):
     X, y = tagged(4, np.random.default_rng(1))
     crf = rf.CRF(optimiser=rf.optim.LBFGS(iterations=2)).fit(X, y)

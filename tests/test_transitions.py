@@ -183,3 +183,10 @@ def test_scorers_on_sentences_of_all_lengths():
 def test_spans_of_what_is_no_sequence_of_tags_are_refused(tags):
     with pytest.raises(ValueError, match="`tags` must be the tags of one sequence"):
         rf.metrics.span_f_measure([tags], [tags])
+
+
+def test_k_best_refuses_examples_with_edges_of_their_own():
+    X, y = [np.eye(3), np.eye(3)], [[0, 1, 0], [1, 1, 0]]
+    crf = CRF(optimiser=rf.optim.LBFGS(iterations=2)).fit(X, y)
+    with pytest.raises(ValueError, match=r"`predict_k_best` needs chains. `X\[1\]` has edges"):
+        crf.predict_k_best([X[0], (X[1], np.array([[0, 2], [2, 1]]))], 2)

@@ -132,6 +132,9 @@ class CRF(AbstractCRF):
         """
         check_counts(k=k)
         self._require_chains("predict_k_best")
+        for number, example in enumerate(X):
+            if len(_unpacked(example, f"X[{number}]")[0]) > 1:
+                raise ValueError(f"`predict_k_best` needs chains. `X[{number}]` has edges of its own.")
 
         def of_examples(examples: Examples, inference: Inference) -> Tensor:
             theta = self.model_(examples.graph, examples.inputs)

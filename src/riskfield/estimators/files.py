@@ -115,8 +115,9 @@ def _check_types(content: Mapping[str, Any]) -> None:
         if kinds is not None and (not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds)):
             allowed = " or ".join(kind.__name__ for kind in kinds)
             raise TypeError(f"`{name}` must be of type {allowed}. Got {value!r:.80}.")
-        if kinds == (int,) and value < 1:
-            raise ValueError(f"`{name}` must be positive. Got {value!r}.")
+        least = 0 if name == "n_features_in_" else 1  # tokens may have no features but the constant
+        if kinds == (int,) and value < least:
+            raise ValueError(f"`{name}` must be at least {least}. Got {value!r}.")
     if content.get("arity_", 1) > _MAX_ARITY:  # before a number with so many digits is computed
         raise ValueError(f"`arity_` must be at most {_MAX_ARITY}. Got {content['arity_']!r}.")
     if content["classes_"].ndim != 1 or len(content["classes_"]) < 2:

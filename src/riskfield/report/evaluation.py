@@ -134,13 +134,21 @@ class Tally:
         self._reliability = Reliability(*torch.zeros(3, NUM_BINS, dtype=torch.float64))
         self._pictures = 0
 
-    def add(self, labels: npt.NDArray[np.int64], marginals: Floats, seconds: float = 0.0) -> None:
+    def add(
+        self,
+        labels: npt.NDArray[np.int64],
+        marginals: Floats,
+        seconds: float = 0.0,
+        *,
+        predicted: npt.NDArray[np.int64] | None = None,
+    ) -> None:
         """Count a picture.
 
         Arguments:
             labels: of shape (row, column), -1 where there is none.
             marginals: of shape (row, column, class).
             seconds: that they took.
+            predicted: the predicted labels, of the shape of `labels`; by default the most probable ones.
         """
         self._pictures += 1
         self._seconds += seconds
@@ -148,7 +156,8 @@ class Tally:
         if known == 0:
             return
         beliefs, true = torch.from_numpy(marginals), torch.from_numpy(labels)
-        self._confusion += confusion_matrix(beliefs.argmax(-1), true, len(self._names)).numpy()
+        states = beliefs.argmax(-1) if predicted is None else torch.from_numpy(predicted)
+        self._confusion += confusion_matrix(states, true, len(self._names)).numpy()
         self._log_loss += known * log_loss(beliefs, true)
         self._reliability = self._reliability + reliability(beliefs, true, num_bins=NUM_BINS)
 

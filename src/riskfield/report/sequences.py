@@ -56,14 +56,15 @@ class HardSequence:
 
 @dataclass(frozen=True, eq=False)
 class _Result:
-    """A model, its evaluation, and for every sequence the marginals, log loss per token and share of wrong tags."""
+    """A model, its evaluation, and for every sequence the predicted tags, the marginals and what is wrong with them."""
 
     name: str
     crf: CRF
     evaluation: Evaluation
+    predicted: list[npt.NDArray[np.int64]]
     marginals: list[Floats]
-    losses: Floats
-    errors: Floats
+    losses: Floats  # log loss per token
+    errors: Floats  # share of wrong tags
 
 
 def write_sequence_report(
@@ -167,18 +168,18 @@ def _codes(crf: CRF, y: Any) -> list[npt.NDArray[np.int64]]:
 
 def _result(name: str, crf: CRF, tags: Sequence[str], X: Any, codes: Sequence[npt.NDArray[np.int64]]) -> _Result:
     began = time.perf_counter()
-    marginals = list(crf.predict_marginals(X))
+    marginals, predicted = list(crf.predict_marginals(X)), _codes(crf, crf.predict(X))
     seconds = time.perf_counter() - began
     tally, losses, errors = Tally(tags), [], []
-    for k, (own, beliefs) in enumerate(zip(codes, marginals, strict=True)):
+    for k, (own, states, beliefs) in enumerate(zip(codes, predicted, marginals, strict=True)):
         if beliefs.shape[0] != own.shape[0]:
             raise ValueError(f"`y[{k}]` must have a tag for each of {beliefs.shape[0]} tokens. Got {own.shape[0]}.")
-        tally.add(own, beliefs, seconds / len(codes))
+        tally.add(own, beliefs, seconds / len(codes), predicted=states)
         known = own >= 0
         true = beliefs[known, own[known]]
         losses.append(float(-np.log(np.maximum(true, 1e-12)).mean()) if known.any() else -1.0)
-        errors.append(float(np.mean(beliefs.argmax(-1)[known] != own[known])) if known.any() else float("nan"))
-    return _Result(name, crf, tally.evaluation(), marginals, np.array(losses), np.array(errors))
+        errors.append(float(np.mean(states[known] != own[known])) if known.any() else float("nan"))
+    return _Result(name, crf, tally.evaluation(), predicted, marginals, np.array(losses), np.array(errors))
 
 
 def _hard(
@@ -188,13 +189,12 @@ def _hard(
     codes: Sequence[npt.NDArray[np.int64]],
     tokens: Sequence[Sequence[object]] | None,
 ) -> HardSequence:
-    beliefs, own = result.marginals[k], codes[k]
+    beliefs, predicted, own = result.marginals[k], result.predicted[k], codes[k]
     texts = [str(n + 1) for n in range(len(own))] if tokens is None else [str(token) for token in tokens[k]]
     if len(texts) != len(own):
         raise ValueError(f"`tokens[{k}]` must have {len(own)} tokens. Got {len(texts)}.")
     shown = []
-    for text, code, marginal in zip(texts, own.tolist(), beliefs, strict=True):
-        chosen = int(marginal.argmax())
+    for text, code, chosen, marginal in zip(texts, own.tolist(), predicted.tolist(), beliefs, strict=True):
         wrong = code >= 0 and chosen != code
         belief = f"{marginal[code]:.2f}" if code >= 0 else ""
         shown.append(Token(text, tags[code] if code >= 0 else "?", tags[chosen] if wrong else "", belief))
