@@ -1,5 +1,7 @@
 """Without an adjoint `infer` is `infer` with `Unroll()`; without a gradient to compute it records nothing."""
 
+import copy
+
 import pytest
 import torch
 from torch.autograd import forward_ad
@@ -95,3 +97,25 @@ def test_every_adjoint_stops_where_plain_inference_does(algorithm, scale):
         assert torch.equal(solution.sweeps, plain.sweeps), name
         assert torch.equal(solution.residual, plain.residual), name
         assert torch.equal(solution.mu, plain.mu), name
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_a_theta_that_changed_since_inference_is_not_combined_with_old_marginals(requires_grad):
+    graph = rf.grid(3, 3, num_states=2)
+    theta = potentials(graph, 0).requires_grad_(requires_grad)
+    solution, best = rf.infer(graph, theta), rf.infer(graph, theta.detach(), rf.MaxProduct())
+    expected = rf.infer(graph, theta.detach().clone()).mode()
+    with torch.no_grad():
+        theta.add_(potentials(graph, 1))
+    for read in (lambda: solution.log_partition, solution.joint_mode, best.mode, lambda: copy.deepcopy(solution)):
+        with pytest.raises(RuntimeError, match="`theta` was changed in place after inference"):
+            read()
+    assert torch.equal(solution.mode(), expected)
+
+
+def test_solutions_made_in_inference_mode_have_values():
+    graph = rf.grid(3, 3, num_states=2)
+    theta = potentials(graph, 0)
+    with torch.inference_mode():
+        found = rf.infer(graph, theta * 1.0).log_partition
+    torch.testing.assert_close(found.clone(), rf.infer(graph, theta).log_partition)

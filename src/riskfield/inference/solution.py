@@ -72,9 +72,25 @@ class Solution:
     _nodes: Lazy | None = None  # (*batch, node_size)  the node part of mu, if it can be had without the rest
     _statistics: Lazy | None = None  # (*batch, theta)  mu summed over tied tables, without gradients; likewise
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_version", _version(self.theta))
+
     def __getstate__(self) -> dict[str, Any]:
         """What pickle and copy take: everything computed, since a run cannot be taken along."""
+        self._check_theta()
         return self.__dict__ | {"_mu": self.mu, "_messages": self.messages, "_nodes": None, "_statistics": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.__post_init__()
+
+    def _check_theta(self) -> None:
+        """Refuse to combine marginals with another theta than theirs."""
+        if _version(self.theta) != self.__dict__["_version"]:
+            raise RuntimeError(
+                "`theta` was changed in place after inference, so its log-partition value and joint states are lost. "
+                "Read them before the change, or give `infer` a copy: `theta.clone()`."
+            )
 
     @cached_property
     def mu(self) -> Tensor:
@@ -112,7 +128,11 @@ class Solution:
 
         It is -inf for items whose every joint state is impossible.
         """
-        value = self._value if isinstance(self._value, Tensor) else self._value(self.graph, self.theta, self.mu)
+        if isinstance(self._value, Tensor):
+            value = self._value
+        else:
+            self._check_theta()
+            value = self._value(self.graph, self.theta, self.mu)
         impossible = self.residual.isnan()
         return torch.where(impossible.to(value.device), float("-inf"), value) if impossible.any() else value
 
@@ -151,14 +171,22 @@ class Solution:
         After `MaxProduct` and `ExactMAP` it is the most probable joint state, as far as they found it (`joint_mode`
         tells); after any other algorithm the most probable state of every variable by its own marginal (MPM).
         """
+        if self._algorithm.nonsmooth_because:  # joint maximisers decode with theta
+            self._check_theta()
         return self._algorithm.mode(self.graph, self.theta, self.mu)
 
     def joint_mode(self) -> JointMode:
         """`mode()` with its score, and whether it is known to be the most probable joint state."""
+        self._check_theta()
         with torch.no_grad():
             states = self.mode()
             bound = self._algorithm.upper_bound(self.graph, self.theta, self.mu, self.messages)
             return JointMode(states, self.graph.score(self.theta.double(), states), bound)
+
+
+def _version(theta: Tensor) -> int:
+    """How often theta was changed in place, which tensors made in inference mode do not count."""
+    return -1 if theta.is_inference() else theta._version
 
 
 def modes(graph: FactorGraph, mu: Tensor) -> Tensor:
