@@ -1,4 +1,4 @@
-"""The time of a loss and its gradient with convex inference, as a function of the size of the picture.
+"""The time of a loss and its gradient with convex inference, as a function of the size of the image.
 
     python benchmarks/convex.py [--json results/convex_speed.json]
 
@@ -35,7 +35,7 @@ def loss_and_gradient(graph: rf.FactorGraph, theta: Tensor, weights: Tensor, mes
 
 
 def measure(rows: int, columns: int, items: int, rounds: int) -> list[dict[str, object]]:
-    """Return the shortest times of cold and of warm evaluations, per picture."""
+    """Return the shortest times of cold and of warm evaluations, per image."""
     graph, generator = rf.grid(rows, columns, 2), torch.manual_seed(0)
     theta = torch.randn(items, graph.theta_size, dtype=torch.float64, generator=generator)
     weights = 0.05 + 2 * torch.rand(graph.mu_size, dtype=torch.float64, generator=generator)
@@ -84,9 +84,7 @@ def main() -> None:
             )
     print("\n".join(lines))
     if arguments.json:
-        header = (
-            "| picture | batch | start | Newton steps | ms per picture | us per pixel |\n|---|---|---|---|---|---|\n"
-        )
+        header = "| image | batch | start | Newton steps | ms per image | us per pixel |\n|---|---|---|---|---|---|\n"
         body = "\n".join(
             f"| {r['rows']}x{r['columns']} | {r['batch']} | {r['start']} | {r['steps']:g} | {r['ms']} | "
             f"{r['us per pixel']:.1f} |"

@@ -27,19 +27,19 @@ from riskfield.features.resample import reduce_labels, resize
 from riskfield.report.evaluation import Tally
 
 
-def reduced(picture: LabelledImage, side: int) -> LabelledImage:
+def reduced(image: LabelledImage, side: int) -> LabelledImage:
     """The image with its longer side reduced to `side` pixels."""
-    assert picture.labels is not None
-    rows, columns = picture.labels.shape
+    assert image.labels is not None
+    rows, columns = image.labels.shape
     shape = tuple(max(1, round(n * side / max(rows, columns))) for n in (rows, columns))
-    image = resize(torch.from_numpy(as_floats(picture.image)), shape).numpy()
-    return LabelledImage(picture.name, image, reduce_labels(torch.from_numpy(picture.labels), shape).numpy())
+    pixels = resize(torch.from_numpy(as_floats(image.image)), shape).numpy()
+    return LabelledImage(image.name, pixels, reduce_labels(torch.from_numpy(image.labels), shape).numpy())
 
 
 def scores(crf: rf.ImageCRF, test: list[LabelledImage], classes: tuple[str, ...]) -> dict[str, float]:
     tally = Tally(classes)
-    for picture in test:
-        tally.add(picture.labels, crf.predict_marginals([picture.image])[0])
+    for image in test:
+        tally.add(image.labels, crf.predict_marginals([image.image])[0])
     found = tally.evaluation()
     return {"error": found.error, "log loss": found.log_loss, "calibration error": found.calibration_error}
 

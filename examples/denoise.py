@@ -1,4 +1,4 @@
-r"""Denoise a binary picture with three approximations of the same model.
+r"""Denoise a binary image with three approximations of the same model.
 
 The truth x is scikit-image's `camera`, thresholded at its mean. Noise is added to every pixel with an independent t_i,
 uniform on [0, 1]:
@@ -33,7 +33,7 @@ import riskfield as rf
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Picture = npt.NDArray[np.float64]
+Image = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
 NOISE = 1.25
@@ -50,7 +50,7 @@ ALGORITHMS: dict[str, rf.inference.AbstractAlgorithm] = {
 class Outcome:
     """The result of one algorithm, and its cost."""
 
-    marginals: Picture  # (row, column)  P(x = 1)
+    marginals: Image  # (row, column)  P(x = 1)
     error: float
     seconds: float
     sweeps: int
@@ -59,7 +59,7 @@ class Outcome:
 
 
 def load_truth(rows: int) -> Mask:
-    """Make a binary picture of `rows` x 3/2 `rows` pixels from a photograph that ships with scikit-image."""
+    """Make a binary image of `rows` x 3/2 `rows` pixels from a photograph that ships with scikit-image."""
     from skimage import data, transform
 
     photograph = data.camera()[40:381]  # 341 x 512, about 2 : 3, with the cameraman in it
@@ -67,13 +67,13 @@ def load_truth(rows: int) -> Mask:
     return np.asarray(small > small.mean())
 
 
-def add_noise(truth: Mask, seed: int) -> Picture:
+def add_noise(truth: Mask, seed: int) -> Image:
     """Add noise to every pixel. The values are strictly between 0 and 1, so that their logarithms exist."""
     noise = np.random.default_rng(seed).random(truth.shape) ** NOISE
     return np.clip(np.where(truth, 1 - noise, noise), 1e-9, 1 - 1e-9)
 
 
-def potentials(graph: rf.FactorGraph, noisy: Picture) -> torch.Tensor:
+def potentials(graph: rf.FactorGraph, noisy: Image) -> torch.Tensor:
     """Fill theta: the log-likelihood of every pixel, and a reward on the diagonal of the tied pairwise tables."""
     y = torch.from_numpy(noisy).flatten()
     theta = graph.zeros()
@@ -113,7 +113,7 @@ def print_table(outcomes: dict[str, Outcome], noisy_error: float) -> None:
         )
 
 
-def draw(path: Path, noisy: Picture, truth: Mask, noisy_error: float, outcomes: dict[str, Outcome]) -> None:
+def draw(path: Path, noisy: Image, truth: Mask, noisy_error: float, outcomes: dict[str, Outcome]) -> None:
     """Draw the truth, the input, the marginals of each algorithm, and their calibration."""
     import matplotlib
 
@@ -123,13 +123,13 @@ def draw(path: Path, noisy: Picture, truth: Mask, noisy_error: float, outcomes: 
     plt.rcParams.update({"font.size": 9, "axes.titlesize": 10, "font.family": "DejaVu Sans"})
     figure, axes = plt.subplots(2, 3, figsize=(9.9, 4.95))
     figure.subplots_adjust(left=0.01, right=0.945, bottom=0.095, top=0.945, wspace=0.04, hspace=0.14)
-    pictures: list[tuple[str, npt.NDArray[np.generic]]] = [
+    images: list[tuple[str, npt.NDArray[np.generic]]] = [
         ("truth", truth),
         (f"input: {noisy_error:.1%} of pixels wrong", noisy),
     ]
-    pictures += [(f"{name}: {outcome.error:.1%} wrong", outcome.marginals) for name, outcome in outcomes.items()]
-    for axis, (title, picture) in zip(axes.flat[:5], pictures, strict=True):
-        axis.imshow(picture, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+    images += [(f"{name}: {outcome.error:.1%} wrong", outcome.marginals) for name, outcome in outcomes.items()]
+    for axis, (title, image) in zip(axes.flat[:5], images, strict=True):
+        axis.imshow(image, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
         axis.set_title(title)
         axis.set_xticks([])
         axis.set_yticks([])
@@ -163,7 +163,7 @@ def draw_calibration(axis: Axes, truth: Mask, outcomes: dict[str, Outcome]) -> N
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse and validate the command line before anything is computed or written."""
-    parser = argparse.ArgumentParser(description="Denoise a binary picture by mean field, loopy BP and TRW.")
+    parser = argparse.ArgumentParser(description="Denoise a binary image by mean field, loopy BP and TRW.")
     parser.add_argument("--out", type=Path, default=Path("demo.png"), help="the PNG to write (default: %(default)s)")
     parser.add_argument(
         "--size", type=int, default=200, metavar="ROWS", help="rows; there are 3/2 as many columns (default: 200)"
@@ -182,7 +182,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Load the picture, add noise, run the three algorithms, and report."""
+    """Load the image, add noise, run the three algorithms, and report."""
     options = parse(arguments)
     truth = load_truth(options.size)
     noisy = add_noise(truth, options.seed)

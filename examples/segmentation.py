@@ -33,7 +33,7 @@ STRENGTHS = (0.25, 0.5, 1.0, 2.0, 4.0)
 
 
 class Segmenter(nn.Module):
-    """Maps pictures of shape (batch, 1, side, side) to label probabilities of shape (batch, pixel, label)."""
+    """Maps images of shape (batch, 1, side, side) to label probabilities of shape (batch, pixel, label)."""
 
     def __init__(self, side: int, labels: int = 3, channels: int = 16):
         super().__init__()
@@ -44,14 +44,14 @@ class Segmenter(nn.Module):
         truncated = rf.Inference(rf.MessagePassing(rf.TRW(0.5)), rf.Stop(sweeps=5, tol=None))
         self.marginals = rf.nn.MarginalInference(self.graph, truncated)
 
-    def forward(self, pictures: Tensor) -> Tensor:
+    def forward(self, images: Tensor) -> Tensor:
         """Compute unary potentials with the network, and marginals from these and the pairwise tables."""
-        unary = self.network(pictures).flatten(2).transpose(1, 2)
+        unary = self.network(images).flatten(2).transpose(1, 2)
         return self.graph.node_views(self.marginals(self.graph.assemble([unary], [self.pairwise])))[0]
 
 
 def scenes(number: int, side: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Draw pictures of shape (scene, 1, side, side) and their labels of shape (scene, pixel)."""
+    """Draw images of shape (scene, 1, side, side) and their labels of shape (scene, pixel)."""
     rng = np.random.default_rng(seed)
     waves = np.arange(1, 4)[:, None]
 
@@ -68,13 +68,13 @@ def scenes(number: int, side: int, seed: int) -> tuple[Tensor, Tensor]:
         shore = np.maximum(outline(bottom), skyline + 2)
         rows = np.arange(side)[:, None]
         scene[:] = np.where(rows < skyline, SKY, np.where(rows < shore, LAND, WATER))
-    pictures = (labels == LAND) + NOISE * rng.normal(size=labels.shape)
-    return torch.from_numpy(pictures).float().unsqueeze(1), torch.from_numpy(labels).flatten(1)
+    images = (labels == LAND) + NOISE * rng.normal(size=labels.shape)
+    return torch.from_numpy(images).float().unsqueeze(1), torch.from_numpy(labels).flatten(1)
 
 
-def loss(model: Segmenter, pictures: Tensor, labels: Tensor) -> Tensor:
+def loss(model: Segmenter, images: Tensor, labels: Tensor) -> Tensor:
     """Return the univariate logistic loss per pixel."""
-    return -model(pictures).gather(-1, labels.unsqueeze(-1)).log().mean()
+    return -model(images).gather(-1, labels.unsqueeze(-1)).log().mean()
 
 
 def train(model: Segmenter, parameters: Iterable[nn.Parameter], data: tuple[Tensor, Tensor], epochs: int) -> None:
@@ -101,13 +101,13 @@ def smoothed(model: Segmenter, data: tuple[Tensor, Tensor]) -> Segmenter:
 @torch.no_grad()
 def measures(model: Segmenter, data: tuple[Tensor, Tensor]) -> tuple[float, float, float]:
     """Return the error rate, the mean intersection over union, and the loss."""
-    pictures, labels = data
-    predicted = model(pictures).argmax(-1)
+    images, labels = data
+    predicted = model(images).argmax(-1)
     overlaps = []
     for k in (SKY, LAND, WATER):
         found, true = predicted == k, labels == k
         overlaps.append(int((found & true).sum()) / max(int((found | true).sum()), 1))
-    return rf.metrics.error_rate(predicted, labels), sum(overlaps) / 3, float(loss(model, pictures, labels))
+    return rf.metrics.error_rate(predicted, labels), sum(overlaps) / 3, float(loss(model, images, labels))
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, tuple[float, float, float]]:

@@ -1,9 +1,9 @@
 """Label the pixels of brick, grass and gravel with models trained by three losses.
 
-The pictures are composed of patches of scikit-image's textures and written as folders of images and masks, like a
+The images are composed of patches of scikit-image's textures and written as folders of images and masks, like a
 user's own data. The rest is done by the command `riskfield`; every command is printed. Three conditional random fields
 are trained, by surrogate likelihood, univariate logistic loss and clique logistic loss, all through the same ten sweeps
-of tree-reweighted message passing. The last one labels new pictures. A report shows all three side by side.
+of tree-reweighted message passing. The last one labels new images. A report shows all three side by side.
 
     python examples/textures.py --out textures
 """
@@ -27,14 +27,14 @@ from riskfield.datasets.images import ImageSet
 LOSSES = ("surrogate-likelihood", "univariate-logistic", "clique-logistic")
 
 
-def write_folders(pictures: ImageSet, folder: Path) -> None:
+def write_folders(images: ImageSet, folder: Path) -> None:
     """Write images and masks as two folders of PNG files."""
     for part in ("images", "masks"):
         (folder / part).mkdir(parents=True)
-    for picture in pictures:
-        assert picture.labels is not None
-        Image.fromarray(picture.image).save(folder / "images" / f"{picture.name}.png")
-        Image.fromarray(picture.labels.astype("uint8")).save(folder / "masks" / f"{picture.name}.png")
+    for image in images:
+        assert image.labels is not None
+        Image.fromarray(image.image).save(folder / "images" / f"{image.name}.png")
+        Image.fromarray(image.labels.astype("uint8")).save(folder / "masks" / f"{image.name}.png")
 
 
 def command(*words: object) -> None:
@@ -47,12 +47,12 @@ def command(*words: object) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Make the pictures, fit, predict and write the report."""
+    """Make the images, fit, predict and write the report."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
         "--out", type=Path, default=Path("textures"), help="folder for all files (default: %(default)s)"
     )
-    parser.add_argument("--size", type=int, default=96, help="rows of a picture (default: %(default)s)")
+    parser.add_argument("--size", type=int, default=96, help="rows of an image (default: %(default)s)")
     parser.add_argument("--iterations", type=int, default=40, help="iterations of the optimiser (default: %(default)s)")
     given = parser.parse_args(arguments)
     if not 8 <= given.size <= 192:
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         shutil.rmtree(out / part, ignore_errors=True)
     write_folders(mosaics(8, shape), out / "train")
     write_folders(mosaics(8, shape, test=True), out / "test")
-    print(f"wrote 8 pictures to {out / 'train'} and 8 to {out / 'test'}")
+    print(f"wrote 8 images to {out / 'train'} and 8 to {out / 'test'}")
 
     train = ["--images", out / "train" / "images", "--masks", out / "train" / "masks"]
     test = ["--images", out / "test" / "images", "--masks", out / "test" / "masks"]

@@ -18,21 +18,21 @@ def log_marginals(image: Tensor) -> Tensor:
     return CRF(HEAD(torch.cat([fine, interpolate(COARSE(avg_pool2d(fine, 2)).relu(), image.shape[2:])], 1)), image)
 
 
-def pictures(number: int, side: int) -> tuple[Tensor, Tensor]:
+def drawn_images(number: int, side: int) -> tuple[Tensor, Tensor]:
     """Draw noisy images and their labels."""
     blobs = avg_pool2d(torch.randn(number, 1, side + 8, side + 8), 9, stride=1) > 0
     return blobs + 0.8 * torch.randn(blobs.shape), blobs[:, 0].long()
 
 
 def main(quick: bool) -> tuple[float, ...]:
-    """Train, and return the shares of wrong pixels in new, larger pictures: of the model and of a threshold."""
+    """Train, and return the shares of wrong pixels in new, larger images: of the model and of a threshold."""
     optimiser = torch.optim.Adam(nn.ModuleList([FINE, COARSE, HEAD, CRF]).parameters(), lr=0.01)
     for _ in range(15 if quick else 300):
         optimiser.zero_grad()
-        images, labels = pictures(8, side=20)
+        images, labels = drawn_images(8, side=20)
         nll_loss(log_marginals(images), labels).backward()
         optimiser.step()
-    images, labels = pictures(8, side=32)
+    images, labels = drawn_images(8, side=32)
     return tuple(float((own != labels).float().mean()) for own in (log_marginals(images).argmax(1), images[:, 0] > 0.5))
 
 

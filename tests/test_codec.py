@@ -76,7 +76,7 @@ def _plain_number(value):
     return value.item() if isinstance(value, np.generic) else value
 
 
-def test_pictures_come_back_whole(path):
+def test_images_come_back_whole(path):
     truth = (np.random.default_rng(0).random((2, 4, 5)) > 0.5).astype(np.uint8)
     truth[0, 0, 0] = 7
     noisy = truth[..., None] + 0.1

@@ -432,7 +432,7 @@ def test_float32():
     torch.testing.assert_close(single.double(), double, rtol=0, atol=1e-6)
 
 
-def test_the_gradients_of_a_picture():
+def test_the_gradients_of_a_image():
     graph, step = rf.grid(28, 28, 2), 1e-4
     at = potentials(graph, 22), random_weights(graph, [0], 22)[0]
     none = torch.zeros_like(at[0])

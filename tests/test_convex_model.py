@@ -87,7 +87,7 @@ def test_weights_are_held_first_and_then_learned():
     (term,) = model.terms(GRAPH, examples.inputs)
     assert (term.weight > 0).all()
     assert len(term.weight.unique()) > 10  # one for each of 4 + 16 configurations
-    # The same input anywhere in the picture has the same weights.
+    # The same input anywhere in the image has the same weights.
     pairs = term.weight[:, GRAPH.node_size :].unflatten(1, (-1, 4))
     for code in range(4):
         rows = pairs[examples.inputs["factors"][..., code] == 1]

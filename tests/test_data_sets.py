@@ -1,4 +1,4 @@
-"""Public data sets in small copies of their layouts; noise; splits; pictures that need no download."""
+"""Public data sets in small copies of their layouts; noise; splits; images that need no download."""
 
 import gzip
 import struct
@@ -59,10 +59,10 @@ def test_berkeley(tmp_path):
     for subset, name, shape in [("train", "8143", (16, 24)), ("train", "12003", (24, 16)), ("val", "3096", (16, 24))]:
         save(images / subset / f"{name}.jpg", random_bytes(*shape, 3))
     (images / "val" / "Thumbs.db").write_bytes(b"left behind")
-    pictures = bsds500(tmp_path)
-    assert pictures.names == ("3096", "8143", "12003")  # by number
-    assert [picture.image.shape for picture in pictures] == [(16, 24, 3), (16, 24, 3), (24, 16, 3)]
-    assert pictures[0].labels is None
+    image_set = bsds500(tmp_path)
+    assert image_set.names == ("3096", "8143", "12003")  # by number
+    assert [image.image.shape for image in image_set] == [(16, 24, 3), (16, 24, 3), (24, 16, 3)]
+    assert image_set[0].labels is None
     assert bsds500(tmp_path, ["val"]).names == ("3096",)
     with pytest.raises(rf.errors.MissingDataError, match=r"images.test"):
         bsds500(tmp_path, ["test"])
@@ -81,14 +81,14 @@ def test_horses(tmp_path):
         smooth = np.broadcast_to(np.linspace(0, 255, shape[1]).astype(np.uint8)[None, :, None], shape)
         save(folder / "rgb" / f"{name}.jpg", smooth * np.uint8(name != "horse318"))
         save(folder / "figure_ground" / f"{name}.jpg", mask)
-    pictures = weizmann_horses(tmp_path)
-    assert pictures.names == ("horse001", "horse002")  # horse318 is black
-    assert pictures.classes == ("ground", "horse")
-    for picture in pictures:
-        np.testing.assert_array_equal(picture.labels, mask > 127)
-        assert picture.image.shape == (20, 30, 3)
+    image_set = weizmann_horses(tmp_path)
+    assert image_set.names == ("horse001", "horse002")  # horse318 is black
+    assert image_set.classes == ("ground", "horse")
+    for image in image_set:
+        np.testing.assert_array_equal(image.labels, mask > 127)
+        assert image.image.shape == (20, 30, 3)
         # A ramp stays a ramp, whether it is made smaller or larger.
-        np.testing.assert_allclose(picture.image[10, :, 1], (np.arange(30) + 0.5) / 30, atol=0.04)
+        np.testing.assert_allclose(image.image[10, :, 1], (np.arange(30) + 0.5) / 30, atol=0.04)
     save(folder / "rgb" / "horse318.jpg", random_bytes(40, 60, 3))
     assert "horse318" in weizmann_horses(tmp_path).names
     save(folder / "rgb" / "horse001.jpg", random_bytes(60, 40, 3))
@@ -104,7 +104,7 @@ def test_horses(tmp_path):
 
 @pytest.fixture
 def background(tmp_path):
-    """A data set of two pictures; gives its root, the file of the first labels, and these."""
+    """A data set of two images; gives its root, the file of the first labels, and these."""
     labels = RNG.integers(-3, 8, (6, 9))
     (tmp_path / "iccv09Data" / "labels").mkdir(parents=True)
     for name in ("0000047", "0000051"):
@@ -116,12 +116,12 @@ def background(tmp_path):
 
 def test_backgrounds(background):
     root, _, labels = background
-    pictures = stanford_background(root)
-    assert pictures.names == ("0000047", "0000051")
-    assert pictures.classes[0] == "sky"
-    assert len(pictures.classes) == 8
-    np.testing.assert_array_equal(pictures[0].labels, np.where(labels < 0, -1, labels))
-    assert pictures[0].labels.dtype == np.int64
+    image_set = stanford_background(root)
+    assert image_set.names == ("0000047", "0000051")
+    assert image_set.classes[0] == "sky"
+    assert len(image_set.classes) == 8
+    np.testing.assert_array_equal(image_set[0].labels, np.where(labels < 0, -1, labels))
+    assert image_set[0].labels.dtype == np.int64
 
 
 @pytest.mark.parametrize(
@@ -236,36 +236,36 @@ def test_binarise_turns_and_shrinks_and_cuts_at_the_mean():
 
 
 def test_denoising_depends_on_names_and_seed_alone():
-    pictures = bundled_images()
-    both = denoising(pictures.select(["camera", "moon"]), PowerNoise(1.25), shape=(20, 30))
-    alone = denoising(pictures.select(["moon"]), PowerNoise(1.25), shape=(20, 30))
+    image_set = bundled_images()
+    both = denoising(image_set.select(["camera", "moon"]), PowerNoise(1.25), shape=(20, 30))
+    alone = denoising(image_set.select(["moon"]), PowerNoise(1.25), shape=(20, 30))
     assert both.classes == ("0", "1")
     np.testing.assert_array_equal(both[1].image, alone[0].image)
     np.testing.assert_array_equal(both[1].image, both[1].image)
-    # What moved a pixel away from its label is another thing in every picture.
-    moved = [abs(picture.image - picture.labels) for picture in both]
+    # What moved a pixel away from its label is another thing in every image.
+    moved = [abs(image.image - image.labels) for image in both]
     assert (moved[0] != moved[1]).all()
-    other = denoising(pictures.select(["moon"]), PowerNoise(1.25), shape=(20, 30), seed=1)
+    other = denoising(image_set.select(["moon"]), PowerNoise(1.25), shape=(20, 30), seed=1)
     np.testing.assert_array_equal(other[0].labels, alone[0].labels)
     assert (other[0].image != alone[0].image).all()
     assert both[0].image.shape == (20, 30)
 
 
 def test_bundled_images_are_there():
-    pictures = bundled_images()
-    for picture in pictures:
-        assert picture.image.dtype == np.uint8
-        assert min(picture.image.shape[:2]) >= 128
-        assert 0.02 < binarise(picture.image).mean() < 0.98
+    image_set = bundled_images()
+    for image in image_set:
+        assert image.image.dtype == np.uint8
+        assert min(image.image.shape[:2]) >= 128
+        assert 0.02 < binarise(image.image).mean() < 0.98
 
 
 def test_mosaics():
-    pictures, testing = mosaics(3), mosaics(3, test=True)
-    textures = {p.name: p.image for p in bundled_images().select(pictures.classes)}
-    for some, first in [(pictures, 0), (testing, 256)]:
-        for picture in some:
-            assert picture.image.shape == picture.labels.shape == (120, 160)
-            assert set(np.unique(picture.labels)) <= {0, 1, 2}
+    image_set, testing = mosaics(3), mosaics(3, test=True)
+    textures = {p.name: p.image for p in bundled_images().select(image_set.classes)}
+    for some, first in [(image_set, 0), (testing, 256)]:
+        for image in some:
+            assert image.image.shape == image.labels.shape == (120, 160)
+            assert set(np.unique(image.labels)) <= {0, 1, 2}
         # The patch of one label is found in its half of its texture.
         label = int(np.bincount(some[0].labels.ravel()).argmax())
         inside = some[0].labels == label
@@ -275,8 +275,8 @@ def test_mosaics():
         few = slice(None, None, len(rows) // 20)
         matches = (windows[:, :, rows[few], columns[few]] == some[0].image[rows[few], columns[few]]).all(-1)
         assert matches.any()
-    np.testing.assert_array_equal(mosaics(1)[0].image, pictures[0].image)
-    assert (mosaics(1, seed=1)[0].labels != pictures[0].labels).any()
+    np.testing.assert_array_equal(mosaics(1)[0].image, image_set[0].image)
+    assert (mosaics(1, seed=1)[0].labels != image_set[0].labels).any()
     with pytest.raises(ValueError, match="`shape` must be from 1 to 512 rows and from 1 to 256 columns"):
         mosaics(1, (96, 300))
 
@@ -289,12 +289,12 @@ def test_the_stand_in_for_kumar_and_hebert():
         assert 0.2 < image.mean() < 0.6
         smooth = (image[:, 1:] == image[:, :-1]).mean()
         assert smooth > 0.9  # pieces, not dust
-    pictures, split = noisy_shapes(GaussianNoise())
-    assert len(pictures) == 200
+    image_set, split = noisy_shapes(GaussianNoise())
+    assert len(image_set) == 200
     assert (len(split.train), len(split.test)) == (10, 190)
-    np.testing.assert_array_equal(pictures.select(split.train)[3].labels, clean[0])
-    np.testing.assert_array_equal(pictures[-1].labels, clean[3])
-    assert (pictures[0].image != pictures[1].image).all()
+    np.testing.assert_array_equal(image_set.select(split.train)[3].labels, clean[0])
+    np.testing.assert_array_equal(image_set[-1].labels, clean[3])
+    assert (image_set[0].image != image_set[1].image).all()
 
 
 def test_splits(tmp_path):

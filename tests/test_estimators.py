@@ -30,13 +30,13 @@ def sentences(number=20, seed=0, lengths=(1, 4)):
     return X, y
 
 
-def pictures(number=6, rows=8, columns=9, seed=0):
+def drawn_images(number=6, rows=8, columns=9, seed=0):
     """Rectangles seen through noise."""
     rng = np.random.default_rng(seed)
     truth = np.zeros((number, rows, columns), int)
-    for picture in truth:
+    for image in truth:
         top, left = rng.integers(0, rows // 2), rng.integers(0, columns // 2)
-        picture[top : top + rows // 2, left : left + columns // 2] = 1
+        image[top : top + rows // 2, left : left + columns // 2] = 1
     return truth[..., None] + 0.7 * rng.normal(size=(number, rows, columns, 1)), truth
 
 
@@ -60,7 +60,7 @@ def test_all_estimators_have_the_same_parameters_and_defaults():
 
 
 def test_all_estimators_have_the_same_fitted_attributes():
-    X, y = pictures(2)
+    X, y = drawn_images(2)
     few = rf.optim.LBFGS(iterations=2)
     features = rf.features.ImageFeatures((rf.features.Constant(), rf.features.Intensity()), (rf.features.Constant(),))
     fitted = [
@@ -95,7 +95,9 @@ def test_scikit_learn_is_content(estimator, check):
     getattr(estimator_checks, check)(type(estimator).__name__, estimator)
 
 
-@pytest.mark.parametrize(("estimator", "data"), [(CRF(), sentences()), (GridCRF(), pictures())], ids=["CRF", "GridCRF"])
+@pytest.mark.parametrize(
+    ("estimator", "data"), [(CRF(), sentences()), (GridCRF(), drawn_images())], ids=["CRF", "GridCRF"]
+)
 def test_fitting_is_repeatable_and_leaves_its_arguments_alone(estimator, data):
     X, y = data
     copies = [np.array(x) for x in X], [np.array(labels) for labels in y]
@@ -111,7 +113,9 @@ def test_fitting_is_repeatable_and_leaves_its_arguments_alone(estimator, data):
     assert not hasattr(clone(estimator), "model_")
 
 
-@pytest.mark.parametrize(("estimator", "data"), [(CRF(), sentences()), (GridCRF(), pictures())], ids=["CRF", "GridCRF"])
+@pytest.mark.parametrize(
+    ("estimator", "data"), [(CRF(), sentences()), (GridCRF(), drawn_images())], ids=["CRF", "GridCRF"]
+)
 def test_a_prediction_does_not_depend_on_the_others(estimator, data):
     X, y = data
     estimator.fit(X, y)
@@ -137,8 +141,8 @@ def test_grid_search():
     np.testing.assert_allclose(scores[:2], scores[2:4], rtol=0, atol=1e-9)
 
 
-def test_grid_search_over_pictures_of_different_sizes():
-    small, large = pictures(3, rows=6), pictures(3, rows=9, seed=1)
+def test_grid_search_over_images_of_different_sizes():
+    small, large = drawn_images(3, rows=6), drawn_images(3, rows=9, seed=1)
     X, y = [*small[0], *large[0]], [*small[1], *large[1]]
     search = GridSearchCV(GridCRF(), {"edge_features": ["constant", "difference"]}, cv=2).fit(X, y)
     assert search.best_score_ > 0.75
@@ -161,7 +165,7 @@ def test_pipelines():
 
 
 def test_pipelines_of_functions_and_arrays():
-    X, y = pictures()
+    X, y = drawn_images()
     neighbours = FunctionTransformer(lambda X: np.concatenate([X, np.roll(X, 1, axis=2)], axis=-1))
     pipeline = make_pipeline(neighbours, PerVariable(StandardScaler()), GridCRF()).fit(X, y)
     assert pipeline[-1].n_features_in_ == 2
@@ -317,7 +321,7 @@ def test_the_graph_decides_how_marginals_are_computed():
         np.testing.assert_allclose(fitted.predict_marginals(own)[0], expected.node_marginals[0], rtol=0, atol=1e-12)
         if fitted is joint:
             assert fitted.predict(own)[0].tolist() == rf.infer(graph, theta, rf.MaxProduct()).mode().tolist()
-    row, truth = pictures(4, rows=2)
+    row, truth = drawn_images(4, rows=2)
     one_row = GridCRF().fit(row, truth).predict_marginals(row[:1, :1])
     exact = GridCRF(inference=EXACT, optimiser=rf.optim.LBFGS(iterations=1)).fit(row, truth)
     exact.model_ = GridCRF().fit(row, truth).model_
@@ -372,11 +376,11 @@ def test_variables_without_edges_are_logistic_regression():
     np.testing.assert_allclose(crf.predict_proba(X).reshape(100, 2), other.predict_proba(rows), rtol=0, atol=1e-4)
 
 
-# -- pictures ---------------------------------------------------------------------------------------------------------
+# -- images -----------------------------------------------------------------------------------------------------------
 
 
-def test_pictures_are_better_together():
-    X, y = pictures(12)
+def test_images_are_better_together():
+    X, y = drawn_images(12)
     train, test = slice(0, 6), slice(6, 12)
     alone = GridCRF(loss="independent").fit(X[train], y[train]).score(X[test], y[test])
     together = GridCRF().fit(X[train], y[train])
@@ -388,8 +392,8 @@ def test_pictures_are_better_together():
 
 @pytest.mark.parametrize("connectivity", [4, 8])
 @pytest.mark.parametrize("edge_features", ["constant", "difference"])
-def test_pictures_of_all_shapes(connectivity, edge_features):
-    X, y = pictures()
+def test_images_of_all_shapes(connectivity, edge_features):
+    X, y = drawn_images()
     shapes = [(8, 9), (1, 9), (8, 1), (1, 1), (5, 7), (8, 9)]
     X = [x[:rows, :columns] for x, (rows, columns) in zip(X, shapes, strict=True)]
     y = [labels[:rows, :columns] for labels, (rows, columns) in zip(y, shapes, strict=True)]
@@ -403,9 +407,9 @@ def test_pictures_of_all_shapes(connectivity, edge_features):
 
 
 @pytest.mark.parametrize("connectivity", [4, 8])
-def test_pictures_have_the_marginals_of_their_grid(connectivity):
+def test_images_have_the_marginals_of_their_grid(connectivity):
     """Against a theta that is written down pixel by pixel and edge by edge."""
-    X, y = pictures(2, rows=3, columns=4)
+    X, y = drawn_images(2, rows=3, columns=4)
     X = np.concatenate([X, np.random.default_rng(1).normal(size=X.shape)], -1)
     inference = rf.Inference(rf.MessagePassing(rf.TRW(0.3)), rf.Stop(4, None))
     crf = GridCRF(connectivity, "difference", inference=inference, optimiser=rf.optim.LBFGS(iterations=3)).fit(X, y)
@@ -429,7 +433,7 @@ def test_pictures_have_the_marginals_of_their_grid(connectivity):
 
 def test_tied_and_untied_edges_are_the_same_model():
     """A constant difference is a constant."""
-    X, y = pictures(2)
+    X, y = drawn_images(2)
     ones = np.concatenate([X, np.ones_like(X)], -1)
     constant = GridCRF(ridge=1e-3).fit(ones, y)
     untied = GridCRF(edge_features="difference", ridge=1e-3, optimiser=rf.optim.LBFGS(iterations=1)).fit(ones, y)
@@ -441,7 +445,7 @@ def test_tied_and_untied_edges_are_the_same_model():
 
 
 def test_pixels_without_a_label():
-    X, y = pictures()
+    X, y = drawn_images()
     hidden = y.copy()
     hidden[:, ::2] = -1
     crf = GridCRF().fit(X, hidden)
@@ -546,13 +550,13 @@ def test_bad_settings_are_refused_in_fit(estimator, error, message):
     assert message in str(caught.value)
 
 
-def test_bad_pictures_are_refused():
+def test_bad_images_are_refused():
     with pytest.raises(ValueError, match=r"`X\[0\]` must have shape \(rows, columns, features\). Got \(3, 4\)."):
         GridCRF().fit(np.zeros((2, 3, 4)), np.zeros((2, 3, 4), int))
     with pytest.raises(ValueError, match=r"`edge_features` must be \"constant\" or \"difference\"\. Got 'both'\."):
-        GridCRF(edge_features="both").fit(*pictures(1))
+        GridCRF(edge_features="both").fit(*drawn_images(1))
     with pytest.raises(ValueError, match=r"`connectivity` must be 4 or 8\. Got 6\."):
-        GridCRF(connectivity=6).fit(*pictures(1))
+        GridCRF(connectivity=6).fit(*drawn_images(1))
 
 
 @pytest.mark.parametrize(

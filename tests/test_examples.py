@@ -20,7 +20,7 @@ def denoise() -> Script:
     return runpy.run_path(str(EXAMPLES / "denoise.py"))
 
 
-def test_denoise_writes_a_picture_and_a_table(
+def test_denoise_writes_a_image_and_a_table(
     denoise: Script, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from matplotlib.image import imread
@@ -140,10 +140,10 @@ def segmentation() -> Script:
 
 
 def test_segmentation_scenes_are_in_order_and_sky_looks_like_water(segmentation: Script) -> None:
-    pictures, labels = segmentation["scenes"](20, 16, seed=0)
+    images, labels = segmentation["scenes"](20, 16, seed=0)
     columns = labels.reshape(20, 16, 16)
     assert (columns[:, 1:] >= columns[:, :-1]).all()
-    means = [float(pictures.flatten(1)[labels == k].mean()) for k in range(3)]
+    means = [float(images.flatten(1)[labels == k].mean()) for k in range(3)]
     assert means == pytest.approx([0, 1, 0], abs=0.05)
 
 
@@ -174,9 +174,9 @@ def test_segmentation_parameters_are_saved_like_those_of_any_module(segmentation
         model.pairwise.normal_()
     torch.save(model.state_dict(), tmp_path / "model.pt")
     twin.load_state_dict(torch.load(tmp_path / "model.pt", weights_only=True))
-    pictures, _ = segmentation["scenes"](2, 6, seed=0)
-    assert torch.equal(model(pictures), twin(pictures))
-    assert model.double()(pictures.double()).dtype == torch.float64
+    images, _ = segmentation["scenes"](2, 6, seed=0)
+    assert torch.equal(model(images), twin(images))
+    assert model.double()(images.double()).dtype == torch.float64
 
 
 # -- names ------------------------------------------------------------------------------------------------------------

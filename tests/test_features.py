@@ -1,4 +1,4 @@
-"""Features of pictures, compared with independent computations."""
+"""Features of images, compared with independent computations."""
 
 import itertools
 import time
@@ -19,33 +19,33 @@ from riskfield.io.codec import read_tree, write_tree
 
 
 @pytest.fixture
-def picture():
+def image():
     return np.random.default_rng(0).integers(0, 256, (12, 17, 3), np.uint8)
 
 
-def test_colour_position_and_intensity(picture):
+def test_colour_position_and_intensity(image):
     recipe = rf.features.ImageFeatures(
         pixels=(rf.features.Colour(), rf.features.Position(), rf.features.Intensity(), rf.features.Constant())
     )
-    pixels = recipe(picture).pixels
+    pixels = recipe(image).pixels
     assert recipe.num_pixel_features == pixels.shape[-1] == 7
-    torch.testing.assert_close(pixels[5, 3, :3], torch.from_numpy(picture[5, 3] / 255).float())
+    torch.testing.assert_close(pixels[5, 3, :3], torch.from_numpy(image[5, 3] / 255).float())
     torch.testing.assert_close(pixels[5, 3, 3:5], torch.tensor([5.5 / 12, 3.5 / 17]))
-    torch.testing.assert_close(pixels[..., 5], torch.from_numpy(rgb2gray(picture)).float())
+    torch.testing.assert_close(pixels[..., 5], torch.from_numpy(rgb2gray(image)).float())
     assert (pixels[..., 6] == 1).all()
 
 
-def test_grey_pictures_have_the_same_number_of_features(picture):
+def test_grey_images_have_the_same_number_of_features(image):
     recipe = rf.features.ImageFeatures()
-    grey, coloured = recipe(picture[..., 0]), recipe(np.repeat(picture[..., :1], 3, axis=-1))
+    grey, coloured = recipe(image[..., 0]), recipe(np.repeat(image[..., :1], 3, axis=-1))
     for name in ("pixels", "horizontal", "vertical"):
         torch.testing.assert_close(getattr(grey, name), getattr(coloured, name))
-    assert torch.equal(recipe(picture[..., :1]).pixels, grey.pixels)
+    assert torch.equal(recipe(image[..., :1]).pixels, grey.pixels)
 
 
-def test_fourier_has_all_binary_vectors(picture):
-    s = np.concatenate([rf.features.Colour().map(picture / 255), rf.features.Position().map(picture / 255)], axis=-1)
-    expanded = rf.features.Fourier().map(picture / 255)
+def test_fourier_has_all_binary_vectors(image):
+    s = np.concatenate([rf.features.Colour().map(image / 255), rf.features.Position().map(image / 255)], axis=-1)
+    expanded = rf.features.Fourier().map(image / 255)
     assert expanded.shape[-1] == rf.features.Fourier().num_features == 64
     for k, c in enumerate(itertools.product((0, 1), repeat=5)):
         np.testing.assert_allclose(expanded[..., k], np.sin(s @ c), atol=1e-14)
@@ -54,23 +54,23 @@ def test_fourier_has_all_binary_vectors(picture):
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_hog_equals_scikit_image_on_its_lattice(channels):
-    picture = np.random.default_rng(1).random((40, 56, channels))
-    blocks = hog(picture, 9, (8, 8), (2, 2), "L2-Hys", feature_vector=False, channel_axis=-1)
-    dense = dense_hog(picture, 8)
+    image = np.random.default_rng(1).random((40, 56, channels))
+    blocks = hog(image, 9, (8, 8), (2, 2), "L2-Hys", feature_vector=False, channel_axis=-1)
+    dense = dense_hog(image, 8)
     assert dense.shape == (40, 56, 36)
     # scikit-image sums in single precision.
     np.testing.assert_allclose(dense[8:-7:8, 8:-7:8], blocks.reshape(*blocks.shape[:2], 36), rtol=0, atol=1e-6)
 
 
 def test_hog_at_any_pixel_depends_only_on_its_neighbourhood():
-    picture = np.random.default_rng(2).random((40, 40, 1))
+    image = np.random.default_rng(2).random((40, 40, 1))
     for row, column in [(9, 9), (13, 22), (30, 17)]:
-        # Keep one more pixel on every side, because the gradient at the border of a picture differs.
-        cut = picture[row - 9 : row + 9, column - 9 : column + 9]
-        np.testing.assert_allclose(dense_hog(picture, 8)[row, column], dense_hog(cut, 8)[9, 9], atol=1e-10)
+        # Keep one more pixel on every side, because the gradient at the border of an image differs.
+        cut = image[row - 9 : row + 9, column - 9 : column + 9]
+        np.testing.assert_allclose(dense_hog(image, 8)[row, column], dense_hog(cut, 8)[9, 9], atol=1e-10)
 
 
-def test_hog_of_a_flat_picture_is_zero_and_tiny_pictures_work():
+def test_hog_of_a_flat_image_is_zero_and_tiny_images_work():
     assert (dense_hog(np.full((20, 20, 3), 0.7), 8) == 0).all()
     for shape in [(1, 1), (1, 5), (3, 2)]:
         features = rf.features.ImageFeatures()(np.random.default_rng(0).random(shape))
@@ -79,10 +79,10 @@ def test_hog_of_a_flat_picture_is_zero_and_tiny_pictures_work():
         assert features.horizontal.shape == (shape[0], shape[1] - 1, 21)
 
 
-def test_edge_features(picture):
+def test_edge_features(image):
     recipe = rf.features.ImageFeatures()
-    features = recipe(picture)
-    values, response = picture / 255, sobel(rgb2gray(picture))
+    features = recipe(image)
+    values, response = image / 255, sobel(rgb2gray(image))
     for way, (down, right) in {"horizontal": (0, 1), "vertical": (1, 0)}.items():
         edges = getattr(features, way)
         assert edges.shape == (12 - down, 17 - right, recipe.num_edge_features)
@@ -94,9 +94,9 @@ def test_edge_features(picture):
     assert len(THRESHOLDS) == 10
 
 
-def test_doubled_edges_and_typed_inputs_are_the_same_model(picture):
+def test_doubled_edges_and_typed_inputs_are_the_same_model(image):
     recipe = rf.features.ImageFeatures()
-    features = recipe(picture)
+    features = recipe(image)
     graph = rf.grid(*features.shape, num_states=3)
     assert features.edges.shape == (graph.num_factors, 42)
     b = recipe.num_edge_features
@@ -114,19 +114,19 @@ def test_doubled_edges_and_typed_inputs_are_the_same_model(picture):
 
 
 def test_coarse_features_are_means_and_edges_compare_means():
-    picture = np.random.default_rng(3).random((20, 30, 3))
+    image = np.random.default_rng(3).random((20, 30, 3))
     recipe = rf.features.ImageFeatures(edges=(rf.features.Constant(), rf.features.ColourDifference()), scale=0.2)
     assert recipe.shape(20, 30) == (4, 6)
-    features = recipe(picture)
-    fine = rf.features.ImageFeatures()(picture).pixels
+    features = recipe(image)
+    fine = rf.features.ImageFeatures()(image).pixels
     means = fine.double().reshape(4, 5, 6, 5, 100).mean((1, 3))
     torch.testing.assert_close(features.pixels.double(), means, rtol=0, atol=1e-6)
-    colours = picture.reshape(4, 5, 6, 5, 3).mean((1, 3))
+    colours = image.reshape(4, 5, 6, 5, 3).mean((1, 3))
     distance = np.linalg.norm(colours[:, 1:] - colours[:, :-1], axis=-1)
     np.testing.assert_array_equal(features.horizontal[..., 1:], distance[..., None] > np.array(THRESHOLDS))
 
 
-def test_invalid_pictures():
+def test_invalid_images():
     recipe = rf.features.ImageFeatures()
     for wrong in [np.zeros((3, 4, 2)), np.zeros(5), np.zeros((0, 4)), np.zeros((2, 3, 4, 3))]:
         with pytest.raises(ValueError, match="`image` must have shape"):
@@ -171,13 +171,13 @@ def test_recipes_can_be_kept_with_a_model(tmp_path):
 
 
 def test_features_of_a_photograph_take_well_under_a_second():
-    picture = np.random.default_rng(0).integers(0, 256, (240, 320, 3), np.uint8)
+    image = np.random.default_rng(0).integers(0, 256, (240, 320, 3), np.uint8)
     recipe = rf.features.ImageFeatures()
-    recipe(picture[:20, :20])  # imports
+    recipe(image[:20, :20])  # imports
     seconds = []
     for _ in range(3):
         start = time.process_time()
-        recipe(picture)
+        recipe(image)
         seconds.append(time.process_time() - start)
     assert min(seconds) < 1
 

@@ -24,7 +24,7 @@ def test_sequences():
     assert script("bilstm_crf")(quick=True) > 0.45  # guessing: 1/6
 
 
-def test_pictures():
+def test_images():
     model, threshold = script("unet_crf")(quick=True)
     assert model < threshold
 

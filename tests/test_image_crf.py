@@ -1,4 +1,4 @@
-"""`ImageCRF`: pictures of all kinds in, marginals at their resolution out."""
+"""`ImageCRF`: images of all kinds in, marginals at their resolution out."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ RECIPE = rf.features.ImageFeatures(
 FEW = rf.optim.LBFGS(iterations=6)
 
 
-def pictures(shapes=((12, 16, 3), (10, 18), (12, 16, 3), (15, 9, 1)), seed=0):
+def drawn_images(shapes=((12, 16, 3), (10, 18), (12, 16, 3), (15, 9, 1)), seed=0):
     """Bright rectangles on dark ground seen through noise, in bytes; their masks are 0 and 255."""
     rng = np.random.default_rng(seed)
     images, masks = [], []
@@ -29,11 +29,11 @@ def pictures(shapes=((12, 16, 3), (10, 18), (12, 16, 3), (15, 9, 1)), seed=0):
     return images, masks
 
 
-def test_pictures_of_unequal_sizes_grey_and_coloured():
-    images, masks = pictures()
+def test_images_of_unequal_sizes_grey_and_coloured():
+    images, masks = drawn_images()
     crf = ImageCRF(RECIPE, optimiser=rf.optim.LBFGS(iterations=15)).fit(images, masks)
     assert crf.classes_.tolist() == [0, 255]
-    others, truth = pictures(seed=1)
+    others, truth = drawn_images(seed=1)
     marginals = crf.predict_marginals(others)
     assert [m.shape for m in marginals] == [(*mask.shape, 2) for mask in truth]
     assert all(np.allclose(m.sum(-1), 1) for m in marginals)
@@ -46,7 +46,7 @@ def test_pictures_of_unequal_sizes_grey_and_coloured():
 
 
 def test_marginals_are_those_of_the_grid_brought_to_the_pixels():
-    images, masks = pictures()
+    images, masks = drawn_images()
     recipe = rf.features.ImageFeatures(RECIPE.pixels, RECIPE.edges, scale=0.5)
     inference = rf.Inference(rf.MeanField(), rf.Stop(3, None), rf.Unroll())
     crf = ImageCRF(recipe, inference=inference, optimiser=FEW).fit(images, masks)
@@ -59,7 +59,7 @@ def test_marginals_are_those_of_the_grid_brought_to_the_pixels():
 
 
 def test_weights_and_decoders():
-    images, masks = pictures()
+    images, masks = drawn_images()
     weighted = ImageCRF(RECIPE, optimiser=FEW).fit(images, masks, sample_weight=[0, 1, 0, 1])
     fewer = ImageCRF(RECIPE, optimiser=FEW).fit(images[1::2], masks[1::2])
     for a, b in zip(weighted.predict_marginals(images), fewer.predict_marginals(images), strict=True):
@@ -72,7 +72,7 @@ def test_weights_and_decoders():
 
 
 def test_training_is_fit_stages_from_the_independent_model():
-    images, masks = pictures()
+    images, masks = drawn_images()
     crf = ImageCRF(RECIPE, loss="clique-logistic", optimiser=FEW, ridge=1e-2).fit(images, masks)
     assert len(crf.results_) == 2
     labels = [np.where(mask == 255, 1, 0) for mask in masks]
@@ -97,11 +97,12 @@ def test_training_is_fit_stages_from_the_independent_model():
     ],
 )
 def test_what_is_fitted_first(settings, stages):
-    assert len(ImageCRF(RECIPE, optimiser=rf.optim.LBFGS(iterations=2), **settings).fit(*pictures()).results_) == stages
+    crf = ImageCRF(RECIPE, optimiser=rf.optim.LBFGS(iterations=2), **settings).fit(*drawn_images())
+    assert len(crf.results_) == stages
 
 
 def test_pixels_without_a_label_do_not_count():
-    images, masks = pictures()
+    images, masks = drawn_images()
     names = [np.where(mask == 255, "figure", "ground") for mask in masks]
     crf = ImageCRF(RECIPE, optimiser=FEW).fit(images, names)
     assert crf.classes_.tolist() == ["figure", "ground"]
@@ -116,8 +117,8 @@ def test_pixels_without_a_label_do_not_count():
     assert ImageCRF(RECIPE, optimiser=FEW).fit(images, lies).classes_.tolist() == [0, 7, 255]
 
 
-def test_pictures_of_one_row_column_or_pixel():
-    images, masks = pictures()
+def test_images_of_one_row_column_or_pixel():
+    images, masks = drawn_images()
     with pytest.raises(ValueError, match=r"`y` must hold at least two classes\. Got only 0\."):
         ImageCRF(RECIPE, optimiser=FEW).fit([image[:1] for image in images], [mask[:1] for mask in masks])
     crf = ImageCRF(RECIPE, optimiser=FEW).fit([*images, images[0][:, :1]], [*masks, masks[0][:, :1]])
@@ -125,8 +126,8 @@ def test_pictures_of_one_row_column_or_pixel():
         assert crf.predict([images[0][cut]])[0].shape == masks[0][cut].shape
 
 
-def test_arrays_of_pictures_and_searches():
-    images, masks = (np.stack(part) for part in pictures(((8, 9, 3),) * 2))
+def test_arrays_of_images_and_searches():
+    images, masks = (np.stack(part) for part in drawn_images(((8, 9, 3),) * 2))
     crf = ImageCRF(RECIPE, optimiser=FEW)
     search = GridSearchCV(crf, {"ridge": [1e-3, 10.0], "loss": ["clique-logistic", "piecewise"]}, cv=2)
     assert search.fit(images, masks).best_params_["ridge"] == 1e-3
@@ -137,7 +138,7 @@ def test_arrays_of_pictures_and_searches():
 
 
 def test_files(tmp_path):
-    images, masks = pictures()
+    images, masks = drawn_images()
     recipe = rf.features.ImageFeatures(
         (rf.features.Fourier((rf.features.Intensity(),)), rf.features.HOG(4)), RECIPE.edges, scale=0.6
     )
@@ -152,7 +153,7 @@ def test_files(tmp_path):
 
 
 def test_a_run_that_was_cut_short_goes_on(tmp_path):
-    images, masks = pictures()
+    images, masks = drawn_images()
     whole = ImageCRF(RECIPE, optimiser=rf.optim.LBFGS(iterations=6), initial=()).fit(images, masks)
     part = ImageCRF(RECIPE, optimiser=rf.optim.LBFGS(iterations=2), initial=()).fit(images, masks, checkpoint=tmp_path)
     rest = clone(part).set_params(optimiser=rf.optim.LBFGS(iterations=6))

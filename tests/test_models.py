@@ -136,7 +136,7 @@ def test_a_network_trained_end_to_end_through_tree_reweighting():
     graph = rf.grid(rows, columns, 2, tied=True)
     rng = np.random.default_rng(0)
 
-    def pictures(count):
+    def drawn_images(count):
         shift, slope = rng.integers(0, 6, (count, 1, 1)), rng.choice([-1, 1], (count, 1, 1))
         i, j = np.mgrid[:rows, :columns]
         labels = ((j + slope * i + shift) // 3) % 2
@@ -155,10 +155,10 @@ def test_a_network_trained_end_to_end_through_tree_reweighting():
     ).double()
     model = rf.Conditional(network, rf.models.Tables(2, 2, 2))
     inference = rf.Inference(rf.MessagePassing(rf.TRW(0.5)), rf.Stop(5, None), rf.Unroll())
-    seen, unseen = pictures(60), pictures(60)
+    seen, unseen = drawn_images(60), drawn_images(60)
 
-    def risk(pictures):
-        noisy, labels = pictures
+    def risk(images):
+        noisy, labels = images
         return rf.losses.empirical_risk(
             rf.losses.UnivariateLogistic(), graph, model(graph, noisy), labels, inference, per_variable=True
         )

@@ -25,13 +25,13 @@ class Segmenter(nn.Module):
         self.pairwise = nn.Parameter(torch.zeros(2, 3, 3))
         self.marginals = MarginalInference(graph, rf.Inference(TRW, TRUNCATED))
 
-    def forward(self, pictures, evidence=None):
+    def forward(self, images, evidence=None):
         graph = self.marginals.graph
-        unary = self.unary(pictures).flatten(2).transpose(1, 2)
+        unary = self.unary(images).flatten(2).transpose(1, 2)
         return graph.node_views(self.marginals(graph.assemble([unary], [self.pairwise]), evidence))[0]
 
 
-def pictures(number=5, dtype=torch.float32):
+def drawn_images(number=5, dtype=torch.float32):
     return torch.randn(number, 2, 3, 4, generator=torch.Generator().manual_seed(1)).to(dtype)
 
 
@@ -59,7 +59,7 @@ def test_it_is_infer_with_its_gradient(algorithm, adjoint, stop):
 
 def test_without_a_gradient_nothing_is_recorded():
     with torch.no_grad():
-        assert not Segmenter()(pictures()).requires_grad
+        assert not Segmenter()(drawn_images()).requires_grad
 
 
 def test_the_pairwise_terms_have_a_gradient_of_the_right_size():
@@ -70,7 +70,7 @@ def test_the_pairwise_terms_have_a_gradient_of_the_right_size():
     labels = torch.randint(0, 3, (5, 12))
 
     def loss():
-        return -model(pictures(dtype=torch.float64)).gather(-1, labels.unsqueeze(-1)).log().mean()
+        return -model(drawn_images(dtype=torch.float64)).gather(-1, labels.unsqueeze(-1)).log().mean()
 
     loss().backward()
     parameters = dict(model.named_parameters())
@@ -96,27 +96,27 @@ def test_parameters_are_saved_and_loaded_like_those_of_any_module(tmp_path):
     assert not list(model.marginals.state_dict())
     with torch.no_grad():
         model.pairwise.normal_()
-    assert not torch.equal(model(pictures()), other(pictures()))
+    assert not torch.equal(model(drawn_images()), other(drawn_images()))
     save_file(model.state_dict(), tmp_path / "model.safetensors")
     other.load_state_dict(load_file(tmp_path / "model.safetensors"))
-    assert torch.equal(model(pictures()), other(pictures()))
+    assert torch.equal(model(drawn_images()), other(drawn_images()))
     stream = io.BytesIO()
     torch.save(model.state_dict(), stream)
     stream.seek(0)
     other = Segmenter()
     other.load_state_dict(torch.load(stream, weights_only=True))
-    assert torch.equal(model(pictures()), other(pictures()))
+    assert torch.equal(model(drawn_images()), other(drawn_images()))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_it_follows_the_dtype_of_the_model(dtype):
     model = Segmenter().to(dtype)
-    marginals = model(pictures(dtype=dtype))
+    marginals = model(drawn_images(dtype=dtype))
     assert marginals.dtype == dtype
     marginals[..., 0].log().sum().backward()
     assert model.pairwise.grad.dtype == dtype
     reference = copy.deepcopy(model).double()
-    torch.testing.assert_close(marginals.double(), reference(pictures(dtype=torch.float64)), rtol=0, atol=1e-6)
+    torch.testing.assert_close(marginals.double(), reference(drawn_images(dtype=torch.float64)), rtol=0, atol=1e-6)
 
 
 def test_a_copy_is_independent_and_whole_modules_can_be_pickled():
@@ -124,11 +124,11 @@ def test_a_copy_is_independent_and_whole_modules_can_be_pickled():
     twin = copy.deepcopy(model)
     with torch.no_grad():
         model.pairwise.normal_()
-    assert not torch.equal(model(pictures()), twin(pictures()))
+    assert not torch.equal(model(drawn_images()), twin(drawn_images()))
     stream = io.BytesIO()
     torch.save(model, stream)
     stream.seek(0)
-    assert torch.equal(torch.load(stream, weights_only=False)(pictures()), model(pictures()))
+    assert torch.equal(torch.load(stream, weights_only=False)(drawn_images()), model(drawn_images()))
 
 
 def test_training_lowers_the_loss_and_teaches_the_pairwise_terms_what_neighbours_do():

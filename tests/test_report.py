@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 import riskfield as rf
-from picture_cases import CLASS_OPTIONS, CLASSES, IGNORE, write_folders
+from image_cases import CLASS_OPTIONS, CLASSES, IGNORE, write_folders
 from riskfield.cli import main
 from riskfield.datasets.colours import as_bytes, class_colours, overlay
 from riskfield.estimators.image_run import ImageRun
@@ -33,7 +33,7 @@ TITLE = "Discs <on> ground & more"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Two models fitted to the same pictures, and a page about both."""
+    """Two models fitted to the same images, and a page about both."""
     folder = write_folders(tmp_path_factory.mktemp("report"))
     with contextlib.chdir(folder):
         fit = ["fit", "--images", "images", "--masks", "masks", *CLASS_OPTIONS, "--quiet", "--iterations", "4"]
@@ -50,7 +50,7 @@ def runs(folder):
 
 
 @pytest.fixture(scope="module")
-def pictures(folder):
+def image_set(folder):
     return rf.datasets.image_folder(folder / "images", folder / "masks", classes=CLASSES, ignore=IGNORE)
 
 
@@ -105,22 +105,22 @@ def test_the_page_is_whole_and_needs_no_network(folder):
     text = (folder / "page.html").read_text(encoding="utf-8")
     assert not re.search(r"https?://|@import|<link", text)
     assert "<title>Discs &lt;on&gt; ground &amp; more</title>" in text
-    # Images of each picture: the input; for each class, one layer of the truth and two layers of each run; two maps of
+    # Parts of each image: the input; for each class, one layer of the truth and two layers of each run; two maps of
     # each run. The baseline counts as a run.
     assert len(page.images) == 3 * (1 + 2 + 3 * (2 * 2 + 2))
     for address in page.images:
         opened(address).load()
 
 
-def test_the_page_shows_the_evaluation(folder, runs, pictures):
+def test_the_page_shows_the_evaluation(folder, runs, image_set):
     page = Page((folder / "page.html").read_text(encoding="utf-8"))
     words = " ".join(page.text)
     results = page.tables[0]
     assert results[0][:4] == ["", "pixels labelled wrong", "wrong ground", "wrong figure"]
     for k, run in enumerate(runs):
         tally = Tally([*CLASSES.values()])
-        for picture in pictures:
-            tally.add(picture.labels, run.crf.predict_marginals([picture.image])[0])
+        for image in image_set:
+            tally.add(image.labels, run.crf.predict_marginals([image.image])[0])
         found = tally.evaluation()
         assert results[1 + k][:2] == [run.name, f"{100 * found.error:.1f} %"]
         assert results[1 + k][-2:] == [f"{found.log_loss:.3f}", f"{found.calibration_error:.3f}"]
@@ -130,9 +130,9 @@ def test_the_page_shows_the_evaluation(folder, runs, pictures):
         assert f"independent ended after 4 iterations: {run.fits[0].explanation}" in words
     assert "riskfield report clique-logistic surrogate-em --images images --masks masks --out page.html" in words
     baseline = runs[0].crf.independent()
-    chosen = [baseline.predict_marginals([p.image])[0].argmax(-1) for p in pictures]
-    wrong = sum(((c != p.labels) & (p.labels >= 0)).sum() for c, p in zip(chosen, pictures, strict=True))
-    share = wrong / sum((p.labels >= 0).sum() for p in pictures)
+    chosen = [baseline.predict_marginals([p.image])[0].argmax(-1) for p in image_set]
+    wrong = sum(((c != p.labels) & (p.labels >= 0)).sum() for c, p in zip(chosen, image_set, strict=True))
+    share = wrong / sum((p.labels >= 0).sum() for p in image_set)
     assert results[3][:2] == ["independent pixels", f"{100 * share:.1f} %"]
     assert "#training" in page.addresses
     settings = next(table for table in page.tables if table[-1][0] == "parameters")
@@ -141,29 +141,29 @@ def test_the_page_shows_the_evaluation(folder, runs, pictures):
     assert settings[-1] == ["parameters", "368"]  # 2 * 100 of pixels, 2 * 4 * 21 of edges
 
 
-def test_the_pictures_on_the_page_are_those_of_the_run(folder, runs, pictures):
+def test_the_images_on_the_page_are_those_of_the_run(folder, runs, image_set):
     page = Page((folder / "page.html").read_text(encoding="utf-8"))
-    picture = pictures.select([page.shown[0]])[0]
+    image = image_set.select([page.shown[0]])[0]
     photo, truth, beliefs = page.images[0], page.images[1:3], page.images[3:5]
-    np.testing.assert_array_equal(np.asarray(opened(photo).convert("RGB")), as_bytes(picture.image))
-    marginals = runs[0].crf.predict_marginals([picture.image])[0]
+    np.testing.assert_array_equal(np.asarray(opened(photo).convert("RGB")), as_bytes(image.image))
+    marginals = runs[0].crf.predict_marginals([image.image])[0]
     for k in range(2):
         opaque = np.asarray(opened(truth[k]).convert("RGBA"))
-        np.testing.assert_array_equal(opaque[..., 3], np.where(picture.labels == k, 255, 0))
+        np.testing.assert_array_equal(opaque[..., 3], np.where(image.labels == k, 255, 0))
         assert tuple(opaque[0, 5, :3]) == class_colours(2)[k]
         shown = np.asarray(opened(beliefs[k]).convert("RGBA"))[..., 3] / 255
         np.testing.assert_allclose(shown, marginals[..., k], rtol=0, atol=0.5 / 63 + 0.5 / 255)
     wrong, unsure = (np.asarray(opened(address).convert("RGBA"))[..., 3] / 255 for address in page.images[7:9])
-    np.testing.assert_array_equal(wrong, (marginals.argmax(-1) != picture.labels) & (picture.labels >= 0))
+    np.testing.assert_array_equal(wrong, (marginals.argmax(-1) != image.labels) & (image.labels >= 0))
     np.testing.assert_allclose(unsure, entropy(marginals), rtol=0, atol=0.5 / 63 + 0.5 / 255)
 
 
-def test_pictures_are_shown_from_the_worst_to_the_best(folder, runs, pictures):
+def test_images_are_shown_from_the_worst_to_the_best(folder, runs, image_set):
     page = Page((folder / "page.html").read_text(encoding="utf-8"))
     errors = {}
-    for picture in pictures:
-        known, chosen = picture.labels >= 0, runs[0].crf.predict_marginals([picture.image])[0].argmax(-1)
-        errors[picture.name] = np.mean(chosen[known] != picture.labels[known])
+    for image in image_set:
+        known, chosen = image.labels >= 0, runs[0].crf.predict_marginals([image.image])[0].argmax(-1)
+        errors[image.name] = np.mean(chosen[known] != image.labels[known])
     names = page.shown
     assert len(names) == 3
     assert errors[names[0]] == max(errors.values())
@@ -181,12 +181,12 @@ def test_what_the_model_has_learned_about_edges_is_shown(folder, runs):
     assert table[1:] == [["ground", same, other], ["figure", other, same]]
 
 
-def test_a_page_on_one_run_that_python_fitted(pictures, tmp_path):
+def test_a_page_on_one_run_that_python_fitted(image_set, tmp_path):
     """Without a folder, a command, or a history."""
     crf = rf.ImageCRF(optimiser=rf.optim.LBFGS(iterations=2), initial=())
     values = np.array([0, 200, -1])
-    crf.fit([picture.image for picture in pictures], [values[picture.labels] for picture in pictures])
-    (found,) = write_report(tmp_path / "page.html", [ImageRun("by hand", crf, CLASSES)], pictures, num_shown=99)
+    crf.fit([image.image for image in image_set], [values[image.labels] for image in image_set])
+    (found,) = write_report(tmp_path / "page.html", [ImageRun("by hand", crf, CLASSES)], image_set, num_shown=99)
     page = Page((tmp_path / "page.html").read_text(encoding="utf-8"))
     assert page.open == []
     assert len(page.images) == 4 * (1 + 2 + 2 * 2 + 2)
@@ -202,19 +202,19 @@ def test_the_page_of_a_model_is_in_its_folder(folder, capsys, monkeypatch):
     assert "objective" in " ".join(Page((folder / "surrogate-em" / "report.html").read_text(encoding="utf-8")).text)
 
 
-def test_refusals(folder, runs, pictures, tmp_path, capsys, monkeypatch):
+def test_refusals(folder, runs, image_set, tmp_path, capsys, monkeypatch):
     def refused(message, *arguments, **options):
         with pytest.raises(ValueError, match=message):
             write_report(tmp_path / "page.html", *arguments, **options)
 
-    refused("`runs` must hold at least one run. Got none", [], pictures)
-    refused("`runs` must have different names. Got surrogate-em, surrogate-em", [runs[1], runs[1]], pictures)
+    refused("`runs` must hold at least one run. Got none", [], image_set)
+    refused("`runs` must have different names. Got surrogate-em, surrogate-em", [runs[1], runs[1]], image_set)
     other = replace(runs[0], name="other", classes={0: "a", 200: "b"})
-    refused("`runs` must have the same classes", [runs[0], other], pictures)
-    refused("`pictures` must have the classes", [other], pictures)
-    refused("`pictures` must hold at least one picture", runs, pictures[:0])
-    refused("`num_shown` must be positive. Got 0", runs, pictures, num_shown=0)
-    ignored = pictures.map(lambda p: rf.datasets.LabelledImage(p.name, p.image, np.full_like(p.labels, -1)))
+    refused("`runs` must have the same classes", [runs[0], other], image_set)
+    refused("`images` must have the classes", [other], image_set)
+    refused("`images` must hold at least one image", runs, image_set[:0])
+    refused("`num_shown` must be positive. Got 0", runs, image_set, num_shown=0)
+    ignored = image_set.map(lambda p: rf.datasets.LabelledImage(p.name, p.image, np.full_like(p.labels, -1)))
     refused("must hold a pixel with a label to evaluate by", runs, ignored)
     assert not any(tmp_path.iterdir())
     monkeypatch.chdir(folder)
@@ -259,7 +259,7 @@ def test_colours_differ():
     assert class_colours(5) == colours[:5]
 
 
-def test_pictures_of_all_types_can_be_shown():
+def test_images_of_all_types_can_be_shown():
     grey = np.arange(6, dtype=np.uint8).reshape(2, 3) * 50
     for image in (grey, grey / 255, grey.astype(np.uint16) * 257, grey[..., None], np.repeat(grey[..., None], 3, -1)):
         assert as_bytes(image)[..., 1].tolist() == grey.tolist()
@@ -269,7 +269,7 @@ def test_pictures_of_all_types_can_be_shown():
     assert painted[0].tolist() == [list(class_colours(2)[0]), [50, 50, 50], list(class_colours(2)[1])]
 
 
-def test_large_pictures_are_shown_smaller():
+def test_large_images_are_shown_smaller():
     noise = np.random.default_rng(0).integers(0, 256, (300, 1280, 3), np.uint8)
     assert opened(photograph(noise)).size == (640, 150)
     assert opened(backdrop(noise)).mode == "L"
@@ -383,7 +383,7 @@ addEventListener("load", () => {
   slider.dispatchEvent(new Event("input"));
   const faded = getComputedStyle(document.querySelector(".layers img")).opacity;
   root.style.removeProperty("--o0");
-  document.querySelector(".picture .stack").click();
+  document.querySelector(".image .stack").click();
   const zoomed = document.querySelector("dialog.zoom"), before = zoomed.querySelector(".stack").clientWidth;
   zoomed.querySelector('[data-zoom="1.5"]').click();
   const enlarged = zoomed.open && zoomed.querySelector(".stack").clientWidth / before;
@@ -428,27 +428,27 @@ def browse(page, folder, width, height, dark):
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
 @pytest.mark.parametrize(("width", "dark"), [(1200, False), (1200, True), (390, False)], ids=["light", "dark", "phone"])
-def test_the_page_in_a_browser(folder, runs, pictures, tmp_path, width, dark):
+def test_the_page_in_a_browser(folder, runs, image_set, tmp_path, width, dark):
     text = (folder / "page.html").read_text(encoding="utf-8")
     measured, shot = browse(text, tmp_path, width, 2400, dark)
     assert measured["width"] == measured["content"] == width  # the page does not scroll horizontally
     assert measured["outside"] == []  # nothing is cut off
     assert measured["decoded"] == len(Page(text).images)
     assert measured["tables"] == len(Page(text).tables)
-    assert measured["charts"] == 4  # errors of pictures, calibration, and the training of both
+    assert measured["charts"] == 4  # errors of images, calibration, and the training of both
     assert measured["enlarged"] == pytest.approx(1.5, abs=0.02)
     assert not measured["lost"]
     assert measured["faded"] == "0.25"
     background = shot[:, 2].mean(0)
     assert (background < 40).all() if dark else (background > 240).all()
-    ink = shot[: int(measured["panels"][0][1])]  # there is text above the pictures, with enough contrast
+    ink = shot[: int(measured["panels"][0][1])]  # there is text above the images, with enough contrast
     assert (np.abs(ink - background).max(-1) > 150).mean() > 0.003
-    # Truth and marginals are blended as specified: 0.8 of the class colours and 0.2 of the grey picture.
-    picture, colours = pictures.select([Page(text).shown[0]])[0], np.array(class_colours(2))
-    marginals = runs[0].crf.predict_marginals([picture.image])[0]
-    grey = np.asarray(Image.fromarray(as_bytes(picture.image)).convert("L")).astype(float)
-    known = picture.labels >= 0
-    for shares, place in ((one_hot(picture.labels, 2), measured["panels"][1]), (marginals, measured["panels"][2])):
+    # Truth and marginals are blended as specified: 0.8 of the class colours and 0.2 of the grey image.
+    image, colours = image_set.select([Page(text).shown[0]])[0], np.array(class_colours(2))
+    marginals = runs[0].crf.predict_marginals([image.image])[0]
+    grey = np.asarray(Image.fromarray(as_bytes(image.image)).convert("L")).astype(float)
+    known = image.labels >= 0
+    for shares, place in ((one_hot(image.labels, 2), measured["panels"][1]), (marginals, measured["panels"][2])):
         expected = 0.8 * shares @ colours + (1 - 0.8 * shares.sum(-1)[..., None]) * grey[..., None]
         left, top, wide, high = place
         rows, columns = grey.shape

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from fuzz.mutations import mutated_bytes
-from picture_cases import CLASS_OPTIONS, write_folders
+from image_cases import CLASS_OPTIONS, write_folders
 from riskfield.cli import main
 
 KEYS = ["ridge", "loss", "quiet", "images", "masks", "class", "ignore", "iterations", "sweeps", "scale", "seed", "out"]

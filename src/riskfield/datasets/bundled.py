@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from riskfield.datasets.images import ImageSet, LabelledImage
 
-_PICTURES = (
+_IMAGES = (
     *("astronaut", "brick", "camera", "cell", "chelsea", "clock", "coffee", "coins", "grass", "gravel"),
     *("hubble_deep_field", "immunohistochemistry", "moon", "page", "retina", "rocket", "text"),
 )
@@ -23,7 +23,7 @@ def bundled_images() -> ImageSet:
     >>> len(images), images.select(["camera"])[0].image.shape
     (17, (512, 512))
     """
-    return ImageSet(_PICTURES, lambda name: LabelledImage(name, _bundled(name)))
+    return ImageSet(_IMAGES, lambda name: LabelledImage(name, _bundled(name)))
 
 
 def mosaics(count: int = 16, shape: tuple[int, int] = (120, 160), *, test: bool = False, seed: int = 0) -> ImageSet:

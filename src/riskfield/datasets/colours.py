@@ -42,7 +42,7 @@ def as_bytes(image: npt.NDArray[Any]) -> Bytes:
 
 def overlay(image: npt.NDArray[Any], classes: npt.NDArray[np.int64], count: int, opacity: float = 0.55) -> Bytes:
     """Return an image with its classes painted over it. Pixels of class -1 are unchanged."""
-    picture = as_bytes(image).astype(np.float64)
+    plain = as_bytes(image).astype(np.float64)
     colours = np.array([*class_colours(count), (0, 0, 0)], np.float64)[classes]
     strength = np.where(classes >= 0, opacity, 0.0)[..., None]
-    return np.round((1 - strength) * picture + strength * colours).astype(np.uint8)
+    return np.round((1 - strength) * plain + strength * colours).astype(np.uint8)

@@ -1,4 +1,4 @@
-"""Graphs of pictures and volumes: grids of any dimension, and the adjacent regions of a label image."""
+"""Graphs of images and volumes: grids of any dimension, and the adjacent regions of a label image."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def directions(num_axes: int, connectivity: int | None = None) -> list[tuple[Sli
 
     >>> horizontal, vertical = directions(2)
     >>> import numpy as np
-    >>> picture = np.arange(6).reshape(2, 3)
-    >>> picture[horizontal[0]].tolist(), picture[horizontal[1]].tolist()
+    >>> image = np.arange(6).reshape(2, 3)
+    >>> image[horizontal[0]].tolist(), image[horizontal[1]].tolist()
     ([[0, 1], [3, 4]], [[1, 2], [4, 5]])
     """
     if num_axes < 1:

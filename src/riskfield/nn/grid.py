@@ -4,7 +4,7 @@ r"""A grid CRF on the logits of a network, as a PyTorch layer.
     theta_ij = W_d + exp(-|x_i - x_j|^2 / 2 s^2) V_d + given_ij
 
 The first term is the same for all edges of a direction, the second one depends on the contrast between neighbouring
-pixels (s^2 is its mean over the picture, as in GrabCut), and the third comes from a network.
+pixels (s^2 is its mean over the image, as in GrabCut), and the third comes from a network.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from riskfield.nn.marginal_inference import at_least_float32, solve
 
 _SWEEPS = 5
 
-_grid = functools.lru_cache(maxsize=32)(grid)  # pictures of many sizes share the graphs of those seen last
+_grid = functools.lru_cache(maxsize=32)(grid)  # images of many sizes share the graphs of those seen last
 
 
 class GridCRF(Module):
-    """A conditional random field on the pixels of a picture, or the voxels of a volume: logits in, log-marginals out.
+    """A conditional random field on the pixels of an image, or the voxels of a volume: logits in, log-marginals out.
 
-    The layer takes pictures of any size, from call to call. Train it and the network before it together, with
+    The layer takes images of any size, from call to call. Train it and the network before it together, with
     `torch.nn.functional.nll_loss` on the log-marginals.
 
     Arguments:
         num_classes: the number of classes.
-        num_axes: 2 for pictures, 3 for volumes.
-        connectivity: how many neighbours a pixel has: 4 (the default) or 8 in pictures, 6 or 26 in volumes.
+        num_axes: 2 for images, 3 for volumes.
+        connectivity: how many neighbours a pixel has: 4 (the default) or 8 in images, 6 or 26 in volumes.
         contrast: whether the coupling of neighbours also depends on the contrast between them, in an image that
             `forward` then needs.
         inference: how marginals are computed. By default five sweeps of tree-reweighted message passing with rho = 1 /
@@ -131,7 +131,7 @@ class GridCRF(Module):
         tied = image is None and given is None and mask is None
         graph: FactorGraph = _grid(size, num_states=self.num_classes, connectivity=self.connectivity, tied=tied)
         unary = logits.flatten(2).transpose(1, 2)
-        # Directions in which the picture is one pixel wide have no edges, and no tables.
+        # Directions in which the image is one pixel wide have no edges, and no tables.
         present = [k for k, (first, _) in enumerate(self._directions) if _count(size, first)]
         if not present:
             return graph, graph.assemble([unary], [])
@@ -201,5 +201,5 @@ def _likeness(image: Tensor, all_directions: list[tuple[Slices, Slices]]) -> lis
         difference = image[:, :, *first] - image[:, :, *second]
         squares.append(difference.square().sum(1).flatten(1))
     mean = torch.cat(squares, dim=1).mean(1, keepdim=True)
-    scale = torch.where(mean > 0, mean, 1.0)  # an even picture has no contrast: all neighbours are alike
+    scale = torch.where(mean > 0, mean, 1.0)  # an even image has no contrast: all neighbours are alike
     return [torch.exp(-square / (2 * scale)) for square in squares]

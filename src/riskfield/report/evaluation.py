@@ -114,7 +114,7 @@ class Evaluation:
 
 
 class Tally:
-    """Adds up, picture by picture, what an `Evaluation` says.
+    """Adds up, image by image, what an `Evaluation` says.
 
     Arguments:
         names: of the classes.
@@ -132,7 +132,7 @@ class Tally:
         self._confusion = np.zeros((len(names), len(names)), np.int64)
         self._log_loss = self._seconds = 0.0
         self._reliability = Reliability(*torch.zeros(3, NUM_BINS, dtype=torch.float64))
-        self._pictures = 0
+        self._images = 0
 
     def add(
         self,
@@ -142,7 +142,7 @@ class Tally:
         *,
         predicted: npt.NDArray[np.int64] | None = None,
     ) -> None:
-        """Count a picture.
+        """Count an image.
 
         Arguments:
             labels: of shape (row, column), -1 where there is none.
@@ -150,7 +150,7 @@ class Tally:
             seconds: that they took.
             predicted: the predicted labels, of the shape of `labels`; by default the most probable ones.
         """
-        self._pictures += 1
+        self._images += 1
         self._seconds += seconds
         known = int((labels >= 0).sum())
         if known == 0:
@@ -175,7 +175,7 @@ class Tally:
             self._confusion.copy(),
             self._log_loss / pixels,
             self._reliability,
-            self._pictures,
+            self._images,
             self._seconds,
         )
 

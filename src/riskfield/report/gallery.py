@@ -1,4 +1,4 @@
-"""The pictures of a report: input, truth, and for every run marginals, prediction, errors and entropy."""
+"""The images of a report: input, truth, and for every run marginals, prediction, errors and entropy."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from riskfield.report.evaluation import Floats
 from riskfield.report.images import backdrop, heat, layers, one_hot, photograph
 from riskfield.report.templating import percent
 
-_SMALL = 260  # pixels: smaller pictures are enlarged without smoothing
+_SMALL = 260  # pixels: smaller images are enlarged without smoothing
 _WRONG, _UNSURE = (214, 40, 40), (123, 31, 162)
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One view of a picture.
+    """One view of an image.
 
     Arguments:
         title: what it shows.
-        photo: the address of a picture, shown as it is.
-        classes: the addresses of one layer per class, over the grey picture.
-        map: the address of one layer over the grey picture.
+        photo: the address of an image, shown as it is.
+        classes: the addresses of one layer per class, over the grey image.
+        map: the address of one layer over the grey image.
     """
 
     title: str
@@ -35,14 +35,14 @@ class Panel:
 
 @dataclass(frozen=True)
 class Row:
-    """All views of a picture.
+    """All views of an image.
 
     Arguments:
-        name: of the picture.
+        name: of the image.
         notes: the error of every run.
-        width, height: of the picture, in pixels.
+        width, height: of the image, in pixels.
         small: whether it is enlarged without smoothing.
-        backdrop: the address of the grey picture under the layers.
+        backdrop: the address of the grey image under the layers.
         panels: input and truth.
         runs: the panels of each run.
     """
@@ -57,18 +57,18 @@ class Row:
     runs: tuple[tuple[Panel, ...], ...]
 
 
-def gallery_row(num_classes: int, picture: LabelledImage, marginals: Mapping[str, Floats]) -> Row:
-    """Return the views of a picture with labels, given {run: marginals}."""
-    assert picture.labels is not None
-    height, width = picture.labels.shape
-    truth = Panel("Truth", classes=tuple(layers(one_hot(picture.labels, num_classes))))
+def gallery_row(num_classes: int, image: LabelledImage, marginals: Mapping[str, Floats]) -> Row:
+    """Return the views of an image with labels, given {run: marginals}."""
+    assert image.labels is not None
+    height, width = image.labels.shape
+    truth = Panel("Truth", classes=tuple(layers(one_hot(image.labels, num_classes))))
     notes, runs = [], []
     for run, beliefs in marginals.items():
         chosen = beliefs.argmax(-1)
-        error = error_of(chosen, picture.labels)
+        error = error_of(chosen, image.labels)
         many = len(marginals) > 1
         notes.append(f"{run} {percent(error)}" if many else f"{percent(error)} wrong")
-        wrong = (chosen != picture.labels) & (picture.labels >= 0)
+        wrong = (chosen != image.labels) & (image.labels >= 0)
         of_run = f", {run}" if many else ""
         runs.append(
             (
@@ -79,13 +79,13 @@ def gallery_row(num_classes: int, picture: LabelledImage, marginals: Mapping[str
             )
         )
     return Row(
-        picture.name,
+        image.name,
         tuple(notes),
         width,
         height,
         max(height, width) <= _SMALL,
-        backdrop(picture.image),
-        (Panel("Input", photo=photograph(picture.image)), truth),
+        backdrop(image.image),
+        (Panel("Input", photo=photograph(image.image)), truth),
         tuple(runs),
     )
 
@@ -107,7 +107,7 @@ def entropy(marginals: Floats) -> Floats:
 
 
 def ranked(errors: Sequence[float], count: int) -> list[int]:
-    """The numbers of `count` pictures, worst first, at equal steps of the ranking, so that the last is the best.
+    """The numbers of `count` images, worst first, at equal steps of the ranking, so that the last is the best.
 
     >>> ranked([0.1, 0.5, 0.3, 0.2, 0.4], 3)
     [1, 2, 0]

@@ -1,4 +1,4 @@
-"""Pictures embedded in the page, as PNG or JPEG in base64, reduced to the size at which they are shown."""
+"""Images embedded in the page, as PNG or JPEG in base64, reduced to the size at which they are shown."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _LEVELS = 63  # of opacity; more levels only make the page larger
 
 
 def photograph(image: npt.NDArray[Any]) -> str:
-    """Return a picture as a data URL."""
-    picture = _small(_from(as_bytes(image)))
-    if picture.width * picture.height <= 2**15:
-        return _address(picture, "png", optimize=True)
-    return _address(picture, "jpeg", quality=88)
+    """Return an image as a data URL."""
+    reduced = _small(_from(as_bytes(image)))
+    if reduced.width * reduced.height <= 2**15:
+        return _address(reduced, "png", optimize=True)
+    return _address(reduced, "jpeg", quality=88)
 
 
 def backdrop(image: npt.NDArray[Any]) -> str:
-    """Return a grey picture as a data URL, the background of class layers."""
+    """Return a grey image as a data URL, the background of class layers."""
     return _address(_small(_from(as_bytes(image))).convert("L"), "jpeg", quality=75)
 
 

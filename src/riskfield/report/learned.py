@@ -47,14 +47,14 @@ def transition_tables(name: str, series: int, crf: CRF) -> Learned | None:
 
 
 def _edge_features(crf: ImageCRF, horizontal: bool, step: bool) -> Floats:
-    """Compute the features of an edge in a grey picture, or of the edge on a step from black to white."""
+    """Compute the features of an edge in a grey image, or of the edge on a step from black to white."""
     side = 2 * math.ceil(2 / crf.features_.scale)
-    picture = np.full((side, side), 0.5)
+    image = np.full((side, side), 0.5)
     if step:
         half = (np.s_[:], np.s_[side // 2 :]) if horizontal else (np.s_[side // 2 :], np.s_[:])
-        picture = np.zeros((side, side))
-        picture[half] = 1.0
-    maps = crf.features_(picture)
+        image = np.zeros((side, side))
+        image[half] = 1.0
+    maps = crf.features_(image)
     of_edges = (maps.horizontal if horizontal else maps.vertical).flatten(0, 1).double().numpy()
-    # The step is where the features differ most from those of a uniform picture, which the first edge has.
+    # The step is where the features differ most from those of a uniform image, which the first edge has.
     return np.asarray(of_edges[np.abs(of_edges - of_edges[0]).sum(-1).argmax()])

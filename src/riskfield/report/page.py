@@ -1,6 +1,6 @@
-"""The report on pictures: one HTML page about one run, or about several runs side by side.
+"""The report on images: one HTML page about one run, or about several runs side by side.
 
-The page contains its style and pictures and loads nothing from the network.
+The page contains its style and images and loads nothing from the network.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ BASELINE = "independent pixels"
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """A run, its evaluation, and the share of wrong pixels of every picture."""
+    """A run, its evaluation, and the share of wrong pixels of every image."""
 
     run: ImageRun
     evaluation: Evaluation
@@ -64,7 +64,7 @@ class Result:
 def write_report(
     path: str | os.PathLike[str],
     runs: Sequence[ImageRun],
-    pictures: ImageSet,
+    images: ImageSet,
     *,
     title: str | None = None,
     command: str = "",
@@ -76,10 +76,10 @@ def write_report(
     Arguments:
         path: where to write the page. It is replaced atomically.
         runs: fitted runs.
-        pictures: the test pictures. Their labels must be indices into the classes of the runs.
+        images: the test images. Their labels must be indices into the classes of the runs.
         title: the title of the page.
         command: the command that writes this page, which the page shows.
-        num_shown: how many pictures the page shows. They go from the worst of the first run to its best, at equal
+        num_shown: how many images the page shows. They go from the worst of the first run to its best, at equal
             steps of the ranking.
         progress: whether to show progress bars.
 
@@ -88,11 +88,11 @@ def write_report(
     Returns:
         The evaluation of each run.
     """
-    _check(runs, pictures, num_shown)
+    _check(runs, images, num_shown)
     check_writable(path)
     num_runs = len(runs)
     runs = [*runs, *_baseline(runs)]
-    found = [_result(run, pictures, progress) for run in runs]
+    found = [_result(run, images, progress) for run in runs]
     names, scores = [run.name for run in runs], [result.evaluation for result in found]
     classes = list(runs[0].classes.values())
     measures = [_ERROR, *(_class_error(k, name) for k, name in enumerate(classes)), *_MARGINALS]
@@ -102,7 +102,7 @@ def write_report(
         path,
         "images.html",
         title=title or " · ".join(names[:num_runs]),
-        about=f"{several(first.num_images, 'picture')} · {labels}",
+        about=f"{several(first.num_images, 'image')} · {labels}",
         names=names,
         classes=[
             {"name": name, "colour": f"rgb{colour}"}
@@ -111,7 +111,7 @@ def write_report(
         tiles=tiles([_ERROR, *_MARGINALS], names, scores),
         scores=scores_table(measures, names, scores),
         histogram=_histogram(found),
-        rows=[gallery_row(len(classes), *_views(runs, pictures[k])) for k in ranked(found[0].errors, num_shown)],
+        rows=[gallery_row(len(classes), *_views(runs, images[k])) for k in ranked(found[0].errors, num_shown)],
         confusions=[confusion_table(score, "pixels") for score in scores],
         reliability=reliability_chart(scores),
         bins=reliability_table(names, scores),
@@ -152,7 +152,7 @@ def _ridge_path(run: ImageRun) -> dict[str, str] | None:
     }
 
 
-def _check(runs: Sequence[ImageRun], pictures: ImageSet, num_shown: int) -> None:
+def _check(runs: Sequence[ImageRun], images: ImageSet, num_shown: int) -> None:
     if not runs:
         raise ValueError("`runs` must hold at least one run. Got none.")
     classes = runs[0].classes
@@ -164,28 +164,28 @@ def _check(runs: Sequence[ImageRun], pictures: ImageSet, num_shown: int) -> None
             )
     if len({run.name for run in runs}) < len(runs):
         raise ValueError(f"`runs` must have different names. Got {', '.join(run.name for run in runs)}.")
-    if pictures.classes != tuple(classes.values()):
-        raise ValueError(f"`pictures` must have the classes {tuple(classes.values())}. Got {pictures.classes}.")
-    if len(pictures) == 0:
-        raise ValueError("`pictures` must hold at least one picture.")
+    if images.classes != tuple(classes.values()):
+        raise ValueError(f"`images` must have the classes {tuple(classes.values())}. Got {images.classes}.")
+    if len(images) == 0:
+        raise ValueError("`images` must hold at least one image.")
     if num_shown < 1:
         raise ValueError(f"`num_shown` must be positive. Got {num_shown}.")
 
 
-def _result(run: ImageRun, pictures: ImageSet, progress: bool) -> Result:
+def _result(run: ImageRun, images: ImageSet, progress: bool) -> Result:
     errors: list[float] = []
 
-    def see(picture: LabelledImage, marginals: Floats) -> None:
-        assert picture.labels is not None
-        errors.append(error_of(marginals.argmax(-1), picture.labels))
+    def see(image: LabelledImage, marginals: Floats) -> None:
+        assert image.labels is not None
+        errors.append(error_of(marginals.argmax(-1), image.labels))
 
-    evaluation = evaluate_run(run, bar(pictures, shown=progress, what=f"predicting by {run.name}"), see)
+    evaluation = evaluate_run(run, bar(images, shown=progress, what=f"predicting by {run.name}"), see)
     return Result(run, evaluation, tuple(errors))
 
 
-def _views(runs: Sequence[ImageRun], picture: LabelledImage) -> tuple[LabelledImage, dict[str, Floats]]:
-    """A picture that is shown, predicted again: the marginals of all pictures would not fit into memory."""
-    return picture, {run.name: run.crf.predict_marginals([picture.image])[0] for run in runs}
+def _views(runs: Sequence[ImageRun], image: LabelledImage) -> tuple[LabelledImage, dict[str, Floats]]:
+    """An image that is shown, predicted again: the marginals of all images would not fit into memory."""
+    return image, {run.name: run.crf.predict_marginals([image.image])[0] for run in runs}
 
 
 def _class_error(k: int, name: str) -> Measure:
@@ -194,7 +194,7 @@ def _class_error(k: int, name: str) -> Measure:
 
 def _histogram(found: Sequence[Result]) -> str:
     errors = [[100 * error for error in result.errors if not math.isnan(error)] for result in found]
-    return histogram("Errors of single pictures", "wrong pixels, %", "pictures", errors)
+    return histogram("Errors of single images", "wrong pixels, %", "images", errors)
 
 
 def _settings(runs: Sequence[ImageRun]) -> Table:
@@ -220,5 +220,5 @@ def _timings(found: Sequence[Result]) -> Table:
         each = spent[2] / evaluations if evaluations else math.nan
         cells = [*map(in_seconds, spent), f"{evaluations:,}" if evaluations else NOTHING, in_seconds(each)]
         rows.append([Cell(run.name, series=k), *cells, in_seconds(score.seconds / score.num_images)])
-    header = ["", "reading", "features", "training", "evaluations", "per evaluation", "prediction, per picture"]
+    header = ["", "reading", "features", "training", "evaluations", "per evaluation", "prediction, per image"]
     return Table(header, rows)

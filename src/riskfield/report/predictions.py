@@ -1,4 +1,4 @@
-"""The predictions of a run on pictures with labels."""
+"""The predictions of a run on images with labels."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from riskfield.report.evaluation import Evaluation, Floats, Tally
 
 
 def evaluate_run(
-    run: ImageRun, pictures: Iterable[LabelledImage], see: Callable[[LabelledImage, Floats], None] | None = None
+    run: ImageRun, images: Iterable[LabelledImage], see: Callable[[LabelledImage, Floats], None] | None = None
 ) -> Evaluation:
-    """Evaluate a run on pictures with labels.
+    """Evaluate a run on images with labels.
 
     Arguments:
         run: a run with a fitted estimator.
-        pictures: their labels must be indices into the classes of the run.
-        see: a function that is called with each picture and its marginals.
+        images: their labels must be indices into the classes of the run.
+        see: a function that is called with each image and its marginals.
     """
     tally = Tally([*run.classes.values()])
-    for picture in pictures:
-        marginals = evaluate_image(run, picture, tally)
+    for image in images:
+        marginals = evaluate_image(run, image, tally)
         if see is not None:
-            see(picture, marginals)
+            see(image, marginals)
     return tally.evaluation()
 
 
-def evaluate_image(run: ImageRun, picture: LabelledImage, tally: Tally) -> Floats:
-    """Add the errors on one picture to `tally`, and return the picture's marginals."""
-    if picture.labels is None:
-        raise ValueError(f"`pictures` must have labels. {picture.name} has none.")
+def evaluate_image(run: ImageRun, image: LabelledImage, tally: Tally) -> Floats:
+    """Add the errors on one image to `tally`, and return the image's marginals."""
+    if image.labels is None:
+        raise ValueError(f"`images` must have labels. {image.name} has none.")
     began = time.perf_counter()
-    marginals: Floats = run.crf.predict_marginals([picture.image])[0]
-    tally.add(picture.labels, marginals, time.perf_counter() - began)
+    marginals: Floats = run.crf.predict_marginals([image.image])[0]
+    tally.add(image.labels, marginals, time.perf_counter() - began)
     return marginals

@@ -104,7 +104,7 @@ def in_seconds(value: float) -> str:
 def several(count: int, noun: str) -> str:
     """Format a number of things.
 
-    >>> several(1, "picture"), several(1200, "picture")
-    ('1 picture', '1,200 pictures')
+    >>> several(1, "image"), several(1200, "image")
+    ('1 image', '1,200 images')
     """
     return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -2,7 +2,7 @@ const root = document.documentElement;
 for (const slider of document.querySelectorAll("input[data-sets]"))
   slider.addEventListener("input", () => root.style.setProperty(slider.dataset.sets, slider.value));
 
-// A click on a picture shows it in a dialog, where buttons and the wheel change its size.
+// A click on an image shows it in a dialog, where buttons and the wheel change its size.
 const dialog = document.querySelector("dialog.zoom"), view = dialog.querySelector(".zoom-view");
 let scale = 1;
 function zoom(factor) {
@@ -10,17 +10,17 @@ function zoom(factor) {
   if (view.firstChild) view.firstChild.style.width = `${100 * scale}%`;
 }
 function enlarge(stack) {
-  const copy = stack.cloneNode(true), picture = stack.closest(".picture");
+  const copy = stack.cloneNode(true), image = stack.closest(".image");
   copy.removeAttribute("role");
-  view.style.setProperty("--photo", picture.style.getPropertyValue("--photo"));
+  view.style.setProperty("--photo", image.style.getPropertyValue("--photo"));
   view.replaceChildren(copy);
   dialog.querySelector(".zoom-title").textContent =
-    `${stack.nextElementSibling.textContent} · ${picture.querySelector("h3").firstChild.textContent.trim()}`;
+    `${stack.nextElementSibling.textContent} · ${image.querySelector("h3").firstChild.textContent.trim()}`;
   scale = 1;
   zoom(1);
   dialog.showModal();
 }
-for (const stack of document.querySelectorAll(".picture .stack")) {
+for (const stack of document.querySelectorAll(".image .stack")) {
   stack.addEventListener("click", () => enlarge(stack));
   stack.addEventListener("keydown", event => { if (event.key === "Enter") enlarge(stack); });
 }

@@ -1,4 +1,4 @@
-"""Pictures from folders, their features on the disk, and examples of them."""
+"""Images from folders, their features on the disk, and examples of them."""
 
 import os
 import subprocess
@@ -47,32 +47,32 @@ def folders(tmp_path):
 
 
 def test_a_folder_of_images_and_a_folder_of_masks(folders):
-    pictures = rf.datasets.image_folder(*folders, ignore=7)
-    assert pictures.names == ("a", "b", "c")
-    assert pictures.classes == ("0", "128", "255")
-    assert [picture.image.shape for picture in pictures] == [(6, 8, 3), (5, 9), (6, 8, 3)]
+    image_set = rf.datasets.image_folder(*folders, ignore=7)
+    assert image_set.names == ("a", "b", "c")
+    assert image_set.classes == ("0", "128", "255")
+    assert [image.image.shape for image in image_set] == [(6, 8, 3), (5, 9), (6, 8, 3)]
     mask = read_mask(folders[1] / "b.png")
-    labels = pictures[1].labels
+    labels = image_set[1].labels
     assert labels[0, :2].tolist() == [-1, -1]
     for label, value in enumerate([0, 128, 255]):
         np.testing.assert_array_equal(labels == label, mask == value)
     with Image.open(folders[0] / "a.png") as image:
-        np.testing.assert_array_equal(pictures[0].image, np.asarray(image))
+        np.testing.assert_array_equal(image_set[0].image, np.asarray(image))
 
 
 def test_classes_give_the_order_of_labels(folders):
-    pictures = rf.datasets.image_folder(*folders, classes={255: "sky", 128: "tree", 0: "road"}, ignore=7)
-    assert pictures.classes == ("sky", "tree", "road")
+    image_set = rf.datasets.image_folder(*folders, classes={255: "sky", 128: "tree", 0: "road"}, ignore=7)
+    assert image_set.classes == ("sky", "tree", "road")
     mask = read_mask(folders[1] / "a.png")
-    np.testing.assert_array_equal(pictures[0].labels == 0, mask == 255)
+    np.testing.assert_array_equal(image_set[0].labels == 0, mask == 255)
 
 
 def test_without_masks_there_are_no_labels(folders):
-    pictures = rf.datasets.image_folder(folders[0])
-    assert pictures.classes == ()
-    assert pictures[2].labels is None
+    image_set = rf.datasets.image_folder(folders[0])
+    assert image_set.classes == ()
+    assert image_set[2].labels is None
     with pytest.raises(ValueError, match=r"`images` must have labels. a has none"):
-        rf.datasets.image_examples(pictures, RECIPE, 2)
+        rf.datasets.image_examples(image_set, RECIPE, 2)
 
 
 def test_folders_that_will_not_do(folders, tmp_path):
@@ -82,14 +82,14 @@ def test_folders_that_will_not_do(folders, tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"`masks`: .*empty has no images \(.png"):
         rf.datasets.image_folder(images, tmp_path / "empty")
-    pictures = rf.datasets.image_folder(images, masks, classes={0: "0", 128: "1", 255: "2"})
+    image_set = rf.datasets.image_folder(images, masks, classes={0: "0", 128: "1", 255: "2"})
     with pytest.raises(
         rf.errors.FileFormatError, match=r"a.png has the values 7, which are none of the classes 0, 128, 255"
     ):
-        pictures[0]
-    pictures = rf.datasets.image_folder(images, masks, classes={1: "1"}, ignore=7)
+        image_set[0]
+    image_set = rf.datasets.image_folder(images, masks, classes={1: "1"}, ignore=7)
     with pytest.raises(rf.errors.FileFormatError, match=r"has the values 0, 128, 255, which .* nor 7, to be ignored"):
-        pictures[0]
+        image_set[0]
     with pytest.raises(ValueError, match=r"`ignore` must be none of the classes 0, 7. Got 7"):
         rf.datasets.image_folder(images, masks, classes={0: "0", 7: "1"}, ignore=7)
     (masks / "b.png").rename(masks / "d.png")
@@ -107,27 +107,27 @@ def test_folders_that_will_not_do(folders, tmp_path):
 def test_a_mask_of_another_size(folders):
     images, masks = folders
     save(masks / "b.png", np.zeros((9, 5), np.uint8))
-    pictures = rf.datasets.image_folder(images, masks, ignore=7)
+    image_set = rf.datasets.image_folder(images, masks, ignore=7)
     with pytest.raises(
         rf.errors.FileFormatError, match=r"b.png must have the size of b.jpg, 9 x 5 pixels. It has 5 x 9"
     ):
-        pictures[1]
+        image_set[1]
 
 
 @pytest.mark.parametrize("kept", [0, 20, 120])
 def test_damaged_images(folders, kept):
     path = folders[0] / "a.png"
     path.write_bytes(path.read_bytes()[:kept])
-    pictures = rf.datasets.image_folder(*folders, ignore=7)
+    image_set = rf.datasets.image_folder(*folders, ignore=7)
     with pytest.raises(rf.errors.FileFormatError, match=r"a.png cannot be read as an image"):
-        pictures[0]
+        image_set[0]
     mask = folders[1] / "a.png"
     mask.write_bytes(b"no image at all")
     with pytest.raises(rf.errors.FileFormatError, match=r"masks.a.png cannot be read as an image"):
         rf.datasets.image_folder(*folders, ignore=7)
 
 
-def test_a_picture_whose_directory_is_nowhere(tmp_path):
+def test_a_image_whose_directory_is_nowhere(tmp_path):
     """A TIFF file of 64 bits that names a place that no file has: the system refuses to go there."""
     (tmp_path / "a.tif").write_bytes(b"II+\0\x08\0\0\0" + b"\0" * 7 + b"\x7f")
     with pytest.raises(rf.errors.FileFormatError, match=r"a.tif cannot be read as an image"):
@@ -201,29 +201,29 @@ def test_sets_are_sequences():
     def read(name):
         return rf.datasets.LabelledImage(name, np.zeros((2, 2)))
 
-    pictures = rf.datasets.ImageSet("abcd", read, ["x"])
-    assert pictures[-1].name == "d"
-    assert pictures[1:3].names == ("b", "c")
-    assert pictures[1:3].classes == ("x",)
-    assert [picture.name for picture in pictures.select("db")] == ["d", "b"]
-    assert pictures.map(lambda p: rf.datasets.LabelledImage(p.name, p.image + 1))[0].image.max() == 1
+    image_set = rf.datasets.ImageSet("abcd", read, ["x"])
+    assert image_set[-1].name == "d"
+    assert image_set[1:3].names == ("b", "c")
+    assert image_set[1:3].classes == ("x",)
+    assert [image.name for image in image_set.select("db")] == ["d", "b"]
+    assert image_set.map(lambda p: rf.datasets.LabelledImage(p.name, p.image + 1))[0].image.max() == 1
     with pytest.raises(KeyError, match="The set has no e, f"):
-        pictures.select("afe")
+        image_set.select("afe")
     with pytest.raises(IndexError):
-        pictures[4]
+        image_set[4]
     with pytest.raises(ValueError, match="`names` must differ"):
         rf.datasets.ImageSet("aa", read)
     with pytest.raises(ValueError, match="`labels` of a must have the shape of its image"):
         rf.datasets.LabelledImage("a", np.zeros((2, 3)), np.zeros((3, 2), np.int64))
 
 
-def test_examples_of_pictures(folders):
-    pictures = rf.datasets.image_folder(*folders, ignore=7)
-    blocks = rf.datasets.image_examples(pictures, RECIPE, 3)
+def test_examples_of_images(folders):
+    image_set = rf.datasets.image_folder(*folders, ignore=7)
+    blocks = rf.datasets.image_examples(image_set, RECIPE, 3)
     assert [len(block) for block in blocks] == [2, 1]  # a and c; b
-    np.testing.assert_array_equal(blocks[0].labels[1], pictures[2].labels.ravel())
-    np.testing.assert_array_equal(blocks[1].labels[0], pictures[1].labels.ravel())
-    for name, value in RECIPE(pictures[2].image).inputs().items():
+    np.testing.assert_array_equal(blocks[0].labels[1], image_set[2].labels.ravel())
+    np.testing.assert_array_equal(blocks[1].labels[0], image_set[1].labels.ravel())
+    for name, value in RECIPE(image_set[2].image).inputs().items():
         assert torch.equal(blocks[0].inputs[name][1], value)
     edges = RECIPE.num_edge_features
     model = rf.LinearModel(3, RECIPE.num_pixel_features, {"horizontal": edges, "vertical": edges})
@@ -237,15 +237,15 @@ def test_examples_of_pictures(folders):
     )
     assert fitted.best.risk < np.log(3)
     with pytest.raises(ValueError, match=r"labels below `num_states`, 2. a has the label 2"):
-        rf.datasets.image_examples(pictures, RECIPE, 2)
+        rf.datasets.image_examples(image_set, RECIPE, 2)
 
 
 def test_examples_at_a_lower_resolution(folders):
     recipe = rf.features.ImageFeatures(pixels=(rf.features.Colour(),), edges=(rf.features.Constant(),), scale=0.5)
-    pictures = rf.datasets.image_folder(*folders, ignore=7)
-    (first, _) = rf.datasets.image_examples(pictures, recipe, 3, dtype=torch.float32)
+    image_set = rf.datasets.image_folder(*folders, ignore=7)
+    (first, _) = rf.datasets.image_examples(image_set, recipe, 3, dtype=torch.float32)
     assert first.graph.num_variables == 12
-    assert torch.equal(first.labels[0], reduce_labels(torch.from_numpy(pictures[0].labels), (3, 4)).flatten())
+    assert torch.equal(first.labels[0], reduce_labels(torch.from_numpy(image_set[0].labels), (3, 4)).flatten())
     assert first.inputs["nodes"].dtype == torch.float32
 
 
@@ -255,9 +255,9 @@ class Counted:
     def __init__(self, recipe):
         self.recipe, self.count = recipe, 0
 
-    def __call__(self, picture):
+    def __call__(self, image):
         self.count += 1
-        return self.recipe(picture)
+        return self.recipe(image)
 
     def __repr__(self):
         return repr(self.recipe)
@@ -270,18 +270,18 @@ def same(first, second):
 
 
 def test_the_cache_computes_once(tmp_path):
-    recipe, picture = Counted(rf.features.ImageFeatures()), random_bytes(9, 7, 3)
-    first = rf.datasets.FeatureCache(tmp_path / "new" / "folder")(recipe, picture)
-    second = rf.datasets.FeatureCache(tmp_path / "new" / "folder")(recipe, picture.copy())
+    recipe, image = Counted(rf.features.ImageFeatures()), random_bytes(9, 7, 3)
+    first = rf.datasets.FeatureCache(tmp_path / "new" / "folder")(recipe, image)
+    second = rf.datasets.FeatureCache(tmp_path / "new" / "folder")(recipe, image.copy())
     assert recipe.count == 1
     assert same(first, second)
-    assert same(first, rf.features.ImageFeatures()(picture))
+    assert same(first, rf.features.ImageFeatures()(image))
     assert len(list((tmp_path / "new" / "folder").iterdir())) == 1
 
 
-def test_the_key_changes_with_recipe_and_picture(tmp_path):
-    cache, picture = rf.datasets.FeatureCache(tmp_path), random_bytes(6, 6)
-    other = picture.copy()
+def test_the_key_changes_with_recipe_and_image(tmp_path):
+    cache, image = rf.datasets.FeatureCache(tmp_path), random_bytes(6, 6)
+    other = image.copy()
     other[3, 3] ^= 1
     recipes = [
         RECIPE,
@@ -291,28 +291,28 @@ def test_the_key_changes_with_recipe_and_picture(tmp_path):
         rf.features.ImageFeatures(pixels=RECIPE.pixels, edges=(rf.features.ColourDifference((0.1000000001,)),)),
     ]
     for recipe in recipes:
-        cache(recipe, picture)
-    pictures = [other, picture.reshape(4, 9), picture.astype(np.uint16), picture / 255]
-    for one in pictures:
+        cache(recipe, image)
+    image_set = [other, image.reshape(4, 9), image.astype(np.uint16), image / 255]
+    for one in image_set:
         assert same(cache(RECIPE, one), RECIPE(one))
-    assert len(list(tmp_path.iterdir())) == len(recipes) + len(pictures)
+    assert len(list(tmp_path.iterdir())) == len(recipes) + len(image_set)
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "flip", "foreign"])
 def test_damaged_files_are_computed_again(tmp_path, damage):
-    cache, recipe, picture = (
+    cache, recipe, image = (
         rf.datasets.FeatureCache(tmp_path),
         Counted(rf.features.ImageFeatures()),
         random_bytes(6, 6),
     )
-    right = cache(recipe, picture)
+    right = cache(recipe, image)
     (path,) = tmp_path.iterdir()
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1  # one bit
     path.write_bytes({"cut": content[:-100], "empty": b"", "flip": content, "foreign": b"something else" * 9}[damage])
-    assert same(cache(recipe, picture), right)
+    assert same(cache(recipe, image), right)
     assert recipe.count == 2
-    assert same(cache(recipe, picture), right)
+    assert same(cache(recipe, image), right)
     assert recipe.count == 2  # it was mended
 
 
@@ -343,10 +343,10 @@ def test_a_folder_that_cannot_be_written(tmp_path):
 
 
 def test_examples_with_a_cache_are_the_same(folders, tmp_path):
-    pictures = rf.datasets.image_folder(*folders, ignore=7)
-    plain = rf.datasets.image_examples(pictures, RECIPE, 3)
+    image_set = rf.datasets.image_folder(*folders, ignore=7)
+    plain = rf.datasets.image_examples(image_set, RECIPE, 3)
     for _ in range(2):
-        cached = rf.datasets.image_examples(pictures, RECIPE, 3, cache=rf.datasets.FeatureCache(tmp_path / "cache"))
+        cached = rf.datasets.image_examples(image_set, RECIPE, 3, cache=rf.datasets.FeatureCache(tmp_path / "cache"))
         for one, other in zip(plain, cached, strict=True):
             assert torch.equal(one.inputs["horizontal"], other.inputs["horizontal"])
     assert len(list((tmp_path / "cache").iterdir())) == 3

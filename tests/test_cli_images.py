@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 import riskfield as rf
-from picture_cases import CLASS_OPTIONS, CLASSES, IGNORE, SHAPES, write_folders
+from image_cases import CLASS_OPTIONS, CLASSES, IGNORE, SHAPES, write_folders
 from riskfield.cli import main
 from riskfield.cli._fit_images import Choices, InferenceName
 from riskfield.estimators.defaults import ITERATIONS, LOSS, SWEEPS
@@ -25,8 +25,8 @@ FIT = ["fit", "--images", "images", "--masks", "masks", "--iterations", "4", *CL
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Folders of pictures, and a model fitted to them."""
-    folder = write_folders(tmp_path_factory.mktemp("pictures"))
+    """Folders of images, and a model fitted to them."""
+    folder = write_folders(tmp_path_factory.mktemp("images"))
     with contextlib.chdir(folder):
         assert main([*FIT, "--quiet", "--out", "model"]) == 0
     return folder
@@ -48,16 +48,16 @@ def complaint(capsys, arguments, code=2):
 
 
 def test_the_command_line_fits_what_python_fits(folder, capsys):
-    pictures = rf.datasets.image_folder("images", "masks", classes=CLASSES, ignore=IGNORE)
+    image_set = rf.datasets.image_folder("images", "masks", classes=CLASSES, ignore=IGNORE)
     values = np.array([0, 200, -1])
     crf = rf.ImageCRF(optimiser=rf.optim.LBFGS(iterations=4))
-    crf.fit([picture.image for picture in pictures], [values[picture.labels] for picture in pictures])
+    crf.fit([image.image for image in image_set], [values[image.labels] for image in image_set])
     run = ImageRun.load("model")
     assert repr(run.crf.inference_) == repr(crf.inference_)
     assert run.crf.features_ == crf.features_ == rf.features.ImageFeatures()
-    for picture in pictures:
+    for image in image_set:
         np.testing.assert_array_equal(
-            run.crf.predict_marginals([picture.image])[0], crf.predict_marginals([picture.image])[0]
+            run.crf.predict_marginals([image.image])[0], crf.predict_marginals([image.image])[0]
         )
     assert run.classes == CLASSES
     assert [len(fit.history) for fit in run.fits] == [4, 4]
@@ -71,7 +71,7 @@ def test_the_command_that_is_written_down_gives_the_same(folder):
     command = shlex.split(ImageRun.load("model").command)
     assert command[0] == "riskfield"
     assert main([*command[1:-1], "again", "--quiet"]) == 0
-    images = [picture.image for picture in rf.datasets.image_folder("images")]
+    images = [image.image for image in rf.datasets.image_folder("images")]
     for a, b in zip(*(ImageRun.load(f).crf.predict_marginals(images) for f in ("model", "again")), strict=True):
         np.testing.assert_array_equal(a, b)
 
@@ -97,8 +97,8 @@ def test_predictions_are_files(folder, capsys):
 
 
 @pytest.fixture
-def bad_pictures(folder):
-    """Among good pictures an empty file, half a file, a huge picture, and one with an unknown value in its mask."""
+def bad_images(folder):
+    """Among good images an empty file, half a file, a huge image, and one with an unknown value in its mask."""
     for name in ("empty", "cut", "huge", "odd"):
         shutil.copy("images/a.png", f"images/{name}.png")
         shutil.copy("masks/a.png", f"masks/{name}.png")
@@ -111,7 +111,7 @@ def bad_pictures(folder):
     return folder
 
 
-def test_one_bad_picture_never_ends_a_batch(bad_pictures, capsys, monkeypatch):
+def test_one_bad_image_never_ends_a_batch(bad_images, capsys, monkeypatch):
     good = sorted(SHAPES)
     assert main(["predict", "model", "images", "--out", "x", "-q"]) == 2
     lines = capsys.readouterr().err.splitlines()
@@ -163,9 +163,9 @@ def test_evaluation_is_counted_right(folder, capsys):
     assert main(["evaluate", "model", "--images", "images", "--masks", "masks", "--json", "scores.json"]) == 0
     printed = capsys.readouterr().out
     scores = json.loads(Path("scores.json").read_text())
-    pictures = rf.datasets.image_folder("images", "masks", classes=CLASSES, ignore=IGNORE)
-    marginals = ImageRun.load("model").crf.predict_marginals([picture.image for picture in pictures])
-    true = np.concatenate([picture.labels.ravel() for picture in pictures])
+    image_set = rf.datasets.image_folder("images", "masks", classes=CLASSES, ignore=IGNORE)
+    marginals = ImageRun.load("model").crf.predict_marginals([image.image for image in image_set])
+    true = np.concatenate([image.labels.ravel() for image in image_set])
     beliefs = np.concatenate([m.reshape(-1, 2) for m in marginals])[true >= 0]
     true = true[true >= 0]
     assert scores["pixels"] == len(true) == sum(shape[0] * shape[1] - 3 for shape in SHAPES.values())
@@ -311,7 +311,7 @@ def test_bad_folders_are_refused_and_nothing_is_lost(folder, capsys, what, messa
     scores = ["evaluate", "model", "--images", "images", "--masks", "masks", "--json", "scores.json"]
     assert message in complaint(capsys, scores)
     assert not (folder / "new").exists()
-    # A picture that cannot be read is left out of the scores.
+    # An image that cannot be read is left out of the scores.
     assert (folder / "scores.json").exists() == (what in ("cut", "size", "value"))
     assert (folder / "model" / "model.safetensors").read_bytes() == before
 
@@ -361,9 +361,9 @@ def test_masks_of_another_size_can_be_resized(folder):
         before = np.asarray(mask)
     large.save("masks/a.png")
     reading = rf.datasets.MaskReading(resize_masks=True)
-    pictures = rf.datasets.image_folder("images", "masks", classes=CLASSES, ignore=IGNORE, reading=reading)
-    assert pictures[0].name == "a"
-    np.testing.assert_array_equal(pictures[0].labels, np.select([before == 0, before == 200], [0, 1], -1))
+    image_set = rf.datasets.image_folder("images", "masks", classes=CLASSES, ignore=IGNORE, reading=reading)
+    assert image_set[0].name == "a"
+    np.testing.assert_array_equal(image_set[0].labels, np.select([before == 0, before == 200], [0, 1], -1))
     assert main([*PLAIN, "--resize-masks"]) == 0
     assert ImageRun.load("new").reading == reading
 
@@ -438,7 +438,7 @@ def test_bad_usage(folder, capsys, arguments, message):
     assert not (folder / "x").exists()
 
 
-def test_results_do_not_replace_pictures(folder, capsys):
+def test_results_do_not_replace_images(folder, capsys):
     shutil.copytree("images", "labels")
     said = complaint(capsys, ["predict", "model", "labels/a.png", "--out", "."])
     assert "--out . would overwrite labels/a.png." in said
