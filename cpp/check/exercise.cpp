@@ -1,139 +1,27 @@
 // Exercises the engine on random graphs, for the sanitizers: plans, sweeps, marginals, messages, gradients through
-// tapes, checkpoints, fixed points and counting numbers, dual numbers, steps along a direction, one thread and several.
+// tapes, checkpoints, fixed points and counting numbers, dual numbers, steps along a direction, exact inference on
+// forests, one thread and several.
 //
 //     exercise ISA SEED ROUNDS
 //
 // Compares marginals and messages on one thread with those on several, bit by bit, and checks that marginals sum to
 // one. The values themselves are tested from Python against other implementations.
-#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
-#include <numeric>
-#include <random>
 #include <string>
 #include <type_traits>
 
 #include "../interrupt.hpp"
 #include "../run.hpp"
+#include "exercise_forests.hpp"
+#include "random_graphs.hpp"
 
 namespace {
 
 using namespace riskfield;
-
-std::mt19937_64 generator;
-
-Index draw(Index low, Index high) { return std::uniform_int_distribution<Index>(low, high)(generator); }
-double uniform(double low, double high) { return std::uniform_real_distribution<double>(low, high)(generator); }
-
-void require(bool condition, const char* what) {
-  if (condition) return;
-  std::fprintf(stderr, "failed: %s\n", what);
-  std::exit(1);
-}
-
-// A graph in the layout of the Python package, with all variables and factors in groups of equal shape.
-struct Graph {
-  std::vector<Index> num_states, node_start, rank, level;
-  struct Factors {
-    std::vector<int> shape;
-    std::vector<Index> variables, tables, shared;
-    bool tied;
-  };
-  std::vector<Factors> groups;
-  Index theta_size = 0, mu_size = 0, node_size = 0, message_size = 0, num_factors = 0;
-  std::vector<GroupInput> input;
-  Sweep sweep = Sweep::kForwardBackward;
-
-  Index num_variables() const { return static_cast<Index>(num_states.size()); }
-
-  void add(std::vector<int> shape, bool tied) { groups.push_back({std::move(shape), {}, {}, {}, tied}); }
-  void connect(std::size_t group, const std::vector<Index>& variables) {
-    groups[group].variables.insert(groups[group].variables.end(), variables.begin(), variables.end());
-  }
-
-  // Numbers everything; `order` is that of the updates.
-  void finish(const std::vector<Index>& order) {
-    for (Index states : num_states) {
-      node_start.push_back(node_size);
-      node_size += states;
-    }
-    theta_size = mu_size = node_size;
-    for (Factors& group : groups) {
-      const Index arity = static_cast<Index>(group.shape.size());
-      const Index count = static_cast<Index>(group.variables.size()) / arity;
-      const Index entries = std::accumulate(group.shape.begin(), group.shape.end(), Index(1), std::multiplies<>());
-      const Index num_tables = group.tied ? std::min<Index>(count, 3) : count;
-      for (Index f = 0; f < count; ++f) group.tables.push_back(group.tied ? f % num_tables : f);
-      group.shared = group.tables;
-      UserGroup layout{group.shape, count, group.tables, theta_size, mu_size, message_size, num_factors};
-      input.push_back({layout, group.variables.data(), group.tied ? group.shared.data() : nullptr});
-      theta_size += num_tables * entries;
-      mu_size += count * entries;
-      for (int states : group.shape) message_size += count * states;
-      num_factors += count;
-    }
-    rank.resize(order.size());
-    for (std::size_t k = 0; k < order.size(); ++k) rank[order[k]] = static_cast<Index>(k);
-    level.assign(order.size(), 0);
-    if (sweep == Sweep::kAllAtOnce) return;
-    std::vector<std::vector<Index>> neighbours(order.size());
-    for (const Factors& group : groups) {
-      const std::size_t arity = group.shape.size();
-      for (std::size_t f = 0; f < group.variables.size(); f += arity)
-        for (std::size_t a = 0; a < arity; ++a)
-          for (std::size_t b = 0; b < arity; ++b)
-            if (a != b) neighbours[group.variables[f + a]].push_back(group.variables[f + b]);
-    }
-    for (Index v : order)
-      for (Index w : neighbours[v])
-        if (rank[w] < rank[v]) level[v] = std::max(level[v], level[w] + 1);
-  }
-};
-
-std::vector<Index> natural_order(Index n) {
-  std::vector<Index> order(n);
-  std::iota(order.begin(), order.end(), 0);
-  return order;
-}
-
-void make_grid(Graph& graph, Index rows, Index columns, int states, bool tied) {
-  graph.num_states.assign(rows * columns, states);
-  graph.add({states, states}, tied);
-  for (Index r = 0; r < rows; ++r)
-    for (Index c = 0; c < columns; ++c) {
-      if (c + 1 < columns) graph.connect(0, {r * columns + c, r * columns + c + 1});
-      if (r + 1 < rows) graph.connect(0, {r * columns + c, (r + 1) * columns + c});
-    }
-  graph.finish(natural_order(rows * columns));
-}
-
-// Variables of 2 to 4 states, factors of one to three variables.
-void make_irregular(Graph& graph, Index n) {
-  for (Index v = 0; v < n; ++v) graph.num_states.push_back(2 + v % 3);
-  std::vector<std::vector<int>> shapes;
-  for (Index f = 0; f < 2 * n; ++f) {
-    std::vector<Index> variables;
-    const std::size_t arity = static_cast<std::size_t>(draw(1, 3));
-    while (variables.size() < arity) {
-      const Index v = draw(0, n - 1);
-      if (std::find(variables.begin(), variables.end(), v) == variables.end()) variables.push_back(v);
-    }
-    std::vector<int> shape;
-    for (Index v : variables) shape.push_back(static_cast<int>(graph.num_states[v]));
-    auto found = std::find(shapes.begin(), shapes.end(), shape);
-    if (found == shapes.end()) {
-      found = shapes.insert(shapes.end(), shape);
-      graph.add(shape, draw(0, 3) == 0);
-    }
-    graph.connect(static_cast<std::size_t>(found - shapes.begin()), variables);
-  }
-  std::vector<Index> order = natural_order(n);
-  std::shuffle(order.begin(), order.end(), generator);
-  graph.finish(order);
-}
 
 template <class T>
 std::unique_ptr<Run<T>> make_run(const Engine& engine, const RunInput<T>& input, int threads) {
@@ -185,18 +73,6 @@ struct Settings {
   Index record, batch;
   bool uniform_counting, along, impossible;
 };
-
-template <class T>
-std::vector<T> random_numbers(Index count, double scale) {
-  std::vector<T> numbers;
-  for (Index k = 0; k < count; ++k) {
-    if constexpr (std::is_same<T, Dual>::value)
-      numbers.push_back(Dual(uniform(-scale, scale), uniform(-1, 1)));
-    else
-      numbers.push_back(static_cast<T>(uniform(-scale, scale)));
-  }
-  return numbers;
-}
 
 // Asks a run for everything; returns its marginals and messages.
 template <class T>
@@ -329,6 +205,10 @@ void round(const Engine& engine) {
   exercise<double>(engine, graph, settings);
   exercise<float>(engine, graph, settings);
   exercise<Dual>(engine, graph, settings);
+
+  Graph forest;
+  make_forest(forest, draw(1, 60), draw(0, 1) == 0);
+  exercise_forests(engine, forest);
 }
 
 }  // namespace
