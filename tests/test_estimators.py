@@ -55,7 +55,7 @@ def test_all_estimators_have_the_same_parameters_and_defaults():
     ]
     assert common[0] == common[1] == common[2]
     shared = {"loss", "inference", "decoder", "lasso", "optimiser", "initial", "chunk_size", "random_state"}
-    shared |= {"ignore", "verbose", "device", "dtype"}
+    shared |= {"ignore", "verbose", "device", "dtype", "class_weight", "early_stopping", "n_iter_no_change", "n_jobs"}
     assert set(common[0]) == shared
 
 
@@ -69,7 +69,8 @@ def test_all_estimators_have_the_same_fitted_attributes():
         ImageCRF(features, optimiser=few).fit(list(X), y),
     ]
     found = [{name for name in vars(estimator) if name.endswith("_")} for estimator in fitted]
-    assert found[0] - {"vocabulary_"} == found[1] == found[2] - {"features_", "ridge_", "path_", "baseline_"}
+    of_images = {"features_", "ridge_", "path_", "baseline_", "baseline_results_"}
+    assert found[0] - {"vocabulary_"} == found[1] == found[2] - of_images
     assert {len(estimator.results_) for estimator in fitted} == {2}
 
 

@@ -1,4 +1,4 @@
-"""What users of scikit-learn expect: unknown labels, nested parameters, supervised transformers."""
+"""What users of scikit-learn expect: unknown labels, nested parameters, class weights, early stopping, n_jobs."""
 
 import numpy as np
 import pytest
@@ -87,3 +87,210 @@ def test_the_ignored_label_of_masks_of_bytes():
     y = [np.array([255, 1, 1], np.uint8), np.array([0, 0], np.uint8)]
     crf = rf.CRF(ignore=255, optimiser=rf.optim.LBFGS(iterations=2)).fit(X, y)
     assert crf.classes_.tolist() == [0, 1]
+
+
+# -- class weights ----------------------------------------------------------------------------------------------------
+
+
+def rows_and_labels():
+    """Variables without edges: logistic regression."""
+    rng = np.random.default_rng(3)
+    X = rng.normal(size=(30, 4, 2))
+    return X, (X @ [2.0, -1.0] + rng.normal(size=(30, 4)) > 1.2).astype(int)
+
+
+@pytest.mark.parametrize("weights", ["balanced", {1: 7.0}])
+@pytest.mark.parametrize("loss", ["univariate-logistic", "independent", "pseudolikelihood"])
+def test_class_weights_are_those_of_logistic_regression(loss, weights):
+    from sklearn.linear_model import LogisticRegression
+
+    X, y = rows_and_labels()
+    crf = CRF(np.empty((0, 2), int), loss=loss, ridge=1e-2, class_weight=weights).fit(X, y)
+    rows = np.concatenate([X, np.ones((30, 4, 1))], -1).reshape(120, 3)
+    other = LogisticRegression(C=1 / (1e-2 * 120), fit_intercept=False, tol=1e-8, class_weight=weights)
+    expected = other.fit(rows, y.ravel()).predict_proba(rows)
+    np.testing.assert_allclose(crf.predict_proba(X).reshape(120, 2), expected, rtol=0, atol=1e-4)
+    plain = CRF(np.empty((0, 2), int), loss=loss, ridge=1e-2).fit(X, y)
+    assert np.abs(plain.predict_proba(X).reshape(120, 2) - expected).max() > 0.1
+
+
+@pytest.mark.parametrize(
+    "loss", [rf.losses.UnivariateLogistic, rf.losses.UnivariateQuadratic, rf.losses.SmoothedClassification]
+)
+def test_a_weighted_loss_is_a_weighted_sum(loss):
+    """Over variables, with the marginals of all of them; unknown labels have no weight."""
+    graph, rng = rf.chain(5, 3), torch.Generator().manual_seed(0)
+    theta = torch.randn(graph.theta_size, generator=rng, dtype=torch.float64)
+    labels, exact = torch.tensor([0, 2, -1, 1, 2]), rf.Inference(rf.Exact())
+    weights = (0.5, 2.0, 3.0)
+    parts = [loss()(graph, theta, labels, exact, mask=torch.arange(5) == k) for k in (0, 1, 3, 4)]
+    expected = sum(weights[labels[k]] * part for k, part in zip((0, 1, 3, 4), parts, strict=True))
+    torch.testing.assert_close(loss(class_weight=weights)(graph, theta, labels, exact), expected)
+    with pytest.raises(ValueError, match=r"a weight for each of 3 states\. Got 2 weights"):
+        loss(class_weight=[1, 2])(graph, theta, labels, exact)
+
+
+def test_balanced_weights_count_repeated_examples():
+    y = [(own > 0).astype(int) for own in SIGNS]
+    weights = np.array([2, 1, 0, 1, 3])
+    repeated = [k for k, weight in enumerate(weights) for _ in range(weight)]
+    weighted = CRF(class_weight="balanced").fit(X, y, sample_weight=weights)
+    plain = CRF(class_weight="balanced").fit([X[k] for k in repeated], [y[k] for k in repeated])
+    np.testing.assert_allclose(weighted.predict_marginals(X)[0], plain.predict_marginals(X)[0], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"class_weight": {2: 1.0}}, r"`class_weight` must name labels in `y`, \[0, 1\]. Got 2"),
+        ({"class_weight": {1: 0.0}}, "`class_weight` must be a positive number for each state"),
+        ({"class_weight": "even"}, '`class_weight` must be None, "balanced" or a dictionary'),
+        (
+            {"class_weight": "balanced", "loss": "surrogate-likelihood"},
+            "`class_weight` needs one of the losses univariate-logistic, .*independent. Got 'surrogate-likelihood'",
+        ),
+        (
+            {"class_weight": {1: 2.0}, "loss": rf.losses.UnivariateLogistic(class_weight=(1, 2))},
+            "`class_weight` must be given once",
+        ),
+        ({"early_stopping": 1}, "`early_stopping` must be True or False. Got 1"),
+        ({"validation_fraction": 1.0}, "`validation_fraction` must be between 0 and 1"),
+        ({"n_iter_no_change": 0}, "`n_iter_no_change` must be a positive integer"),
+        ({"n_jobs": 0}, "`n_jobs` must be a positive integer, -1 for all processors, or None. Got 0"),
+        ({"ignore": 255.0}, "`ignore` must be an integer, a string or None. Got 255.0"),
+        ({"fit_intercept": 0}, "`fit_intercept` must be True or False. Got 0"),
+        ({"boundaries": 1}, "`boundaries` must be True or False. Got 1"),
+        ({"forbidden": iter([(0, 1)])}, "`forbidden` must be a list, a tuple or a set of pairs"),
+    ],
+)
+def test_bad_settings_are_refused(settings, message):
+    y = [(own > 0).astype(int) for own in SIGNS]
+    with pytest.raises(ValueError, match=message):
+        CRF(optimiser=FEW, **settings).fit(X, y)
+
+
+def test_weights_in_all_estimators():
+    """More weight, more of the class; and weights stay with a saved model."""
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 2, (5, 4, 6))
+    X = y[..., None] + rng.normal(size=(5, 4, 6, 1))
+    features = rf.features.ImageFeatures((rf.features.Constant(), rf.features.Intensity()), (rf.features.Constant(),))
+    for make, data in ((rf.GridCRF, X), (lambda **own: rf.ImageCRF(features, **own), list(X[..., 0]))):
+        plain, weighted = (
+            make(optimiser=FEW, class_weight=own).fit(data, y).predict_marginals(data) for own in (None, {1: 9})
+        )
+        assert np.mean([own[..., 1] for own in weighted]) > np.mean([own[..., 1] for own in plain]) + 0.1
+
+
+# -- early stopping ---------------------------------------------------------------------------------------------------
+
+
+def noise(number=20):
+    """Features that say nothing, so that the best model knows nothing."""
+    rng = np.random.default_rng(5)
+    return [rng.normal(size=(3, 8)) for _ in range(number)], [rng.integers(0, 2, 3) for _ in range(number)]
+
+
+def test_early_stopping_keeps_what_was_best_on_held_out_examples():
+    X, y = noise()
+    settings = {"initial": (), "ridge": 0.0, "optimiser": rf.optim.LBFGS(iterations=40)}
+    crf = CRF(early_stopping=True, validation_fraction=0.3, n_iter_no_change=3, **settings).fit(X, y)
+    (result,) = crf.results_
+    curve = [record.validation for record in result.history]
+    assert result.reason is rf.learning.Reason.VALIDATION
+    assert result.best.validation == min(curve)
+    assert len(curve) == result.best.iteration + 3
+    # The examples that are held out, and the loss on them, by hand.
+    everything = CRF(**settings, early_stopping=False).fit(X, y)
+    held_out = np.random.default_rng(np.random.RandomState(0).randint(2**31)).permutation(20)[:6]
+    marginals = crf.predict_marginals(X)
+    by_hand = -np.mean([np.log(marginals[k][np.arange(3), y[k]]) for k in held_out])
+    assert min(curve) == pytest.approx(by_hand, abs=1e-9)
+    assert all(record.validation is None for record in everything.results_[0].history)
+
+
+def test_the_seed_chooses_the_held_out_examples():
+    X, y = noise()
+    curves = [
+        [record.validation for record in CRF(early_stopping=True, random_state=seed).fit(X, y).results_[0].history]
+        for seed in (0, 0, 1)
+    ]
+    assert curves[0] == curves[1] != curves[2]
+
+
+def test_examples_without_labels_are_not_held_out():
+    X, y = noise(4)
+    y = [y[0], y[1], np.full(3, -1), np.full(3, -1)]
+    for seed in range(6):
+        crf = CRF(early_stopping=True, optimiser=FEW, random_state=seed).fit(X, y)
+        assert crf.results_[-1].history[0].validation > 0
+    with pytest.raises(ValueError, match="`X` must hold at least two examples with labels, since one is held out"):
+        CRF(early_stopping=True).fit([np.eye(2)], [[0, 1]])
+
+
+def test_early_stopping_of_images():
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 2, (6, 3, 4))
+    images = list(rng.normal(size=(6, 3, 4)))
+    features = rf.features.ImageFeatures((rf.features.Constant(), rf.features.Intensity()), (rf.features.Constant(),))
+    crf = rf.ImageCRF(features, early_stopping=True, optimiser=FEW).fit(images, y)
+    assert crf.path_
+    assert all(record.validation is not None for result in crf.results_ for record in result.history)
+    grid = rf.GridCRF(early_stopping=True, optimiser=FEW).fit(np.stack(images)[..., None], y)
+    assert grid.results_[-1].history[0].validation is not None
+
+
+# -- threads ----------------------------------------------------------------------------------------------------------
+
+
+def test_n_jobs_is_the_number_of_threads(monkeypatch):
+    y = [(own > 0).astype(int) for own in SIGNS]
+    seen = []
+
+    def loss(solution, labels, mask):
+        seen.append((rf.get_num_threads(), torch.get_num_threads()))
+        return rf.losses.UnivariateLogistic().of_solution(solution, labels, mask)
+
+    before = rf.get_num_threads(), torch.get_num_threads()
+    CRF(loss=loss, initial=(), optimiser=FEW, n_jobs=3).fit(X, y)
+    assert set(seen) == {(3, 3)}
+    assert (rf.get_num_threads(), torch.get_num_threads()) == before
+    seen.clear()
+    monkeypatch.setattr("riskfield.estimators._jobs.num_processors", lambda: 4)
+    CRF(loss=loss, initial=(), optimiser=FEW, n_jobs=-2).fit(X, y)
+    assert set(seen) == {(3, 3)}
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+def test_settings_come_back_from_a_file(tmp_path):
+    y = [(own > 0).astype(int) for own in SIGNS]
+    forbidden = {(1, None)}
+    y = [np.append(own[:-1], 0) for own in y]
+    settings = {"class_weight": {1: 2.0}, "early_stopping": True, "n_jobs": 1, "verbose": 0, "ignore": np.int64(7)}
+    crf = CRF(forbidden=forbidden, optimiser=FEW, **settings).fit(X, y)
+    crf.set_params(dtype="float32")  # set since
+    expected = crf.predict_marginals(X)
+    crf.save(tmp_path / "crf")
+    again = CRF.load(tmp_path / "crf")
+    assert again.get_params()["class_weight"] == {1: 2.0}
+    assert [tuple(pair) for pair in again.forbidden] == [(1, None)]
+    assert next(again.model_.parameters()).dtype == torch.float32
+    assert all(np.array_equal(a, b) for a, b in zip(expected, again.predict_marginals(X), strict=True))
+    assert again.results_ == crf.results_
+    again.set_params(fit_intercept=1)
+    with pytest.raises(ValueError, match="`fit_intercept` must be True or False"):
+        again.save(tmp_path / "other")
+
+
+def test_the_baseline_of_images_has_its_own_training(tmp_path):
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 2, (5, 3, 4))
+    features = rf.features.ImageFeatures((rf.features.Constant(), rf.features.Intensity()), (rf.features.Constant(),))
+    crf = rf.ImageCRF(features, optimiser=FEW).fit(list(y + rng.normal(size=y.shape)), y)
+    assert len(crf.results_) == 2
+    assert len(crf.independent().results_) == 1
+    assert crf.independent().results_[0] != crf.results_[-1]
+    crf.save(tmp_path / "crf")
+    assert rf.ImageCRF.load(tmp_path / "crf").independent().results_ == crf.independent().results_

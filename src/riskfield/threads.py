@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 _num_threads: int | None = None
 
@@ -14,11 +16,23 @@ def set_num_threads(count: int) -> None:
     >>> get_num_threads()
     1
     """
-    most = 16 * _usable_processors()
+    most = 16 * num_processors()
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= most:
         raise ValueError(f"`count` must be an integer from 1 to {most} (16 per processor). Got {count!r}.")
     global _num_threads
     _num_threads = count
+
+
+@contextmanager
+def num_threads(count: int) -> Iterator[None]:
+    """Set the number of threads of the native engine for a while."""
+    global _num_threads
+    before = _num_threads
+    set_num_threads(count)
+    try:
+        yield
+    finally:
+        _num_threads = before
 
 
 def get_num_threads() -> int:
@@ -26,9 +40,10 @@ def get_num_threads() -> int:
     if _num_threads is not None:
         return _num_threads
     requested = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
-    usable = _usable_processors()
+    usable = num_processors()
     return min(int(requested), usable) if requested.isdigit() and int(requested) > 0 else usable
 
 
-def _usable_processors() -> int:
+def num_processors() -> int:
+    """The number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -6,7 +6,8 @@ import math
 import os
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -18,25 +19,26 @@ from torch import Tensor
 
 from riskfield.decoders import AbstractDecoder, as_decoder, decode
 from riskfield.devices import as_device, as_dtype
-from riskfield.estimators.defaults import OPTIMISER, default_inference
-from riskfield.estimators.design import Design, Sizes, stacked
+from riskfield.estimators._jobs import check_n_jobs, threads
+from riskfield.estimators.batches import Blocks, OfExamples, portions, predict_each
+from riskfield.estimators.defaults import OPTIMISER, default_inference, default_initial
+from riskfield.estimators.design import Design, Sizes
 from riskfield.estimators.files import load_estimator, save_estimator
-from riskfield.estimators.labels import Array, as_labels, classes_of, is_known, known_labels, type_of
-from riskfield.estimators.parameters import NestedParameters
+from riskfield.estimators.held_out import hold_out
+from riskfield.estimators.labels import Array, as_labels, class_weights, classes_of, is_known, known_labels, type_of
+from riskfield.estimators.parameters import NestedParameters, check_flags, check_fraction, check_ignore
 from riskfield.examples import Examples
 from riskfield.infer import Inference, InferenceChoice
 from riskfield.learning.checkpoint import Checkpoints
-from riskfield.learning.joining import can_join, decodes_by_part, inference_on, unite
+from riskfield.learning.joining import decodes_by_part
 from riskfield.learning.optimiser import AbstractOptimiser, check_counts
 from riskfield.learning.result import Fit, dump_fit, load_fit
 from riskfield.learning.stages import Stage, fit_stages
-from riskfield.losses.likelihood import SurrogateEM
+from riskfield.learning.validation import Validation
+from riskfield.losses._class_weight import takes_class_weight, with_class_weight
 from riskfield.losses.loss import AbstractLoss, LossLike, as_loss
-from riskfield.losses.marginal import CliqueSmoothedClassification, SmoothedClassification
 from riskfield.losses.names import LOSSES
-from riskfield.losses.piecewise import Independent
 from riskfield.models.conditional import LinearModel
-from riskfield.progress import bar
 
 # How many variables are evaluated at once by default: those of four images of 240 x 320 pixels.
 _VARIABLES_AT_ONCE = 4 * 240 * 320
@@ -61,9 +63,20 @@ class AbstractCRF(NestedParameters):
         optimiser: by default `LBFGS(iterations=200)`.
         initial: losses to fit first, in this order. By default, as in Domke (2013), `Independent()`, and then
             `SurrogateEM()` before a smoothed classification error. An empty tuple for none.
+        class_weight: the weight of a variable in the loss by its label: a dictionary {label: weight}, 1 for labels that
+            it does not name, or "balanced", inversely proportional to how often a label occurs. It needs a loss that is
+            a sum over variables, such as the default. Losses of `initial` that are none are fitted without weights.
         ignore: the label that marks unknown ones, by default -1. None if every label is a class, -1 too.
         chunk_size: how many examples are evaluated at once, to bound memory. By default about 300,000 variables.
-        random_state: seeds whatever is random. L-BFGS is not, unless the loss draws samples.
+        early_stopping: hold out a part of the examples, stop each loss when its value on them has not improved for
+            `n_iter_no_change` iterations, and keep the parameters that were best on them. The value of every iteration
+            is in `results_[-1].history`, as `validation`.
+        validation_fraction: the share of the examples to hold out.
+        n_iter_no_change: how many iterations without an improvement end the training.
+        n_jobs: the number of threads of `fit` and `predict`, in the native engine and in torch: -1 for all processors,
+            None (the default) for as many as `riskfield.set_num_threads` and `torch.set_num_threads` have set.
+        random_state: seeds whatever is random: which examples are held out, the order of examples in `Torch` and `SMD`,
+            and losses that draw samples. L-BFGS is not random.
         verbose: show progress bars.
         device: where to compute, such as "cuda"; by default the CPU.
         dtype: the precision, "float32" or "float64" (the default). On a GPU, float32 is much faster.
@@ -80,10 +93,15 @@ class AbstractCRF(NestedParameters):
     lasso: float
     optimiser: AbstractOptimiser | None
     initial: Sequence[LossLike] | None
+    class_weight: Any
     ignore: Any
     chunk_size: int | None
+    early_stopping: bool
+    validation_fraction: float
+    n_iter_no_change: int
+    n_jobs: int | None
     random_state: Any
-    verbose: bool
+    verbose: bool | int
     device: str | None
     dtype: str | None
 
@@ -103,6 +121,7 @@ class AbstractCRF(NestedParameters):
         "arity_",
         "feature_seconds_",
     )
+    _fits: ClassVar[tuple[str, ...]] = ("results_",)  # lists of `Fit`, which a file holds as well
 
     @abstractmethod
     def _design(self, example: Any, name: str) -> Design:
@@ -146,10 +165,10 @@ class AbstractCRF(NestedParameters):
         Returns:
             The estimator itself.
         """
+        self._check_settings()
+        stages = self.stages()
         designs = self._designs(self._prepared(X, fitting=True))
         check_consistent_length(designs, y, sample_weight)
-        stages = self.stages()
-        as_decoder(self.decoder)  # refused here rather than by `predict`
         pairs = enumerate(zip(y, designs, strict=True))
         labels = [as_labels(own, design.shape, f"y[{k}]", self.ignore) for k, (own, design) in pairs]
         self.classes_ = classes_of(labels, self.ignore)
@@ -159,18 +178,27 @@ class AbstractCRF(NestedParameters):
         self._check_codes(codes)
         self.model_ = self._model().to(as_device(self.device))
         weights = None if sample_weight is None else np.asarray(sample_weight, np.float64)
+        stages = self._weighted(stages, class_weights(self.class_weight, self.classes_, codes, weights))
         began = time.perf_counter()
-        examples = list(self._examples(designs, codes, weights))
+        labelled = self._blocks().labelled(designs, codes, weights, verbose=bool(self.verbose))
+        examples: Sequence[Examples] = list(labelled)
         self.feature_seconds_ = time.perf_counter() - began
-        self._train(
-            examples,
-            stages,
-            seed=int(check_random_state(self.random_state).randint(2**31)),
-            checkpoint=Checkpoints(checkpoint) if isinstance(checkpoint, str | os.PathLike) else checkpoint,
-            resume=resume,
-            chunk_size=self._chunk_size(max(block.graph.num_variables for block in examples)),
-            progress=self.verbose,
-        )
+        chunk_size = self._chunk_size(max(block.graph.num_variables for block in examples))
+        seed, validation = int(check_random_state(self.random_state).randint(2**31)), None
+        if self.early_stopping:
+            examples, held_out = hold_out(examples, self.validation_fraction, seed)
+            validation = Validation(held_out, patience=self.n_iter_no_change)
+        with threads(self.n_jobs):
+            self._train(
+                examples,
+                stages,
+                seed=seed,
+                validation=validation,
+                checkpoint=Checkpoints(checkpoint) if isinstance(checkpoint, str | os.PathLike) else checkpoint,
+                resume=resume,
+                chunk_size=chunk_size,
+                progress=bool(self.verbose),
+            )
         return self
 
     def predict(self, X: Any) -> Any:
@@ -214,9 +242,12 @@ class AbstractCRF(NestedParameters):
         """The stages of `fit`: one for each loss of `initial`, and one for `loss`."""
         loss = self._loss()
         optimiser = OPTIMISER if self.optimiser is None else self.optimiser
-        initial = _papers_initial(loss) if self.initial is None else self.initial
+        initial = default_initial(loss) if self.initial is None else self.initial
         if not isinstance(initial, Sequence) or isinstance(initial, str):
             raise TypeError(f"`initial` must be a tuple of losses. Got {initial!r}.")
+        if self.class_weight is not None and not takes_class_weight(loss):
+            names = ", ".join(name for name, each in LOSSES.items() if takes_class_weight(each))
+            raise ValueError(f"`class_weight` needs one of the losses {names}. Got {self.loss!r}.")
         return [Stage(each, self._inference(), optimiser, self._ridge(), self.lasso) for each in [*initial, loss]]
 
     # -- files --------------------------------------------------------------------------------------------------------
@@ -228,12 +259,10 @@ class AbstractCRF(NestedParameters):
             TypeError: if a parameter is a function, or an object that is not riskfield's own.
         """
         check_is_fitted(self)
+        self._check_settings()  # they may have been set since
         fitted = {name: getattr(self, name) for name in self._fitted}
-        fitted["results_"] = [dump_fit(result) for result in self.results_]
-        settings = self.get_params(deep=False)
-        for name in ("device", "dtype"):  # objects of torch by their names
-            settings[name] = None if settings[name] is None else str(settings[name]).removeprefix("torch.")
-        save_estimator(path, type(self).__name__, settings, fitted, self.model_)
+        fitted |= {name: [dump_fit(result) for result in getattr(self, name)] for name in self._fits}
+        save_estimator(path, type(self).__name__, self._plain_settings(), fitted, self._placed_model())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, device: str | None = None) -> Self:
@@ -249,15 +278,44 @@ class AbstractCRF(NestedParameters):
 
         def build(settings: dict[str, Any], fitted: dict[str, Any]) -> tuple[Self, Callable[[], LinearModel]]:
             estimator = cls(**settings if device is None else {**settings, "device": device})
-            results = fitted.pop("results_")
             for name, value in fitted.items():
-                setattr(estimator, name, value)
-            estimator.results_ = [load_fit(result) for result in results]
+                setattr(estimator, name, [load_fit(result) for result in value] if name in cls._fits else value)
             return estimator, estimator._model
 
-        return load_estimator(path, cls.__name__, (*cls._fitted, "results_"), build)
+        return load_estimator(path, cls.__name__, (*cls._fitted, *cls._fits), build)
 
     # -- parts --------------------------------------------------------------------------------------------------------
+
+    def _check_settings(self) -> None:
+        """Raise if a setting is of a type that the estimator cannot use or save."""
+        check_flags(early_stopping=self.early_stopping)
+        check_fraction(validation_fraction=self.validation_fraction)
+        check_counts(n_iter_no_change=self.n_iter_no_change)
+        check_n_jobs(self.n_jobs)
+        check_ignore(self.ignore)
+        as_decoder(self.decoder)
+
+    def _plain_settings(self) -> dict[str, Any]:
+        """The settings for a file, with objects of torch by their names."""
+        settings = self.get_params(deep=False)
+        for name in ("device", "dtype"):
+            settings[name] = None if settings[name] is None else str(settings[name]).removeprefix("torch.")
+        return settings
+
+    def _weighted(self, stages: Sequence[Stage], weights: tuple[float, ...] | None) -> list[Stage]:
+        """The stages with class weights in the losses that take them."""
+        losses = [as_loss(stage.loss) for stage in stages]
+        return [
+            replace(stage, loss=with_class_weight(loss, weights)) if takes_class_weight(loss) else stage
+            for stage, loss in zip(stages, losses, strict=True)
+        ]
+
+    def _blocks(self) -> Blocks:
+        return Blocks(len(self.classes_), as_device(self.device), as_dtype(self.dtype))
+
+    def _placed_model(self) -> LinearModel:
+        """The model on the device and in the dtype of the settings, which may have been set since `fit`."""
+        return self.model_.to(as_device(self.device), as_dtype(self.dtype))
 
     def _loss(self) -> AbstractLoss:
         if not isinstance(self.loss, str):
@@ -269,9 +327,11 @@ class AbstractCRF(NestedParameters):
     def _decoder(self) -> AbstractDecoder | None:
         return self.decoder
 
-    def _train(self, examples: Sequence[Examples], stages: Sequence[Stage], **settings: Any) -> None:
-        """Fit `model_` to examples and set `results_`. `settings` are arguments of `fit_stages`."""
-        self.results_ = fit_stages(self.model_, examples, stages, **settings)
+    def _train(
+        self, examples: Sequence[Examples], stages: Sequence[Stage], *, validation: Validation | None, **settings: Any
+    ) -> None:
+        """Fit `model_` to examples and set `results_`. `settings` are further arguments of `fit_stages`."""
+        self.results_ = fit_stages(self.model_, examples, stages, validation=validation, **settings)
 
     def _ridge(self) -> float:
         return self.ridge
@@ -314,21 +374,6 @@ class AbstractCRF(NestedParameters):
             own[where] = part
         return codes
 
-    def _examples(
-        self, designs: Sequence[Design], codes: Sequence[npt.NDArray[np.int64]], weights: Array | None
-    ) -> Iterator[Examples]:
-        """The training examples, a block for each graph."""
-        shown = iter(bar(designs, shown=self.verbose, what="features"))
-        inputs = [dict(design.inputs()) for design in shown]
-        for members in _groups(designs):
-            graph = designs[members[0]].structure.graph(len(self.classes_))
-            coded = np.stack([designs[k].reduce(codes[k]) for k in members])
-            joined = stacked([inputs[k] for k in members], as_dtype(self.dtype))
-            for k in members:
-                inputs[k].clear()  # the block holds them now
-            own = None if weights is None else torch.from_numpy(weights[members])
-            yield Examples(graph, torch.from_numpy(coded), joined, weights=own).to(as_device(self.device))
-
     def _marginals(self, X: Any) -> list[Array]:
         def of_examples(examples: Examples, inference: Inference) -> Tensor:
             theta = self.model_(examples.graph, examples.inputs)
@@ -337,92 +382,29 @@ class AbstractCRF(NestedParameters):
         return self._predict(X, of_examples, by_part=True)
 
     @torch.no_grad()
-    def _predict(self, X: Any, of_examples: Callable[[Examples, Inference], Tensor], by_part: bool) -> list[Array]:
+    def _predict(self, X: Any, of_examples: OfExamples, by_part: bool) -> list[Array]:
         """What `of_examples` finds for the variables of each example, in the shape of its labels.
 
-        Arguments:
-            X: the examples.
-            of_examples: numbers of shape (example, variable, *) for some examples and the inference on their graph.
-            by_part: whether these are the same for examples that are joined into one.
+        `by_part` says whether this is the same for examples that are joined into one.
         """
         check_is_fitted(self)
-        device, dtype = as_device(self.device), as_dtype(self.dtype)
-        self.model_.to(device, dtype)  # they may have been set since
+        model, blocks = self._placed_model(), self._blocks()
         sizes = Sizes(self.n_features_in_, self.n_edge_features_in_, self.arity_)
         designs = self._designs(self._prepared(X, fitting=False), sizes)
         out: list[Any] = [None] * len(designs)
-        together = by_part and can_join(self.model_, None, self.inference_)
-        for portion in self._portions(designs):
-            blocks = []
-            for members in portion:
-                graph = designs[members[0]].structure.graph(len(self.classes_))
-                unknown = torch.full((len(members), graph.num_variables), -1)
-                inputs = stacked([designs[k].inputs() for k in members], dtype)
-                blocks.append(Examples(graph, unknown, inputs).to(device))
-            united = unite(self.model_, blocks) if together else None
-            if united is None:
-                found = (
-                    (number, torch.arange(len(block)), of_examples(block, self.inference_.on(block.graph)))
-                    for number, block in enumerate(blocks)
-                )
-            else:
-                found = (
-                    (piece.block, piece.rows, values)
-                    for union in united
-                    for piece, values in union.split(
-                        of_examples(union.examples, inference_on(self.inference_, union.examples))[0]
-                    )
-                )
-            for number, rows, values in found:
-                for row, own in zip(rows.tolist(), values, strict=True):
+        with threads(self.n_jobs):
+            for portion in portions(designs, lambda design: self._chunk_size(math.prod(design.shape))):
+                examples = [blocks.unlabelled([designs[k] for k in members]) for members in portion]
+                for number, row, values in predict_each(model, self.inference_, examples, of_examples, by_part):
                     k = portion[number][row]
-                    out[k] = designs[k].expand(own.cpu().numpy())
+                    out[k] = designs[k].expand(values.cpu().numpy())
         return out
-
-    def _portions(self, designs: Sequence[Design]) -> Iterator[list[list[int]]]:
-        """The numbers of designs that are predicted at once, those of each structure together.
-
-        Features of images are computed only then, since they take far more memory than the images.
-        """
-        portion: list[list[int]] = []
-        room = 1.0
-        for members in _groups(designs):
-            each = 1 / self._chunk_size(math.prod(designs[members[0]].shape))
-            left = members
-            while left:
-                count = max(int(room / each), 0 if portion else 1)
-                if count == 0:
-                    yield portion
-                    portion, room = [], 1.0
-                    continue
-                portion.append(left[:count])
-                room -= each * len(left[:count])
-                left = left[count:]
-        if portion:
-            yield portion
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         tags.input_tags.two_d_array, tags.input_tags.three_d_array = False, True
         tags.target_tags.required = tags.target_tags.multi_output = True
         return tags
-
-
-def _papers_initial(loss: AbstractLoss) -> tuple[LossLike, ...]:
-    """What Domke (2013), section 8, fits before a loss."""
-    if isinstance(loss, Independent):
-        return ()
-    if isinstance(loss, SmoothedClassification | CliqueSmoothedClassification):
-        return Independent(), SurrogateEM()
-    return (Independent(),)
-
-
-def _groups(designs: Sequence[Design]) -> list[list[int]]:
-    """The numbers of the designs of each structure, in the order in which structures appear."""
-    groups: dict[Any, list[int]] = {}
-    for k, design in enumerate(designs):
-        groups.setdefault(design.structure, []).append(k)
-    return list(groups.values())
 
 
 def _like(X: Any, values: list[Array]) -> Any:

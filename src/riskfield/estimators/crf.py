@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from riskfield.estimators.base import AbstractCRF
 from riskfield.estimators.defaults import LOSS, RIDGE
 from riskfield.estimators.design import Design, RowRange, listed, sequence, with_constant, with_constant_column
 from riskfield.estimators.labels import Array
+from riskfield.estimators.parameters import check_flags
 from riskfield.estimators.tokens import Vocabulary, as_tokens, is_sparse, mostly_zero, sparse_rows
 from riskfield.estimators.transitions import check_allowed, forbidden_transitions
 from riskfield.examples import Examples
@@ -60,8 +61,9 @@ class CRF(AbstractCRF):
             allow have probability 0.
         forbidden: further transitions of probability 0, pairs (label, next label) with None for the start or the end.
             With a `scheme` or `forbidden`, the default decoder is `MAP()`, so that predictions obey them.
-        loss, inference, decoder, ridge, lasso, optimiser, initial, ignore, chunk_size: as for `AbstractCRF`.
-        random_state, verbose, device, dtype: as for `AbstractCRF`.
+        loss, inference, decoder, ridge, lasso, optimiser, initial, class_weight: as for `AbstractCRF`.
+        ignore, chunk_size, early_stopping, validation_fraction, n_iter_no_change: as for `AbstractCRF`.
+        n_jobs, random_state, verbose, device, dtype: as for `AbstractCRF`.
 
     >>> import numpy as np
     >>> from riskfield import CRF
@@ -88,7 +90,7 @@ class CRF(AbstractCRF):
         fit_intercept: bool = True,
         boundaries: bool = False,
         scheme: str | None = None,
-        forbidden: Sequence[tuple[Any, Any]] | None = None,
+        forbidden: Collection[tuple[Any, Any]] | None = None,
         loss: str | LossLike = LOSS,
         inference: InferenceChoice | None = None,
         decoder: AbstractDecoder | None = None,
@@ -96,10 +98,15 @@ class CRF(AbstractCRF):
         lasso: float = 0.0,
         optimiser: AbstractOptimiser | None = None,
         initial: Sequence[LossLike] | None = None,
+        class_weight: Any = None,
         ignore: Any = -1,
         chunk_size: int | None = None,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        n_iter_no_change: int = 10,
+        n_jobs: int | None = None,
         random_state: Any = 0,
-        verbose: bool = False,
+        verbose: bool | int = False,
         device: str | None = None,
         dtype: str | None = None,
     ):
@@ -115,8 +122,13 @@ class CRF(AbstractCRF):
         self.lasso = lasso
         self.optimiser = optimiser
         self.initial = initial
+        self.class_weight = class_weight
         self.ignore = ignore
         self.chunk_size = chunk_size
+        self.early_stopping = early_stopping
+        self.validation_fraction = validation_fraction
+        self.n_iter_no_change = n_iter_no_change
+        self.n_jobs = n_jobs
         self.random_state = random_state
         self.verbose = verbose
         self.device = device
@@ -154,6 +166,18 @@ class CRF(AbstractCRF):
         width = self.n_features_in_ + self._num_constants()
         like = next(self.model_.parameters())
         return {"nodes": like.new_zeros(2, width), "factors": like.new_ones(1, 1)}
+
+    def _check_settings(self) -> None:
+        super()._check_settings()
+        check_flags(fit_intercept=self.fit_intercept, boundaries=self.boundaries)
+        if self.forbidden is not None and not isinstance(self.forbidden, list | tuple | set | frozenset):
+            raise ValueError(f"`forbidden` must be a list, a tuple or a set of pairs. Got {self.forbidden!r}.")
+
+    def _plain_settings(self) -> dict[str, Any]:
+        settings = super()._plain_settings()
+        if self.forbidden is not None:
+            settings["forbidden"] = [tuple(pair) for pair in self.forbidden]
+        return settings
 
     def _require_chains(self, what: str) -> None:
         if not isinstance(self.graph, str):
@@ -232,7 +256,7 @@ class CRF(AbstractCRF):
         if fitting:
             vocabulary = Vocabulary()
             matrix = vocabulary.rows(given, names)
-            self.vocabulary_ = np.array(list(vocabulary.index))
+            self.vocabulary_ = np.array(list(vocabulary.index), dtype=object)  # others drop NULs at the end of a name
             return matrix
         if self.vocabulary_ is None:
             raise ValueError(f"`{names[0]}` must hold numbers, as the examples in `fit` did. Got named features.")

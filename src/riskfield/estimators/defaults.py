@@ -10,6 +10,10 @@ from riskfield.inference.message_passing import MessagePassing
 from riskfield.inference.request import Stop
 from riskfield.kernels import default_schedule
 from riskfield.learning.lbfgs import LBFGS
+from riskfield.losses.likelihood import SurrogateEM
+from riskfield.losses.loss import AbstractLoss
+from riskfield.losses.marginal import CliqueSmoothedClassification, SmoothedClassification
+from riskfield.losses.piecewise import Independent
 
 LOSS = "univariate-logistic"
 RIDGE = 1e-3
@@ -26,3 +30,12 @@ def default_inference(device: torch.device) -> ExactOnForests:
 
 
 INFERENCE = default_inference(torch.device("cpu"))
+
+
+def default_initial(loss: AbstractLoss) -> tuple[AbstractLoss, ...]:
+    """What Domke (2013), section 8, fits before a loss."""
+    if isinstance(loss, Independent):
+        return ()
+    if isinstance(loss, SmoothedClassification | CliqueSmoothedClassification):
+        return Independent(), SurrogateEM()
+    return (Independent(),)

@@ -31,8 +31,9 @@ class GridCRF(AbstractCRF):
         connectivity: 4 or 8 neighbours.
         edge_features: "constant", so that all edges of a direction share a table, or "difference", so that tables
             depend on how the pixels differ.
-        loss, inference, decoder, ridge, lasso, optimiser, initial, ignore, chunk_size: as for `AbstractCRF`.
-        random_state, verbose, device, dtype: as for `AbstractCRF`.
+        loss, inference, decoder, ridge, lasso, optimiser, initial, class_weight: as for `AbstractCRF`.
+        ignore, chunk_size, early_stopping, validation_fraction, n_iter_no_change: as for `AbstractCRF`.
+        n_jobs, random_state, verbose, device, dtype: as for `AbstractCRF`.
 
     >>> import numpy as np
     >>> from riskfield import GridCRF
@@ -58,10 +59,15 @@ class GridCRF(AbstractCRF):
         lasso: float = 0.0,
         optimiser: AbstractOptimiser | None = None,
         initial: Sequence[LossLike] | None = None,
+        class_weight: Any = None,
         ignore: Any = -1,
         chunk_size: int | None = None,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        n_iter_no_change: int = 10,
+        n_jobs: int | None = None,
         random_state: Any = 0,
-        verbose: bool = False,
+        verbose: bool | int = False,
         device: str | None = None,
         dtype: str | None = None,
     ):
@@ -74,8 +80,13 @@ class GridCRF(AbstractCRF):
         self.lasso = lasso
         self.optimiser = optimiser
         self.initial = initial
+        self.class_weight = class_weight
         self.ignore = ignore
         self.chunk_size = chunk_size
+        self.early_stopping = early_stopping
+        self.validation_fraction = validation_fraction
+        self.n_iter_no_change = n_iter_no_change
+        self.n_jobs = n_jobs
         self.random_state = random_state
         self.verbose = verbose
         self.device = device

@@ -19,8 +19,9 @@ from riskfield.devices import as_device
 from riskfield.estimators.base import AbstractCRF
 from riskfield.estimators.defaults import LOSS, RIDGE
 from riskfield.estimators.design import DIRECTIONS, Codes, Design, Grid, Sizes
-from riskfield.estimators.ridge_path import Trial, best_ridge, ridge_path
-from riskfield.examples import Examples, take
+from riskfield.estimators.held_out import hold_out
+from riskfield.estimators.ridge_path import Trial, best_ridge, independent_stage, ridge_path
+from riskfield.examples import Examples, blocks
 from riskfield.features.image import ImageFeatures, as_floats
 from riskfield.features.resample import reduce_labels, resize
 from riskfield.infer import InferenceChoice
@@ -28,6 +29,7 @@ from riskfield.learning.checkpoint import Checkpoints
 from riskfield.learning.optimiser import AbstractOptimiser
 from riskfield.learning.result import Fit
 from riskfield.learning.stages import Stage, fit_stages
+from riskfield.learning.validation import Validation
 from riskfield.losses.loss import LossLike, as_loss
 from riskfield.losses.piecewise import Independent
 
@@ -51,9 +53,10 @@ class ImageCRF(AbstractCRF):
             a part of the images is held out, the model is trained on the others with smaller and smaller ridges, and
             the one with the lowest log loss of the marginals on the held-out images is taken. The model is then trained
             on all images. With fewer than five images nothing is held out, and the ridge is 1e-3.
-        validation_fraction: the share of the images to hold out.
-        loss, inference, decoder, lasso, optimiser, initial, ignore, chunk_size, random_state, verbose, device, dtype:
-            as for `AbstractCRF`.
+        validation_fraction: the share of the images to hold out, to choose the ridge. With `early_stopping`, they also
+            end the training, which then is on the other images alone.
+        loss, inference, decoder, lasso, optimiser, initial, class_weight, ignore, chunk_size: as for `AbstractCRF`.
+        early_stopping, n_iter_no_change, n_jobs, random_state, verbose, device, dtype: as for `AbstractCRF`.
 
     Fitted attributes besides those of `AbstractCRF`: `features_`, what `features` came to be; `ridge_`; `path_`, a
     `Trial` for every ridge that was tried. `independent()` is the same model without edges, fitted to the same images.
@@ -78,7 +81,9 @@ class ImageCRF(AbstractCRF):
     ridge_: float
     path_: tuple[Trial, ...]
     baseline_: dict[str, Tensor] | None  # parameters of the model without edges
+    baseline_results_: list[Fit]  # how it was fitted
     _fitted = (*AbstractCRF._fitted, "features_", "ridge_", "path_", "baseline_")
+    _fits = (*AbstractCRF._fits, "baseline_results_")
 
     def __init__(
         self,
@@ -88,14 +93,18 @@ class ImageCRF(AbstractCRF):
         inference: InferenceChoice | None = None,
         decoder: AbstractDecoder | None = None,
         ridge: float | None = None,
-        validation_fraction: float = 0.2,
         lasso: float = 0.0,
         optimiser: AbstractOptimiser | None = None,
         initial: Sequence[LossLike] | None = None,
+        class_weight: Any = None,
         ignore: Any = -1,
         chunk_size: int | None = None,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.2,
+        n_iter_no_change: int = 10,
+        n_jobs: int | None = None,
         random_state: Any = 0,
-        verbose: bool = False,
+        verbose: bool | int = False,
         device: str | None = None,
         dtype: str | None = None,
     ):
@@ -105,11 +114,15 @@ class ImageCRF(AbstractCRF):
         self.decoder = decoder
         self.ridge = ridge
         self.lasso = lasso
-        self.validation_fraction = validation_fraction
         self.optimiser = optimiser
         self.initial = initial
+        self.class_weight = class_weight
         self.ignore = ignore
         self.chunk_size = chunk_size
+        self.early_stopping = early_stopping
+        self.validation_fraction = validation_fraction
+        self.n_iter_no_change = n_iter_no_change
+        self.n_jobs = n_jobs
         self.random_state = random_state
         self.verbose = verbose
         self.device = device
@@ -128,9 +141,6 @@ class ImageCRF(AbstractCRF):
         self.features_ = ImageFeatures() if self.features is None else self.features
         if not isinstance(self.features_, ImageFeatures):
             raise TypeError(f"`features` must be an object such as `ImageFeatures()`. Got {self.features_!r}.")
-        fraction = self.validation_fraction
-        if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction < 1:
-            raise ValueError(f"`validation_fraction` must be between 0 and 1. Got {fraction!r}.")
         self.ridge_ = RIDGE if self.ridge is None else self.ridge
         return super().fit(X, y, sample_weight, checkpoint=checkpoint, resume=resume)
 
@@ -144,44 +154,39 @@ class ImageCRF(AbstractCRF):
             raise ValueError("There is no baseline: training was interrupted, or began with another loss.")
         other = copy.copy(self)
         other.loss, other.initial, other.path_ = "independent", (), ()
+        other.results_ = self.baseline_results_
         if self.path_:
             other.ridge_ = best_ridge(self.path_, "independent")
         other.model_ = self._model()
         other.model_.load_state_dict(self.baseline_)
         return other
 
-    def _train(self, examples: Sequence[Examples], stages: Sequence[Stage], **settings: Any) -> None:
+    def _train(
+        self, examples: Sequence[Examples], stages: Sequence[Stage], *, validation: Validation | None, **settings: Any
+    ) -> None:
         """Choose the ridge if it is not given, fit the model to all examples, and keep the baseline."""
-        self.path_, self.baseline_ = (), None
-        count = sum(map(len, examples))
-        if self.ridge is None and count >= _FEWEST:
-            self.path_ = tuple(self._ridge_path(examples, count, settings))
+        self.path_, self.baseline_, self.baseline_results_ = (), None, []
+        if self.ridge is None and sum(map(len, examples)) >= _FEWEST:
+            if validation is None:
+                train, held_out = hold_out(examples, self.validation_fraction, settings["seed"])
+            else:
+                train, held_out = tuple(examples), blocks(validation.data)
+            model = self._model().to(as_device(self.device))
+            self.path_ = tuple(ridge_path(model, train, held_out, stages, **settings))
             self.ridge_ = best_ridge(self.path_, "model")
-            self.model_ = self._model().to(as_device(self.device))
-            stages = self.stages()
+            stages = [replace(stage, ridge=self.ridge_) for stage in stages]
 
         def keep(number: int, fit: Fit) -> None:
             if isinstance(as_loss(stages[number].loss), Independent):
-                self.baseline_ = copy.deepcopy(self.model_.state_dict())
+                self.baseline_, self.baseline_results_ = copy.deepcopy(self.model_.state_dict()), [fit]
 
-        super()._train(examples, stages, after=keep, **settings)
+        super()._train(examples, stages, after=keep, validation=validation, **settings)
         if self.path_ and best_ridge(self.path_, "independent") != self.ridge_ and self.baseline_ is not None:
             alone = self._model().to(as_device(self.device))
-            stage = replace(stages[0], loss=Independent(), ridge=best_ridge(self.path_, "independent"))
-            fit_stages(alone, examples, [stage], **{**settings, "checkpoint": None, "resume": False})
+            stage = replace(independent_stage(stages), ridge=best_ridge(self.path_, "independent"))
+            settings |= {"checkpoint": None, "resume": False, "validation": validation}
+            self.baseline_results_ = fit_stages(alone, examples, [stage], **settings)
             self.baseline_ = alone.state_dict()
-
-    def _ridge_path(self, examples: Sequence[Examples], count: int, settings: dict[str, Any]) -> list[Trial]:
-        """Hold out images, drawn by the seed, and try ridges on the others."""
-        held_out = min(max(1, round(self.validation_fraction * count)), count - 1)
-        order = np.random.default_rng(settings["seed"]).permutation(count)
-        test, train = np.sort(order[:held_out]).tolist(), np.sort(order[held_out:]).tolist()
-
-        def stages(ridge: float) -> list[Stage]:
-            return [replace(stage, ridge=ridge) for stage in self.stages()]
-
-        model = self._model().to(as_device(self.device))
-        return ridge_path(model, take(examples, train), take(examples, test), stages, **settings)
 
     def _ridge(self) -> float:
         return getattr(self, "ridge_", RIDGE) if self.ridge is None else self.ridge

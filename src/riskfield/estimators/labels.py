@@ -7,7 +7,7 @@ refused, since guessing would train another model than the one that was meant.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -84,6 +84,42 @@ def known_labels(labels: Array, ignore: Any = UNKNOWN) -> Array:
     """The labels that are known, in one axis."""
     known = labels[is_known(labels, ignore)]
     return known.astype(np.str_) if labels.dtype.kind == "O" else known
+
+
+def class_weights(
+    class_weight: Any, classes: Array, codes: Sequence[npt.NDArray[np.int64]], sample_weight: Array | None
+) -> tuple[float, ...] | None:
+    """The weight of each class, or None if all are 1.
+
+    Arguments:
+        class_weight: None, "balanced" or a dictionary {label: weight}.
+        classes: all labels.
+        codes: the numbers of the classes of all examples, -1 where a label is unknown.
+        sample_weight: the weight of each example.
+
+    >>> class_weights("balanced", np.array(["a", "b"]), [np.array([0, 0, 0, 1])], None)  # n / (number * count)
+    (0.6666666666666666, 2.0)
+    >>> class_weights({"b": 5}, np.array(["a", "b"]), [], None)
+    (1.0, 5.0)
+    """
+    if class_weight is None:
+        return None
+    if isinstance(class_weight, Mapping):
+        names = classes.tolist()
+        unknown = [label for label in class_weight if label not in names]
+        if unknown:
+            raise ValueError(f"`class_weight` must name labels in `y`, {names}. Got {unknown[0]!r}.")
+        return tuple(float(class_weight.get(label, 1.0)) for label in names)
+    if not isinstance(class_weight, str) or class_weight != "balanced":
+        raise ValueError(f'`class_weight` must be None, "balanced" or a dictionary. Got {class_weight!r}.')
+    counts = np.zeros(len(classes))
+    for k, own in enumerate(codes):
+        weight = 1.0 if sample_weight is None else float(sample_weight[k])
+        counts += weight * np.bincount(own[own >= 0], minlength=len(classes))
+    if not counts.all():
+        label = classes[counts == 0].tolist()[0]
+        raise ValueError(f'`class_weight="balanced"` needs an example of positive weight for {label!r}. Got none.')
+    return tuple((counts.sum() / (len(classes) * counts)).tolist())
 
 
 def type_of(labels: Array) -> str:

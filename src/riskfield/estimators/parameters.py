@@ -1,10 +1,14 @@
-"""Nested parameters: the settings of the objects that an estimator holds, such as `optimiser__iterations`."""
+"""The settings of estimators: nested ones, such as `optimiser__iterations`, and checks of plain ones.
+
+A setting that cannot be saved, or would be read back as another one, is refused by `fit`.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import Any, Self
 
+import numpy as np
 from sklearn.base import BaseEstimator
 
 from riskfield.estimators.defaults import INFERENCE, OPTIMISER
@@ -37,3 +41,23 @@ class NestedParameters(BaseEstimator):  # type: ignore[misc]
                 raise ValueError(f"`{key}` is not a setting of this estimator: `{name}` is {held!r}.")
             setattr(self, name, dataclasses.replace(held, **{setting: value}))
         return self
+
+
+def check_flags(**settings: Any) -> None:
+    """Raise unless all settings are booleans."""
+    for name, value in settings.items():
+        if not isinstance(value, bool | np.bool_):
+            raise ValueError(f"`{name}` must be True or False. Got {value!r}.")
+
+
+def check_fraction(**settings: Any) -> None:
+    """Raise unless all settings are between 0 and 1."""
+    for name, value in settings.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:
+            raise ValueError(f"`{name}` must be between 0 and 1. Got {value!r}.")
+
+
+def check_ignore(ignore: Any) -> None:
+    """Raise unless `ignore` can be a label."""
+    if ignore is not None and (isinstance(ignore, bool) or not isinstance(ignore, int | np.integer | str)):
+        raise ValueError(f"`ignore` must be an integer, a string or None. Got {ignore!r}.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from riskfield.learning.lbfgs import LBFGS
 from riskfield.learning.objective import Objective
 from riskfield.learning.result import Reason
 from riskfield.learning.stages import Stage, fit_stages
+from riskfield.losses._class_weight import class_weight_of
 from riskfield.losses.loss import as_loss
 from riskfield.losses.marginal import UnivariateLogistic
 from riskfield.losses.piecewise import Independent
@@ -39,7 +40,7 @@ def ridge_path(
     model: Module,
     train: Sequence[Examples],
     held_out: Sequence[Examples],
-    stages: Callable[[float], Sequence[Stage]],
+    stages: Sequence[Stage],
     *,
     checkpoint: Checkpoints | None = None,
     **settings: Any,
@@ -52,16 +53,16 @@ def ridge_path(
     Arguments:
         model: is trained. Its parameters are those of the last ridge afterwards.
         train, held_out: examples.
-        stages: the stages of training with a ridge.
+        stages: the stages of training, with any ridge.
         checkpoint: the folder below which every fit has its own.
         settings: further arguments of `fit_stages`.
     """
     trials: list[Trial] = []
     alone, joint = copy.deepcopy(model.state_dict()), None
     for number, ridge in enumerate(RIDGES):
-        all_stages = [_short(stage) for stage in stages(ridge)]
+        all_stages = [_short(replace(stage, ridge=ridge)) for stage in stages]
         model.load_state_dict(alone)
-        first = replace(all_stages[0], loss=Independent())
+        first = independent_stage(all_stages)
         results = fit_stages(model, train, [first], checkpoint=_below(checkpoint, number, "alone"), **settings)
         alone = copy.deepcopy(model.state_dict())
         independent = _log_loss(model, held_out, first, settings)
@@ -90,6 +91,12 @@ def best_ridge(trials: Sequence[Trial], name: str) -> float:
     return trials[min(range(len(trials)), key=lambda k: losses[k] if math.isfinite(losses[k]) else math.inf)].ridge
 
 
+def independent_stage(stages: Sequence[Stage]) -> Stage:
+    """Training without edges, with the settings and the class weights of `stages`."""
+    weights = class_weight_of(as_loss(stages[-1].loss))
+    return replace(stages[0], loss=Independent(class_weight=weights))
+
+
 def _short(stage: Stage) -> Stage:
     if isinstance(stage.optimiser, LBFGS) and stage.optimiser.iterations > _ITERATIONS:
         return replace(stage, optimiser=replace(stage.optimiser, iterations=_ITERATIONS))
@@ -103,5 +110,6 @@ def _below(checkpoint: Checkpoints | None, number: int, name: str) -> Checkpoint
 @torch.no_grad()
 def _log_loss(model: Module, data: Sequence[Examples], stage: Stage, settings: dict[str, Any]) -> float:
     """The log loss of the marginals, or of a softmax at each variable for an independent stage."""
-    loss = Independent() if isinstance(stage.loss, Independent) else UnivariateLogistic()
+    kind = Independent if isinstance(stage.loss, Independent) else UnivariateLogistic
+    loss = kind(class_weight=class_weight_of(as_loss(stage.loss)))
     return Objective(model, list(data), loss, stage.inference, chunk_size=settings.get("chunk_size")).risk()

@@ -12,6 +12,7 @@ from riskfield.graph._scopes import index_tensor
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.graph.groups import FactorGroup
 from riskfield.kernels.logspace import NEG_INF, logsumexp
+from riskfield.losses._class_weight import ClassWeight, weights_of
 
 
 def conditional_logits(graph: FactorGraph, theta: Tensor, states: Tensor, groups: Sequence[FactorGroup]) -> Tensor:
@@ -51,13 +52,14 @@ def conditional_logits(graph: FactorGraph, theta: Tensor, states: Tensor, groups
     return logits
 
 
-def univariate_surprise(graph: FactorGraph, logits: Tensor, labels: Tensor) -> Tensor:
+def univariate_surprise(graph: FactorGraph, logits: Tensor, labels: Tensor, class_weight: ClassWeight = None) -> Tensor:
     """-sum_i log softmax(logits_i)(x_i) over all variables with a label, of shape (*batch).
 
     Arguments:
         graph: the structure.
         logits: of shape (*batch, graph.node_size).
         labels: of shape (*batch, variable), -1 for variables that are no targets.
+        class_weight: the weight of a variable by its label, a number for each state.
     """
     total = logits.new_zeros(labels.shape[:-1])
     for group in graph.node_groups:
@@ -65,7 +67,8 @@ def univariate_surprise(graph: FactorGraph, logits: Tensor, labels: Tensor) -> T
         own = labels[..., index_tensor(group.variables, labels.device)]
         block = block.expand(*own.shape, group.num_states)
         score = block.gather(-1, own.clamp(min=0).unsqueeze(-1)).squeeze(-1)
-        total = total + surprise(score, log_total(block), own >= 0)
+        weights = None if class_weight is None else weights_of(own, class_weight, block)
+        total = total + surprise(score, log_total(block), own >= 0, weights)
     return total
 
 
@@ -74,7 +77,8 @@ def log_total(scores: Tensor) -> Tensor:
     return logsumexp(scores, (scores.ndim - 1,))
 
 
-def surprise(score: Tensor, log_total: Tensor, counted: Tensor) -> Tensor:
+def surprise(score: Tensor, log_total: Tensor, counted: Tensor, weights: Tensor | None = None) -> Tensor:
     """Sum log_total - score over the counted entries of the last axis; inf if a counted label is impossible."""
     value = torch.where(score == NEG_INF, float("inf"), log_total - score)
-    return torch.where(counted, value, 0).sum(-1)
+    value = torch.where(counted, value, 0)
+    return (value if weights is None else value * weights).sum(-1)

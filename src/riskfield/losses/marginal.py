@@ -23,6 +23,7 @@ from torch import Tensor
 from riskfield.graph._scopes import index_tensor
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.inference.solution import Solution
+from riskfield.losses._class_weight import ClassWeight, checked_class_weight, weights_of
 from riskfield.losses.loss import AbstractMarginalLoss
 
 # compare(marginals, labels, counted) -> loss of every block, 0 where not counted.
@@ -36,6 +37,9 @@ class UnivariateLogistic(AbstractMarginalLoss):
 
     The first choice if you will use the marginals. It is infinite if a label has probability 0.
 
+    Arguments:
+        class_weight: the weight of a target by its label, a number for each state; by default 1.
+
     >>> import torch
     >>> from riskfield import Exact, Inference, chain
     >>> from riskfield.losses import UnivariateLogistic
@@ -46,9 +50,14 @@ class UnivariateLogistic(AbstractMarginalLoss):
 
     additive: ClassVar[bool] = True
 
+    class_weight: ClassWeight = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "class_weight", checked_class_weight(self.class_weight))
+
     def of_solution(self, solution: Solution, labels: Tensor, mask: Tensor) -> Tensor:
         """Sum -log mu(x_i) over the targets."""
-        return over_variables(solution.graph, solution.node_marginals, labels, mask, _logistic)
+        return over_variables(solution.graph, solution.node_marginals, labels, mask, _logistic, self.class_weight)
 
 
 @dataclass(frozen=True)
@@ -76,6 +85,9 @@ class UnivariateQuadratic(AbstractMarginalLoss):
 
     It is bounded, so outliers affect it less than the logistic loss, but training more often stops in a poor minimum.
 
+    Arguments:
+        class_weight: the weight of a target by its label, a number for each state; by default 1.
+
     >>> import torch
     >>> from riskfield import Exact, Inference, chain
     >>> from riskfield.losses import UnivariateQuadratic
@@ -86,9 +98,14 @@ class UnivariateQuadratic(AbstractMarginalLoss):
 
     additive: ClassVar[bool] = True
 
+    class_weight: ClassWeight = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "class_weight", checked_class_weight(self.class_weight))
+
     def of_solution(self, solution: Solution, labels: Tensor, mask: Tensor) -> Tensor:
         """Sum -2 mu(x_i) + sum_x' mu(x')^2 over the targets."""
-        return over_variables(solution.graph, solution.node_marginals, labels, mask, _quadratic)
+        return over_variables(solution.graph, solution.node_marginals, labels, mask, _quadratic, self.class_weight)
 
 
 @dataclass(frozen=True)
@@ -110,6 +127,7 @@ class SmoothedClassification(AbstractMarginalLoss):
 
     Arguments:
         alpha: the steepness of the sigmoid. A larger value is closer to the number of errors and harder to minimise.
+        class_weight: the weight of a target by its label, a number for each state; by default 1.
 
     >>> import torch
     >>> from riskfield import Exact, Inference, chain
@@ -122,13 +140,16 @@ class SmoothedClassification(AbstractMarginalLoss):
     additive: ClassVar[bool] = True
 
     alpha: float = 15.0
+    class_weight: ClassWeight = None
 
     def __post_init__(self) -> None:
         _check_alpha(self.alpha)
+        object.__setattr__(self, "class_weight", checked_class_weight(self.class_weight))
 
     def of_solution(self, solution: Solution, labels: Tensor, mask: Tensor) -> Tensor:
         """Sum S(max_{x' != x_i} mu(x') - mu(x_i)) over the targets."""
-        return over_variables(solution.graph, solution.node_marginals, labels, mask, _smoothed(self.alpha))
+        compare = _smoothed(self.alpha)
+        return over_variables(solution.graph, solution.node_marginals, labels, mask, compare, self.class_weight)
 
 
 @dataclass(frozen=True)
@@ -152,13 +173,21 @@ class CliqueSmoothedClassification(AbstractMarginalLoss):
 
 
 def over_variables(
-    graph: FactorGraph, nodes: Sequence[Tensor], labels: Tensor, mask: Tensor, compare: Compare
+    graph: FactorGraph,
+    nodes: Sequence[Tensor],
+    labels: Tensor,
+    mask: Tensor,
+    compare: Compare,
+    class_weight: ClassWeight = None,
 ) -> Tensor:
     """Sum `compare` over the targets, of shape (*batch). `nodes` is laid out like `solution.node_marginals`."""
     total = nodes[0].new_zeros(labels.shape[:-1])
     for group, view in zip(graph.node_groups, nodes, strict=True):
         variables = index_tensor(group.variables, labels.device)
-        total = total + compare(view, labels[..., variables], mask[..., variables]).sum(-1)
+        values = compare(view, labels[..., variables], mask[..., variables])
+        if class_weight is not None:
+            values = values * weights_of(labels[..., variables], class_weight, view)
+        total = total + values.sum(-1)
     return total
 
 

@@ -21,6 +21,7 @@ from riskfield.graph.factor_graph import FactorGraph
 from riskfield.graph.groups import FactorGroup
 from riskfield.infer import Inference
 from riskfield.kernels.logspace import NEG_INF
+from riskfield.losses._class_weight import ClassWeight, checked_class_weight
 from riskfield.losses._local import conditional_logits, log_total, surprise, univariate_surprise
 from riskfield.losses.loss import AbstractLoss, Target
 
@@ -56,6 +57,9 @@ class Independent(AbstractLoss):
 
     This is the baseline for structured models. Its parameters are also a good starting point for training them.
 
+    Arguments:
+        class_weight: the weight of a target by its label, a number for each state; by default 1.
+
     >>> import torch
     >>> from riskfield import chain
     >>> from riskfield.losses import Independent
@@ -66,10 +70,16 @@ class Independent(AbstractLoss):
 
     additive: ClassVar[bool] = True
 
+    class_weight: ClassWeight = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "class_weight", checked_class_weight(self.class_weight))
+
     def evaluate(self, graph: FactorGraph, theta: Tensor, target: Target, inference: Inference | None) -> Tensor:
         """Compute one softmax per variable."""
         single = [group for group in graph.factor_groups if group.arity == 1]
-        return univariate_surprise(graph, conditional_logits(graph, theta, target.known, single), target.labels)
+        logits = conditional_logits(graph, theta, target.known, single)
+        return univariate_surprise(graph, logits, target.labels, self.class_weight)
 
 
 def _pieces(group: FactorGroup, tables: Tensor, target: Target) -> Tensor:

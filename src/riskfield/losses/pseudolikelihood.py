@@ -22,6 +22,7 @@ from riskfield.graph.builders import from_edges
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.graph.schedule import colours
 from riskfield.infer import Inference
+from riskfield.losses._class_weight import ClassWeight, checked_class_weight
 from riskfield.losses._local import conditional_logits, univariate_surprise
 from riskfield.losses.likelihood import clamped_value, value_inference
 from riskfield.losses.loss import AbstractLoss, Target
@@ -34,6 +35,9 @@ class Pseudolikelihood(AbstractLoss):
     Observed variables condition their neighbours. Hidden variables are left out, and so are the factors that contain
     them.
 
+    Arguments:
+        class_weight: the weight of a target by its label, a number for each state; by default 1.
+
     >>> import torch
     >>> from riskfield import chain
     >>> from riskfield.losses import Pseudolikelihood
@@ -44,10 +48,15 @@ class Pseudolikelihood(AbstractLoss):
 
     additive: ClassVar[bool] = True
 
+    class_weight: ClassWeight = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "class_weight", checked_class_weight(self.class_weight))
+
     def evaluate(self, graph: FactorGraph, theta: Tensor, target: Target, inference: Inference | None) -> Tensor:
         """Compute one softmax per variable."""
         logits = conditional_logits(graph, theta, target.known, graph.factor_groups)
-        return univariate_surprise(graph, logits, target.labels)
+        return univariate_surprise(graph, logits, target.labels, self.class_weight)
 
 
 @dataclass(frozen=True, eq=False)
