@@ -10,7 +10,7 @@ SANITIZE_ISAS ?= baseline avx2 avx512
 SANITIZE_ROUNDS ?= 300
 SANITIZE_SEED ?= 0
 
-.PHONY: demo wheel test fuzz lint format bench papers-quick docs sanitize clean
+.PHONY: demo wheel test fuzz lint format bench papers-quick docs browse sanitize clean
 
 demo: $(INSTALLED)
 	$(BIN)/python examples/demo.py --out demo
@@ -55,6 +55,11 @@ papers-quick: $(INSTALLED)
 docs: $(INSTALLED)
 	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html
 	$(BIN)/python docs/check_site.py docs/_build/html
+
+# Open every page in a browser, on a wide screen and on a phone, light and dark.
+browse: docs
+	$(BIN)/python -m pip install --quiet playwright
+	$(BIN)/python docs/browse_site.py docs/_build/html
 
 # The engine under AddressSanitizer with UndefinedBehaviorSanitizer, and under ThreadSanitizer.
 sanitize:

@@ -13,7 +13,7 @@ THEMES = ("images", "sequences", "inference", "learning", "extending")
 project = "riskfield"
 author = "The riskfield developers"
 copyright = "the riskfield developers"
-release = riskfield.__version__
+version = release = riskfield.__version__
 
 extensions = [
     "myst_parser",
@@ -24,7 +24,8 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_gallery.gen_gallery",
 ]
-exclude_patterns = ["_build", "gallery/**/*.ipynb", "gallery/**/*.py", "gallery/**/*.md5", "sg_execution_times.rst"]
+_GENERATED = ("gallery/**/*.ipynb", "gallery/**/*.py", "gallery/**/*.md5", "sg_execution_times.rst")
+exclude_patterns = ["_build", "_templates", *_GENERATED]
 myst_enable_extensions = ["dollarmath", "amsmath", "deflist", "colon_fence"]
 myst_heading_anchors = 3
 nitpicky = False
@@ -33,10 +34,15 @@ html_theme = "furo"
 html_title = f"riskfield {release}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_js_files = ["versions.js"]
+templates_path = ["_templates"]
+_SIDEBAR = ("brand", "search", "versions", "scroll-start", "navigation", "scroll-end")  # Furo's, and a list of versions
+html_sidebars = {"**": [f"sidebar/{part}.html" for part in _SIDEBAR]}
 html_theme_options = {
     "light_css_variables": {"color-brand-primary": "#1f5fa8", "color-brand-content": "#1f5fa8"},
     "dark_css_variables": {"color-brand-primary": "#7db3f0", "color-brand-content": "#7db3f0"},
 }
+pygments_dark_style = "github-dark"  # Furo's own underlines names as if they were links
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 html_show_sourcelink = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 from pathlib import Path
@@ -98,6 +99,20 @@ def test_the_check_of_the_built_site_finds_what_is_wrong(tmp_path: Path) -> None
     assert len(found) == 5
     assert sum("does not exist" in line for line in found) == 2
     assert sum("example.org" in line for line in found) == 3
+
+
+def test_a_version_is_added_to_a_hosted_site(tmp_path: Path) -> None:
+    add_version = runpy.run_path(str(ROOT / "docs" / "add_version.py"))["add_version"]
+    built, site = tmp_path / "built", tmp_path / "site"
+    (built / "_static").mkdir(parents=True)
+    for version in ("0.2.0", "0.10.0", "0.9.1", "0.2.0"):  # the last one replaces the first
+        (built / "index.html").write_text(version)
+        versions = add_version(built, site, version)
+    assert versions == json.loads((site / "versions.json").read_text()) == ["0.10.0", "0.9.1", "0.2.0"]
+    assert "0.10.0/" in (site / "index.html").read_text()
+    assert (site / "0.2.0" / "index.html").read_text() == "0.2.0"
+    with pytest.raises(SystemExit, match=r"Got '\.\./x'"):
+        add_version(built, site, "../x")
 
 
 def test_readme_has_its_example() -> None:
