@@ -28,7 +28,7 @@ from riskfield.inference.algorithm import AbstractAlgorithm
 from riskfield.inference.exact import Exact
 from riskfield.inference.mean_field import MeanField
 from riskfield.inference.message_passing import MessagePassing
-from riskfield.inference.request import Stop
+from riskfield.inference.stop import Stop
 from riskfield.io.uai import read_evidence, read_mar, read_pr, read_uai
 from riskfield.kernels import native_available
 from riskfield.threads import set_num_threads

@@ -17,7 +17,7 @@ from riskfield.cli import main
 from riskfield.cli._fit_images import Choices, InferenceName
 from riskfield.estimators.defaults import ITERATIONS, LOSS, SWEEPS
 from riskfield.estimators.image_run import ImageRun
-from riskfield.learning.session import Session
+from riskfield.learning.fit_state import FitState
 from riskfield.losses.names import LOSSES
 
 FIT = ["fit", "--images", "images", "--masks", "masks", "--iterations", "4", *CLASS_OPTIONS]
@@ -237,7 +237,7 @@ class Killed(BaseException):
 
 @pytest.mark.parametrize("end", [KeyboardInterrupt, Killed])
 def test_nothing_is_lost_by_interruption(folder, end, capsys, monkeypatch):
-    add = Session.add
+    add = FitState.add
 
     def add_until_the_fourth(self, *arguments):
         if self.iteration == 3 and self.objective.loss == rf.losses.UnivariateLogistic():
@@ -246,7 +246,7 @@ def test_nothing_is_lost_by_interruption(folder, end, capsys, monkeypatch):
 
     command = [*FIT, "--out", "cut", "--every", "2", "--iterations", "6", "--quiet"]
     with monkeypatch.context() as patch:
-        patch.setattr(Session, "add", add_until_the_fourth)
+        patch.setattr(FitState, "add", add_until_the_fourth)
         if end is Killed:
             with pytest.raises(Killed):
                 main(command)
@@ -260,7 +260,7 @@ def test_nothing_is_lost_by_interruption(folder, end, capsys, monkeypatch):
         assert main(predict) == 0
         assert len(ImageRun.load("cut").fits[1].history) == 3
         with monkeypatch.context() as patch:
-            patch.setattr(Session, "add", lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt))
+            patch.setattr(FitState, "add", lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt))
             assert main([*command[:-1], "--out", "early"]) == 130
         assert "training ended before the stage with the loss univariate-logistic" in capsys.readouterr().err
     assert main([*command, "--resume"]) == 0

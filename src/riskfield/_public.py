@@ -38,8 +38,8 @@ from riskfield.inference.exact_map import ExactMAP
 from riskfield.inference.gibbs import sample
 from riskfield.inference.mean_field import MeanField
 from riskfield.inference.message_passing import MaxProduct, MessagePassing
-from riskfield.inference.request import Stop
 from riskfield.inference.solution import Solution
+from riskfield.inference.stop import Stop
 from riskfield.learning.checkpoint import Checkpoints
 from riskfield.learning.fit import fit
 from riskfield.learning.predict import predict

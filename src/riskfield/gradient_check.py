@@ -29,8 +29,8 @@ from riskfield.graph.factor_graph import FactorGraph
 from riskfield.infer import infer
 from riskfield.inference.algorithm import AbstractAlgorithm
 from riskfield.inference.evidence import Evidence, clamp
-from riskfield.inference.request import Stop
 from riskfield.inference.solution import Solution
+from riskfield.inference.stop import Stop
 
 Loss = Callable[[Solution], Tensor]
 

@@ -18,8 +18,9 @@ from riskfield.inference.algorithm import AbstractAlgorithm
 from riskfield.inference.evidence import Evidence, clamp
 from riskfield.inference.message_passing import MessagePassing
 from riskfield.inference.precision import is_resolved, recentred
-from riskfield.inference.request import Request, Stop
+from riskfield.inference.request import Request
 from riskfield.inference.solution import Solution
+from riskfield.inference.stop import Stop
 from riskfield.kernels import check_kernels, is_differentiated
 
 _ALGORITHM, _STOP, _ADJOINT = MessagePassing(), Stop(), Unroll()  # the defaults

@@ -16,7 +16,8 @@ from torch.autograd import forward_ad
 from riskfield.adjoints.unroll import Unroll
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.inference.algorithm import AbstractAlgorithm
-from riskfield.inference.request import Request, Stop
+from riskfield.inference.request import Request
+from riskfield.inference.stop import Stop
 from riskfield.kernels import is_transformed
 from riskfield.kernels.chains import chains_of, expectations
 

@@ -19,8 +19,9 @@ from torch.autograd import forward_ad
 
 from riskfield.adjoints._refusals import require_sweeps
 from riskfield.adjoints.adjoint import AbstractAdjoint
-from riskfield.inference.request import Request, Stop
+from riskfield.inference.request import Request
 from riskfield.inference.solution import Solution
+from riskfield.inference.stop import Stop
 from riskfield.kernels import EVERY_SWEEP, LAST_SWEEP, ExactRun, RecordingRun, is_differentiated, is_transformed
 from riskfield.kernels.slow import warn_slow
 

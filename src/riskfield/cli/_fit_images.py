@@ -25,7 +25,7 @@ from riskfield.infer import ExactOnForests, Inference
 from riskfield.inference.algorithm import AbstractAlgorithm
 from riskfield.inference.mean_field import MeanField
 from riskfield.inference.message_passing import MessagePassing
-from riskfield.inference.request import Stop
+from riskfield.inference.stop import Stop
 from riskfield.kernels import default_schedule
 from riskfield.learning.checkpoint import Checkpoints
 from riskfield.learning.lbfgs import LBFGS

@@ -25,8 +25,8 @@ from riskfield.inference.exact import Exact
 from riskfield.inference.exact_map import ExactMAP
 from riskfield.inference.mean_field import MeanField
 from riskfield.inference.message_passing import MaxProduct, MessagePassing
-from riskfield.inference.request import Stop
 from riskfield.inference.solution import JointMode, Solution
+from riskfield.inference.stop import Stop
 from riskfield.io._atomic import check_writable
 from riskfield.io.uai import UAIModel, read_evidence, read_uai, write_mar, write_mpe, write_pr
 from riskfield.kernels import default_schedule

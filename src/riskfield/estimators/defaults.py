@@ -7,7 +7,7 @@ import torch
 from riskfield.entropy import TRW
 from riskfield.infer import ExactOnForests, Inference
 from riskfield.inference.message_passing import MessagePassing
-from riskfield.inference.request import Stop
+from riskfield.inference.stop import Stop
 from riskfield.kernels import default_schedule
 from riskfield.learning.lbfgs import LBFGS
 from riskfield.losses.likelihood import SurrogateEM

@@ -38,7 +38,7 @@ from riskfield.inference.exact import Exact
 from riskfield.inference.exact_map import ExactMAP
 from riskfield.inference.mean_field import MeanField
 from riskfield.inference.message_passing import MaxProduct, MessagePassing
-from riskfield.inference.request import Stop
+from riskfield.inference.stop import Stop
 from riskfield.io.codec import Registry
 from riskfield.learning.lbfgs import LBFGS
 from riskfield.learning.smd import SMD

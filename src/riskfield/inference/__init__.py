@@ -18,8 +18,8 @@ from riskfield.inference.exact_map import ExactMAP
 from riskfield.inference.gibbs import effective_sample_size, frequencies, sample
 from riskfield.inference.mean_field import MeanField
 from riskfield.inference.message_passing import MaxProduct, MessagePassing
-from riskfield.inference.request import Stop
 from riskfield.inference.solution import JointMode, Solution
+from riskfield.inference.stop import Stop
 from riskfield.kernels import Run
 
 __all__ = [

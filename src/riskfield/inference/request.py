@@ -1,17 +1,13 @@
-"""`Request`, one call of `infer`, and the only loop over sweeps."""
+"""`Request`: one call of `infer`."""
 
 from __future__ import annotations
 
-import math
-import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
-from numbers import Real
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,35 +16,11 @@ from riskfield.errors import ConvergenceWarning, ImpossibleEvidenceError, Kernel
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.inference.algorithm import AbstractAlgorithm
 from riskfield.inference.solution import Lazy, Solution
+from riskfield.inference.stop import Stop, advance
 from riskfield.kernels import ExactRun, RecordingRun, Run, SteppedRun
 
-_LARGEST = float(np.finfo(np.float64).max)
-# How long one slice of sweeps may take before the loop looks up: short enough for Ctrl-C and a smooth progress bar.
-_SLICE_SECONDS = 0.1
 _QUICK = 1 << 25  # table entries that native sweeps go through in a moment
 _FIRST = 1 << 20  # table entries that any kernels go through in a moment
-
-
-@dataclass(frozen=True)
-class Stop:
-    """When inference ends: after `sweeps` sweeps, or as soon as a run has converged to `tol`.
-
-    Converged to `tol` means that the marginals, those of factors included, and each message's part in the log-partition
-    value are within about `tol` of the fixed point. The distance is estimated from the inconsistency of the marginals
-    and the rate at which it shrinks, so neither damping nor slow convergence passes for convergence.
-    `tol=None` runs exactly `sweeps` sweeps, as truncated fitting does; convergence is not checked.
-    """
-
-    sweeps: int = 1000
-    tol: float | None = 1e-6
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.sweeps, int | np.integer) or isinstance(self.sweeps, bool) or self.sweeps < 0:
-            raise ValueError(f"`sweeps` must be a non-negative integer. Got {self.sweeps!r}.")
-        if self.sweeps >= 2**63:
-            raise ValueError(f"`sweeps` must be below 2**63. Got {self.sweeps!r}.")
-        if self.tol is not None and (not isinstance(self.tol, Real) or not 0 <= self.tol <= _LARGEST):
-            raise ValueError(f"`tol` must be a non-negative number or None. Got {self.tol!r}.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +48,7 @@ class Request:
         first = max(1, _FIRST // max(1, batch.numel() * graph.mu_size))
         if self.stop.tol is None and kernel_choice.runs_at_once(theta):
             first = self.stop.sweeps
-        sweeps, residual = _loop(run, self.stop, batch.numel(), self.progress, first, throw=self.throw)
+        sweeps, residual = advance(run, self.stop, batch.numel(), self.progress, first, throw=self.throw)
         # An exact run computes its results when they are asked for. Its residual tells impossible items.
         exact = run if isinstance(run, ExactRun) and self.stop.sweeps > 0 else None
         mu: Lazy
@@ -139,7 +111,7 @@ class Request:
             if run is not None:
                 # In few slices: one run after the other, each pushes what the last one worked on out of the cache.
                 first = max(1, _QUICK // max(1, steps.numel() * self.graph.mu_size))
-                _, residual = _loop(run, self.stop, steps.numel(), self.progress, first, throw=self.throw)
+                _, residual = advance(run, self.stop, steps.numel(), self.progress, first, throw=self.throw)
                 mu = run.marginals(weights.reshape(num_steps, -1))
                 if self.throw and torch.isnan(residual).any():
                     _check_possible(_impossible(mu), batch, self.algorithm)
@@ -174,54 +146,6 @@ class Steps:
 
     mu: Tensor  # weighted sum over the steps, (*batch, mu)
     residual: Tensor  # of all runs
-
-
-def _loop(run: Run, stop: Stop, items: int, progress: bool, first: int, *, throw: bool) -> tuple[Tensor, Tensor]:
-    """Advance in slices, the first of `first` sweeps. With `throw`, an impossible item ends the run for all."""
-    if stop.sweeps == 0:
-        return torch.zeros(items, dtype=torch.int64), torch.full((items,), math.inf, dtype=torch.float64)
-    tol = -1.0 if stop.tol is None else float(stop.tol)  # no residual is at most -1
-    left, slice_, sweeps = stop.sweeps, first, None
-    with _progress_bar(stop.sweeps, progress) as bar:
-        while left > 0:
-            began = time.perf_counter()
-            count = min(slice_, left)
-            residual, ran = run.advance(count, tol)
-            sweeps = ran if sweeps is None else sweeps + ran
-            left -= count
-            if progress:
-                bar.set_postfix(residual=f"{float(residual.max()):.2g}" if items else "0", refresh=False)
-                bar.update(count)
-            # The NaN of an impossible item stays, however many sweeps follow.
-            unfinished = [r for r in residual.tolist() if not r <= tol]
-            impossible = [r for r in unfinished if math.isnan(r)]
-            if len(unfinished) == len(impossible) or (throw and impossible):
-                break
-            if time.perf_counter() - began < _SLICE_SECONDS / 2:
-                slice_ *= 2
-    assert sweeps is not None
-    return sweeps, residual
-
-
-def _progress_bar(total: int, shown: bool) -> Any:
-    if not shown:
-        return _NoBar()
-    from tqdm import tqdm
-
-    return tqdm(total=total, unit="sweep", leave=False, delay=0.5)
-
-
-class _NoBar:
-    """A progress bar that shows nothing, and does not load tqdm."""
-
-    def __enter__(self) -> _NoBar:
-        return self
-
-    def __exit__(self, *error: object) -> None: ...
-
-    def set_postfix(self, **shown: object) -> None: ...
-
-    def update(self, count: int) -> None: ...
 
 
 def _flat_messages(messages: Tensor | None, batch: torch.Size) -> Tensor | None:

@@ -24,12 +24,12 @@ from riskfield.examples import DataSet, blocks
 from riskfield.infer import InferenceChoice
 from riskfield.io._lock import lock_folder
 from riskfield.learning.checkpoint import Checkpoints
+from riskfield.learning.fit_state import FitState
 from riskfield.learning.lbfgs import LBFGS
 from riskfield.learning.objective import Diverged, Objective
 from riskfield.learning.optimiser import AbstractOptimiser, check_counts
 from riskfield.learning.ranks import Ranks
 from riskfield.learning.result import Fit, Reason, Record
-from riskfield.learning.session import Session
 from riskfield.learning.truncation import overstatement
 from riskfield.learning.validation import Validation, Watch
 from riskfield.learning.warm_start import check_warm_start
@@ -144,7 +144,7 @@ def fit(
     if validation is not None:
         watch = Watch(validation, model, loss, inference, **shared)
     run = optimiser.start(objective, seed)
-    session = Session(
+    state = FitState(
         objective,
         run,
         patience=None if watch is None else watch.settings.patience,
@@ -159,35 +159,35 @@ def fit(
         },
     )
     with (
-        _continued(session, checkpoints, resume),
+        _continued(state, checkpoints, resume),
         _own_randomness(objective),
-        _Bar(optimiser, session, shown=progress and ranks.rank == 0) as bar,
+        _Bar(optimiser, state, shown=progress and ranks.rank == 0) as bar,
     ):
         try:
-            while session.goes_on(optimiser.max_iterations):
-                step = run.step(session.iteration + 1)  # examples -> theta -> loss -> gradient -> parameters
-                record = session.add(step, None if watch is None else watch.look(session.iteration + 1))
+            while state.goes_on(optimiser.max_iterations):
+                step = run.step(state.iteration + 1)  # examples -> theta -> loss -> gradient -> parameters
+                record = state.add(step, None if watch is None else watch.look(state.iteration + 1))
                 bar.show(record)
                 if _any_true([callback(record, model) for callback in callbacks], ranks):
-                    session.end(Reason.CALLBACK, "a callback returned True")
+                    state.end(Reason.CALLBACK, "a callback returned True")
                 if checkpoints is not None and record.iteration % checkpoints.every == 0:
-                    session.save(checkpoints)
+                    state.save(checkpoints)
                     objective.forget()
                     if watch is not None:
                         watch.objective.forget()
             if checkpoints is not None:
-                session.save(checkpoints)
+                state.save(checkpoints)
         except Diverged as error:
             if objective.evaluations <= 1:  # there are no better parameters to return
                 if isinstance(error.__cause__, RiskfieldError):
                     raise error.__cause__ from None
                 raise ValueError(f"`model` must start where the objective is finite: {error}.") from error
-            session.end(Reason.DIVERGED, str(error))
+            state.end(Reason.DIVERGED, str(error))
         except KeyboardInterrupt:
-            session.end(Reason.INTERRUPTED, "by the keyboard")
+            state.end(Reason.INTERRUPTED, "by the keyboard")
         finally:
-            session.restore_best()
-    result = session.result()
+            state.restore_best()
+    result = state.result()
     looks = [record.validation for record in result.history if record.validation is not None]
     if result.best is not None and looks and not any(look < math.inf for look in looks):
         warn(
@@ -247,14 +247,14 @@ def _check(
 
 
 @contextmanager
-def _continued(session: Session, checkpoints: Checkpoints | None, resume: bool) -> Iterator[None]:
+def _continued(state: FitState, checkpoints: Checkpoints | None, resume: bool) -> Iterator[None]:
     """Let no other process write to the folder of checkpoints, and continue from the newest one if asked to."""
     if checkpoints is None:
         yield
         return
-    with lock_folder(checkpoints.folder) if session.objective.ranks.rank == 0 else nullcontext():
+    with lock_folder(checkpoints.folder) if state.objective.ranks.rank == 0 else nullcontext():
         if resume:
-            session.resume(checkpoints)
+            state.resume(checkpoints)
         yield
 
 
@@ -277,14 +277,12 @@ def _any_true(answers: Sequence[bool | None], ranks: Ranks) -> bool:
 class _Bar:
     """A progress bar. It imports tqdm only if it is shown."""
 
-    def __init__(self, optimiser: AbstractOptimiser, session: Session, shown: bool):
+    def __init__(self, optimiser: AbstractOptimiser, state: FitState, shown: bool):
         self._bar: Any = None
         if shown:
             from tqdm import tqdm
 
-            self._bar = tqdm(
-                total=optimiser.max_iterations, initial=session.iteration, unit="it", leave=False, delay=0.5
-            )
+            self._bar = tqdm(total=optimiser.max_iterations, initial=state.iteration, unit="it", leave=False, delay=0.5)
 
     def __enter__(self) -> _Bar:
         return self

@@ -20,7 +20,7 @@ from riskfield.entropy import TRW, CountingNumbers
 from riskfield.examples import Examples, join
 from riskfield.infer import Inference, InferenceChoice
 from riskfield.inference.message_passing import MessagePassing
-from riskfield.inference.request import Stop
+from riskfield.inference.stop import Stop
 from riskfield.losses.loss import AbstractLoss
 from riskfield.models.chain import ChainModel
 from riskfield.models.conditional import Conditional, LinearModel, Tables

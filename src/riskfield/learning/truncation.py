@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from riskfield.infer import ExactOnForests, InferenceChoice
-from riskfield.inference.request import Stop
+from riskfield.inference.stop import Stop
 from riskfield.learning.objective import Objective
 from riskfield.learning.validation import evaluating
 

@@ -22,7 +22,7 @@ from riskfield.graph.factor_graph import FactorGraph
 from riskfield.graph.grids import Slices, directions, grid
 from riskfield.infer import Inference
 from riskfield.inference.message_passing import MessagePassing
-from riskfield.inference.request import Stop
+from riskfield.inference.stop import Stop
 from riskfield.kernels import default_schedule
 from riskfield.nn.marginal_inference import at_least_float32, solve
 

@@ -23,7 +23,7 @@ from riskfield.graph.builders import chain
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.infer import Inference
 from riskfield.inference.message_passing import MessagePassing
-from riskfield.inference.request import Stop
+from riskfield.inference.stop import Stop
 from riskfield.losses.loss import LossLike, as_loss
 from riskfield.nn._viterbi import viterbi
 from riskfield.nn.marginal_inference import at_least_float32, solve

@@ -24,7 +24,7 @@ _GROWTH = 100.0
 _FINAL = (Reason.CONVERGED, Reason.STALLED, Reason.VALIDATION)
 
 
-class Session:
+class FitState:
     """The history of a fit, the best parameters so far, and the reason to stop.
 
     Arguments:
