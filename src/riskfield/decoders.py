@@ -182,7 +182,7 @@ class SoftArgmax(AbstractSoftDecoder):
 
 @dataclass(frozen=True)
 class SoftEqualCount(AbstractSoftDecoder):
-    """Sigmoid((logit mu(1) - median) / t), the median that of the logits: `EqualCount` as t tends to 0.
+    """Sigmoid((logit mu(1) - median) / t), where the median is that of the logits: `EqualCount` as t tends to 0.
 
     With the median at probability 1/2 it is `SoftArgmax(t)`. Binary variables only.
 
@@ -231,7 +231,7 @@ def decode(
     >>> from riskfield.decoders import MAP
     >>> graph = chain(3, num_states=2)
     >>> theta = graph.zeros()
-    >>> graph.factor_views(theta)[0][:, [0, 1], [0, 1]] = 0.5  # neighbours like to agree
+    >>> graph.factor_views(theta)[0][:, [0, 1], [0, 1]] = 0.5  # neighbours tend to agree
     >>> decode(graph, theta, Inference(), MAP(), evidence=torch.tensor([-1, 1, -1]))
     tensor([1, 1, 1])
     """

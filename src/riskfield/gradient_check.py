@@ -132,7 +132,7 @@ def check_gradients(
         stop: when inference ends; by default at a tolerance near rounding. Without a tolerance only `Unroll` applies.
         evidence: as for `infer`.
         adjoints: what to try; by default all there are, each with its standard settings.
-        max_entries: the differences are taken of that many entries of theta, drawn at random.
+        max_entries: the number of entries of theta, drawn at random, for which differences are taken.
         seed: for that draw.
         kernels: as for `infer`.
 

@@ -52,7 +52,7 @@ def infer(
         adjoint: how gradients of the marginals and of the log-partition value are computed: `Unroll()`,
             `FixedPoint(...)`, `Perturb(...)`, `KKT(...)`, `Envelope()`. By default `Unroll()`. Where nothing requires a
             gradient, nothing is recorded.
-        kernels: "native", "gpu" or "torch" to insist on these; by default the fastest that can run. Only the torch
+        kernels: "native", "gpu" or "torch" to require these; by default the fastest that can run. Only the torch
             kernels run on every device and have every derivative.
         progress: show a progress bar.
         throw: raise if the algorithm finds that every joint state of a batch item has probability zero. With False,
@@ -125,7 +125,7 @@ def _without_impossible(request: Request, adjoint: AbstractAdjoint, solution: So
 
 
 class Role(Enum):
-    """Which of a loss's runs this is: some compare the model as it is with the model clamped to the labels."""
+    """Which run of a loss this is: some losses compare the free model with the model clamped to the labels."""
 
     FREE = "free"
     CLAMPED = "clamped"
@@ -156,7 +156,7 @@ class Inference:
     Arguments:
         algorithm: `MessagePassing(...)` (the default: loopy belief propagation), `MeanField()`, `Exact()`, ...
         stop: when a run ends.
-        adjoint: how gradients reach theta. By default `Unroll()`: through the sweeps that ran.
+        adjoint: how gradients with respect to theta are computed. By default `Unroll()`: through the sweeps that ran.
         memory: the messages of earlier runs on the same examples, to start from. `fit(..., warm_start=True)` sets it.
 
     >>> from riskfield import TRW, Inference, MessagePassing, Stop, Unroll, grid
@@ -214,7 +214,7 @@ class ExactOnForests:
     """Exact inference on graphs without cycles, and another inference on all others.
 
     On a forest one sweep of belief propagation, from the leaves to the roots and back, gives the exact marginals and
-    log-partition function. The graph alone decides, however it was described.
+    log-partition function. Only the graph itself matters, not the function that built it.
 
     Arguments:
         loopy: the inference on graphs with cycles.

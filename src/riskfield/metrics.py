@@ -118,7 +118,7 @@ def log_loss(marginals: Tensor, labels: Tensor, mask: Tensor | None = None) -> f
 class Reliability:
     """Marginals of all variables and states in bins [0, 1/n], ..., ((n - 1)/n, 1], and how often they are right.
 
-    Those of several examples add up.
+    The results of several examples can be added.
     """
 
     counts: Tensor  # (bin,)  how many marginals are in it
@@ -141,7 +141,7 @@ class Reliability:
 
     @property
     def calibration_error(self) -> float:
-        """The mean distance of a marginal from how often such marginals are right."""
+        """The mean difference between a marginal and the frequency with which such marginals are right."""
         return float((self.counts * (self.means - self.shares).abs()).sum() / self.counts.sum())
 
 

@@ -41,8 +41,8 @@ class MRF(Distribution):
     Arguments:
         graph: the structure.
         theta: log-potentials of shape (*batch, theta), float32 or float64; -inf marks impossible states.
-        inference: how marginals and the log-partition value are computed. By default exactly, which a graph of large
-            treewidth refuses with a `TreewidthError`: name an approximation there.
+        inference: how marginals and the log-partition value are computed. By default exactly. On a graph
+            of large treewidth this raises a `TreewidthError`: pass an approximation there.
 
     >>> import torch
     >>> import riskfield as rf
@@ -107,8 +107,8 @@ class MRF(Distribution):
     def log_prob_is(self) -> ValueIs:
         """What `log_prob` is: "exact", a "lower bound", an "upper bound", or just an "approximation".
 
-        Tree-reweighted message passing bounds A from above, so the log-probability from below, if it has converged and
-        its rho is valid. Mean field bounds A from below.
+        Tree-reweighted message passing bounds A from above, and so the log-probability from below, if it has converged
+        and its rho is valid. Mean field bounds A from below.
         """
         solution = self._solution
         sweeps, converged = min(solution.sweeps.flatten().tolist(), default=1), bool(solution.converged.all())
@@ -116,7 +116,7 @@ class MRF(Distribution):
         return _OF_VALUE.get(value_is, value_is)
 
     def entropy(self) -> Tensor:
-        """A(theta) - theta . mu, of shape (*batch): the entropy, as far as inference is exact."""
+        """A(theta) - theta . mu, of shape (*batch): the entropy, exact if inference is."""
         solution = self._solution
         return solution.log_partition - inner_product(self.graph.expand(self.theta), solution.mu)
 
@@ -156,12 +156,12 @@ class MRF(Distribution):
         """Draw joint states, an int64 tensor of shape (*sample_shape, *batch, variable).
 
         The samples are exact and independent where elimination fits into memory: on trees, for instance. On other
-        graphs each one is the end of a chain of Gibbs sampling of its own, `burn_in` sweeps long.
+        graphs each sample is the last state of a separate Gibbs chain of `burn_in` sweeps.
 
         Arguments:
             sample_shape: how many samples, as a shape.
             seed: an integer, or a `torch.Generator` on the device of theta. By default torch's global generator.
-            burn_in: the length of the chains, where there are any.
+            burn_in: the number of sweeps of a Gibbs chain.
         """
         shape = torch.Size(sample_shape)
         count = shape.numel()

@@ -37,8 +37,8 @@ class Envelope(AbstractAdjoint):
     backward pass refuses it. For a truncated run use `Unroll`, which differentiates the truncated log-partition.
 
     Arguments:
-        curvature: the adjoint by which dmu/dtheta, the second derivative of the value, is computed where one is asked
-            for, as `SMD` does. By default second derivatives are refused.
+        curvature: the adjoint that computes dmu/dtheta, the second derivative of the value, which `SMD` needs. By
+            default second derivatives raise an error.
 
     >>> import torch
     >>> from riskfield import Envelope, Exact, chain, infer
@@ -57,7 +57,7 @@ class Envelope(AbstractAdjoint):
             raise TypeError(f"`curvature` must be an object such as `Unroll()`, or None. Got {self.curvature!r}.")
 
     def apply(self, request: Request) -> Solution:
-        """Run without gradients, or with those of the marginals, and attach the value's."""
+        """Run without gradients, or with those of the marginals, and attach the gradient of the value."""
         require_convergence(request, "Envelope")
         require_theta_only(request, "Envelope")
         curvature = self.curvature if is_differentiated(request.theta) else None

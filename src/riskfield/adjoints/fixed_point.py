@@ -49,19 +49,19 @@ _UNSETTLED = 1e-2
 
 @dataclass(frozen=True)
 class FixedPoint(AbstractAdjoint):
-    """Differentiate the converged marginals by sweeping backwards at the fixed point, to a tolerance of its own.
+    """Differentiate the converged marginals by sweeping backwards at the fixed point, to its own tolerance.
 
     Memory does not grow with the number of sweeps, and inference itself runs on the native kernels. Gradients reach
     theta and the counting numbers of the entropy. They are those of the fixed point, so run inference to a tight
-    tolerance: an error of the marginals becomes one of the gradient, magnified where convergence is slow. For runs
-    that stop short of convergence use `Unroll`.
+    tolerance: an error in the marginals becomes an error in the gradient, magnified where convergence is slow. For
+    runs that stop before convergence use `Unroll`.
 
     Arguments:
-        tol: how small the relative change of a backward sweep must become, |v_new - v| / |v_new|. It is computed in
+        tol: stop once the relative change of a backward sweep, |v_new - v| / |v_new|, is this small. It is computed in
             float64 whatever the dtype of theta.
-        max_steps: the most native backward sweeps to make, and the most backward sweeps in torch after those.
-        solver: `Iterate()` sweeps backwards until the gradient settles, and changes to GMRES where that turns out slow
-            or diverges; `GMRES()` begins with it; `Iterate(fallback=None)` does without.
+        max_steps: the maximum number of native backward sweeps, and of backward sweeps in torch after those.
+        solver: `Iterate()` sweeps backwards until the gradient converges, and switches to GMRES if that is slow or
+            diverges; `GMRES()` uses it from the start; `Iterate(fallback=None)` never does.
 
     Raises:
         ValueError: on use, for a run without a tolerance and for algorithms without sweeps to iterate.

@@ -86,11 +86,11 @@ class GMRES(AbstractLinearSolver):
 
 @dataclass(frozen=True)
 class Iterate(AbstractLinearSolver):
-    """Plain iteration v <- A v + b: backward sweeps until v settles.
+    """Plain iteration v <- A v + b: backward sweeps until v converges.
 
     Arguments:
-        fallback: what takes over where the iteration is slow or, as it may where inference needed damping, diverges.
-            With None it goes on to the end.
+        fallback: the solver to switch to if the iteration is slow or diverges, as it may if inference needed damping.
+            With None it continues to the end.
 
     >>> from riskfield import FixedPoint
     >>> from riskfield.adjoints import Iterate

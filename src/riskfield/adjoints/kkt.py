@@ -54,20 +54,20 @@ class KKT(AbstractAdjoint):
     """Differentiate converged marginals on the local polytope by a sparse linear solve.
 
     For `MessagePassing` with any entropy, and for `ConvexFreeEnergy`, where gradients reach theta and all weights. The
-    run itself must converge: its error enters the gradient. Memory does not grow with the number of sweeps, but that of
-    `Direct` grows faster than the graph.
+    run itself must converge: its error enters the gradient. Memory does not grow with the number of sweeps, but
+    `Direct` needs memory that grows faster than the graph.
 
     Arguments:
         solver: `Direct()` or `Minres()`.
 
     Raises:
         ValueError: on use, for a run without a tolerance and for other algorithms; the message names the alternative.
-        AdjointError: in the backward pass, if the solve fails; the message has its residual. At a stationary point
-            that is about to split or vanish there is no gradient, and it does.
+        AdjointError: in the backward pass, if the solve fails; the message has its residual. It fails at a stationary
+            point that is about to split or vanish, where there is no gradient.
 
     Warns:
-        AdjointWarning: in the backward pass, if marginals have not settled, or if a belief is about to become 0 or to
-            leave it, where a `ConvexFreeEnergy` without a steep function is not differentiable.
+        AdjointWarning: in the backward pass, if marginals have not converged, or if a belief is so close to 0 that a
+            `ConvexFreeEnergy` without a steep function may not be differentiable there.
 
     >>> import torch
     >>> from riskfield import KKT, MessagePassing, Stop, TRW, grid, infer

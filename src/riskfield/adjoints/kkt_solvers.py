@@ -54,7 +54,7 @@ class AbstractSolver(ABC):
 
 @dataclass(frozen=True)
 class Direct(AbstractSolver):
-    """A sparse factorisation with iterative refinement: the quickest for small and middling graphs.
+    """A sparse factorisation with iterative refinement: the fastest for small and medium graphs.
 
     Arguments:
         tol: the relative residual above which the solve counts as failed.
@@ -86,11 +86,11 @@ class Direct(AbstractSolver):
 
 @dataclass(frozen=True)
 class Minres(AbstractSolver):
-    """The minimum-residual method: no factorisation, so memory stays that of the matrix; slow on strong couplings.
+    """The minimum-residual method: no factorisation, so only the matrix is stored. Slow on strong couplings.
 
     Arguments:
         tol: the relative residual to reach.
-        max_steps: how many products with the matrix it may take.
+        max_steps: the maximum number of products with the matrix.
 
     >>> from riskfield import KKT
     >>> from riskfield.adjoints import Minres
@@ -107,7 +107,7 @@ class Minres(AbstractSolver):
             raise ValueError(f"`max_steps` must be at least 1. Got {self.max_steps!r}.")
 
     def solve(self, system: System) -> FloatArray:
-        """Iterate, and start again on what is left while that helps."""
+        """Iterate, and restart on the remaining residual while that helps."""
         from scipy.sparse.linalg import minres
 
         left, start = self.max_steps, np.zeros_like(system.rhs)

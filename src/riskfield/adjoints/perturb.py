@@ -54,11 +54,10 @@ class Perturb(AbstractAdjoint):
 
     Arguments:
         sides: 1, 2 or 4; more sides are more accurate and need more runs.
-        multiplier: m above. A loss whose gradient is dominated by a few very improbable states needs a larger one; a
-            warning says so.
-        tol: where the perturbed runs stop. By default at the relative accuracy of the gradient that the run's own
-            tolerance gives the marginals: that tolerance times the size r |g|_inf of the perturbation, as far as
-            rounding lets them settle.
+        multiplier: scales the step. A loss whose gradient is dominated by a few very improbable states needs a larger
+            one; a warning says so.
+        tol: the tolerance of the perturbed runs. By default the run's own tolerance times the size of the perturbation,
+            as far as rounding permits, so that the gradient has the relative accuracy of the marginals.
 
     Raises:
         ValueError: on use, for a run without a tolerance (use `Unroll`) and for `MaxProduct`.

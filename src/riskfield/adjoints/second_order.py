@@ -36,14 +36,14 @@ def hessian_vector_product(
     refuse. Parameters that the gradient does not depend on get zeros.
 
     Arguments:
-        loss_fn: a scalar tensor from params, of which it is given copies to use in their place.
-        params: a tensor, or a sequence of them; they are left alone.
-        v: of the shape (the shapes) of params.
+        loss_fn: a function of params that returns a scalar tensor. It is called with copies of params.
+        params: a tensor, or a sequence of tensors, which are not changed.
+        v: a tensor, or a sequence of tensors, with the shapes of params.
 
     Returns:
         A tensor like params, or a tuple of them.
 
-    Marginals can be differentiated forward as well: `torch.autograd.forward_ad` and `torch.func.jvp` go through
+    Marginals can be differentiated forward as well: `torch.autograd.forward_ad` and `torch.func.jvp` work with
     `infer(..., adjoint=Unroll())`.
 
     >>> import torch

@@ -36,7 +36,7 @@ class Unroll(AbstractAdjoint):
     Arguments:
         checkpoint: by default the tape holds every sweep, each about as large as all messages. A number k keeps the
             messages before every k-th sweep instead, and the backward pass repeats the k sweeps from there: memory for
-            N/k + k sweeps instead of N, for the time of one more run. True chooses k as the square root of the most
+            N/k + k sweeps instead of N, at the cost of one more run. True chooses k as the square root of the most
             sweeps that `stop` allows. Second derivatives and the torch kernels (other devices) keep the whole tape.
 
     >>> import torch

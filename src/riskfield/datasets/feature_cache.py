@@ -27,7 +27,7 @@ class FeatureCache:
     computed again.
 
     Arguments:
-        folder: is made if it is not there. It may be shared by processes, and emptied at any time.
+        folder: is created if necessary. Processes may share it, and it may be emptied at any time.
 
     >>> import tempfile
     >>> cache = FeatureCache(tempfile.mkdtemp())

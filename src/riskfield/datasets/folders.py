@@ -22,7 +22,7 @@ class MaskReading:
 
     Arguments:
         threshold: values from here on become 255, and those below become 0.
-        levels: values become the nearest of so many grey levels at equal steps from 0 to 255.
+        levels: values become the nearest of this many grey levels at equal steps from 0 to 255.
         resize_masks: a mask of another size than its image is enlarged or reduced, without new values.
 
     >>> MaskReading(levels=3).values(np.array([0, 3, 120, 250]))

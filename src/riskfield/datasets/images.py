@@ -31,7 +31,7 @@ class LabelledImage:
     """An image, and its labels where they are known.
 
     Arguments:
-        name: tells it from the others of a set.
+        name: identifies it within a set.
         image: of shape (row, column) or (row, column, 3), of a type that `ImageFeatures` takes.
         labels: integers of shape (row, column) from 0, with -1 for a pixel without a label; or None.
     """
@@ -49,11 +49,11 @@ class LabelledImage:
 
 
 class ImageSet(Sequence[LabelledImage]):
-    """Images by number or name, read each time they are asked for.
+    """Images by number or name, read each time they are accessed.
 
     Arguments:
-        names: of the images, in order.
-        read: gives the image of a name.
+        names: the names of the images, in order.
+        read: returns the image with a given name.
         classes: the names of the labels 0, 1, ...; empty if there are no labels.
 
     >>> images = ImageSet(["a", "b", "c"], lambda name: LabelledImage(name, np.zeros((2, 3))))
@@ -88,7 +88,7 @@ class ImageSet(Sequence[LabelledImage]):
         """The images of these names, in this order.
 
         Raises:
-            KeyError: if one of them is not there.
+            KeyError: if a name is not in the set.
         """
         chosen = tuple(names)
         missing = sorted(set(chosen) - set(self.names))
@@ -97,7 +97,7 @@ class ImageSet(Sequence[LabelledImage]):
         return ImageSet(chosen, self._read, self.classes)
 
     def map(self, function: Callable[[LabelledImage], LabelledImage], classes: Iterable[str] | None = None) -> ImageSet:
-        """The set of what `function` makes of each image, again made when it is asked for."""
+        """The images with `function` applied to each of them when it is accessed."""
         return ImageSet(
             self.names, lambda name: function(self._read(name)), self.classes if classes is None else classes
         )

@@ -53,8 +53,8 @@ class CRF(AbstractCRF):
 
     Arguments:
         graph: how the variables of an example are joined: "chain", one after the other, or an integer array of shape
-            (edge, 2), the same for all examples. With three columns or more, every row is a factor of so many
-            variables.
+            (edge, 2), the same for all examples. With three columns or more, every row is a factor of that
+            many variables.
         fit_intercept: add a constant to the features of the variables.
         boundaries: learn how probable each label is at the start and at the end of a chain.
         scheme: "BIO" or "BIOES", if labels are "O", "B-X", "I-X", ... for spans: transitions that the scheme does not

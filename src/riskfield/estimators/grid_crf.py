@@ -22,7 +22,7 @@ class GridCRF(AbstractCRF):
 
         theta_i = F (u_i, 1),        theta_ij = G_d (v_ij, 1)
 
-    with a matrix G_d for each direction of edges, and v_ij nothing or |u_i - u_j|.
+    with a matrix G_d for each direction of edges, and v_ij either empty or |u_i - u_j|.
 
     X is an array of shape (n, rows, columns, features), or a list of arrays of shape (rows, columns, features) of
     different sizes; y has label maps of shape (rows, columns), with -1 where a label is unknown.

@@ -46,7 +46,7 @@ class ImageCRF(AbstractCRF):
     integers or strings, with -1 where a label is unknown.
 
     Arguments:
-        features: which features are computed of an image, and the resolution at which inference runs. By default
+        features: which features of an image are computed, and the resolution at which inference runs. By default
             `ImageFeatures()`. Below the resolution of the images, a pixel of the grid learns the label that covers most
             of it, and marginals are interpolated back. States that a `decoder` chooses are repeated.
         ridge: the weight of the squares of all parameters, relative to the loss per variable. By default it is chosen:
@@ -58,7 +58,7 @@ class ImageCRF(AbstractCRF):
         loss, inference, decoder, lasso, optimiser, initial, class_weight, ignore, chunk_size: as for `AbstractCRF`.
         early_stopping, n_iter_no_change, n_jobs, random_state, verbose, device, dtype: as for `AbstractCRF`.
 
-    Fitted attributes besides those of `AbstractCRF`: `features_`, what `features` came to be; `ridge_`; `path_`, a
+    Fitted attributes besides those of `AbstractCRF`: `features_`, the features in use; `ridge_`; `path_`, a
     `Trial` for every ridge that was tried. `independent()` is the same model without edges, fitted to the same images.
     Compare with it to see what the edges contribute.
 

@@ -12,7 +12,7 @@ from sklearn.utils.validation import check_is_fitted
 class PerVariable(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     """A transformer of scikit-learn for the features of variables or pixels, in front of `CRF` or `GridCRF`.
 
-    The rows it is fitted to are the variables of all examples; where examples are tuples, it is for their first entry.
+    It is fitted to the variables of all examples, one row each. If examples are tuples, their first entry is used.
 
     Arguments:
         transformer: such as `StandardScaler()`.
@@ -41,7 +41,7 @@ class PerVariable(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def transform(self, X: Any) -> Any:
-        """X with transformed features, in the form it has."""
+        """X with transformed features, in the same form."""
         check_is_fitted(self)
         out = []
         for example in X:

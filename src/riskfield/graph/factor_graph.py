@@ -49,7 +49,7 @@ class FactorGraph:
             factors). They must have the same shape. Tied tables are never expanded in memory.
         names: optional, a distinct name for each variable, by which evidence and `node` may refer to it.
 
-    A table with more than 2**24 joint states (128 MiB in float64) is dense all the same: a `PerformanceWarning` tells.
+    Tables are always dense: one with more than 2**24 joint states (128 MiB in float64) gives a `PerformanceWarning`.
 
     Raises:
         ValueError: if a state count is below 1, a factor is empty, names a variable twice or names one out of range,
@@ -176,7 +176,7 @@ class FactorGraph:
         return np.concatenate(pairs) if pairs else np.empty((0, 2), np.int64)
 
     def node_entries(self, variables: npt.NDArray[np.integer]) -> IntArray:
-        """Where the states of `variables`, which all have equally many, lie in theta and in mu: (*variables, state).
+        """Positions of the states of `variables`, all with equally many, in theta and in mu: (*variables, state).
 
         >>> FactorGraph([2, 3, 2]).node_entries(np.array([0, 2]))
         array([[0, 1],

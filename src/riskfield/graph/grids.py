@@ -110,7 +110,7 @@ def from_superpixels(
         connectivity: which pixels are neighbours, as in `grid`.
         tied: whether all factors share a table.
 
-    The pairs, of which each names the smaller number first, are sorted: `graph.factor_groups[0].variables`.
+    The pairs are sorted, each with the smaller number first: `graph.factor_groups[0].variables`.
 
     >>> import numpy as np
     >>> graph = from_superpixels(np.array([[0, 0, 1], [2, 2, 1]]), num_states=2)

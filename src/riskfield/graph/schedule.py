@@ -54,11 +54,11 @@ class Parallel:
 
 @dataclass(frozen=True)
 class Coloured:
-    """Update the messages one colour after the other: a `Sequential` order with few, wide levels, as GPUs need them.
+    """Update the messages one colour after the other: a `Sequential` order with few, wide levels, for GPUs.
 
     Variables that share a factor have different colours. A bipartite graph, such as a grid, a chain or a pairwise tree,
     has two colours; other graphs get a greedy colouring (`colour_order`). With fewer levels, more variables are updated
-    at once, which makes a sweep faster. But information moves less far in each sweep, so more sweeps are needed.
+    at once, which makes a sweep faster. But information travels less far in each sweep, so more sweeps are needed.
 
     >>> from riskfield import MessagePassing, grid, infer
     >>> graph = grid(3, 3, num_states=2)

@@ -64,7 +64,7 @@ class AbstractAlgorithm(ABC):
         return ()
 
     def with_parameters(self, graph: FactorGraph, parameters: tuple[Tensor, ...]) -> AbstractAlgorithm:
-        """The same algorithm with these very tensors for `parameters`."""
+        """The same algorithm with these tensors as its `parameters`."""
         return self
 
     def fixed_point_maps(
@@ -86,7 +86,7 @@ class AbstractAlgorithm(ABC):
         """This algorithm's log-partition value at the marginals it returned, of shape (*batch)."""
 
     def value_is(self, graph: FactorGraph, *, sweeps: int, converged: bool) -> ValueIs:
-        """What the log-partition value is, compared with the true one, after so many sweeps."""
+        """How the log-partition value relates to the true one: exact, a bound, or an approximation."""
         return "approximation"
 
     def value(self, run: Run) -> Tensor | None:

@@ -41,7 +41,7 @@ class Exact(AbstractAlgorithm):
     kernels in time linear in its tables, anything else in torch. It takes one sweep and has no messages to start from.
 
     Arguments:
-        max_bytes: how much memory the tables of one run may take. Batches are worked off in parts that fit.
+        max_bytes: how much memory the tables of one run may take. Batches are processed in parts that fit.
 
     Raises:
         TreewidthError: on use, if not even one batch item fits.
@@ -49,7 +49,7 @@ class Exact(AbstractAlgorithm):
     >>> from riskfield import chain, infer
     >>> graph = chain(3, num_states=2)
     >>> theta = graph.zeros()
-    >>> graph.factor_views(theta)[0][:, [0, 1], [0, 1]] = 1.0  # neighbours like to agree
+    >>> graph.factor_views(theta)[0][:, [0, 1], [0, 1]] = 1.0  # neighbours tend to agree
     >>> solution = infer(graph, theta, Exact(), evidence={0: 1})
     >>> graph.node(solution.mu, 2).round(decimals=4), solution.log_partition.round(decimals=4)
     (tensor([0.3932, 0.6068], dtype=torch.float64), tensor(2.6265, dtype=torch.float64))

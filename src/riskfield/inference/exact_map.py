@@ -33,7 +33,7 @@ class ExactMAP(AbstractAlgorithm):
     float64 on theta's device, takes one sweep and has no messages to start from.
 
     Arguments:
-        max_bytes: how much memory the tables of one run may take. Batches are worked off in parts that fit.
+        max_bytes: how much memory the tables of one run may take. Batches are processed in parts that fit.
 
     Raises:
         TreewidthError: on use, if not even one batch item fits.

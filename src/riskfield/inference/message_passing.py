@@ -41,8 +41,8 @@ class MessagePassing(AbstractAlgorithm):
         entropy: `Bethe()` for loopy belief propagation, `TRW(rho)`, or any `CountingNumbers`.
         schedule: `Sequential()` (usually converges in fewest sweeps), `Coloured()` (for GPUs) or `Parallel()`.
         damping: in [0, 1). A new log-message is (1 - damping) times the update plus damping times the old one. The
-            tolerance is compared with the undamped change, so damping never passes for convergence. A tensor may
-            require a gradient, as may the numbers of the entropy: `Unroll` gives it.
+            tolerance is compared with the undamped change, so damping is never mistaken for convergence. A
+            tensor may require a gradient, as may the numbers of the entropy; `Unroll` computes it.
 
     >>> from riskfield import grid, infer
     >>> graph = grid(2, 2, num_states=2)
@@ -73,11 +73,11 @@ class MessagePassing(AbstractAlgorithm):
         return counting.factor, counting.node_total
 
     def with_parameters(self, graph: FactorGraph, parameters: tuple[Tensor, ...]) -> MessagePassing:
-        """The same with these counting numbers."""
+        """The same algorithm with these counting numbers."""
         return replace(self, entropy=_Given(Counting(*parameters)))
 
     def optimality(self, graph: FactorGraph) -> AbstractOptimality:
-        """Those of theta . mu + H(mu) on the local polytope."""
+        """The optimality conditions of theta . mu + H(mu) on the local polytope."""
         return _EntropyOptimality(graph, self.entropy.counting(graph))
 
     def fixed_point_maps(
@@ -143,7 +143,7 @@ class _EntropyOptimality(AbstractOptimality):
 
 @dataclass(frozen=True)
 class MaxProduct(AbstractAlgorithm):
-    """Max-product message passing: `solution.mode()` is its guess at the most probable joint state (MAP).
+    """Max-product message passing: `solution.mode()` is its estimate of the most probable joint state (MAP).
 
     The "marginals" are normalised max-marginals. `mode()` fixes the variables one after the other, each at its best
     state given those before, so that ties and hard constraints are decided consistently; `log_partition` is the score
@@ -157,13 +157,13 @@ class MaxProduct(AbstractAlgorithm):
         entropy: as for `MessagePassing`, and so are `schedule` and `damping`.
         schedule: the order of updates.
         damping: the share of the old message.
-        max_bytes: how much memory that elimination may take.
+        max_bytes: how much memory elimination may take.
 
     >>> from riskfield import chain, infer
     >>> graph = chain(3, num_states=2)
     >>> theta = graph.zeros()
     >>> graph.node(theta, 0)[1] = 1.0
-    >>> graph.factor_views(theta)[0][:, [0, 1], [0, 1]] = 0.5  # neighbours like to agree
+    >>> graph.factor_views(theta)[0][:, [0, 1], [0, 1]] = 0.5  # neighbours tend to agree
     >>> infer(graph, theta, MaxProduct()).mode()
     tensor([1, 1, 1])
     """

@@ -168,8 +168,8 @@ class Solution:
     def mode(self) -> Tensor:
         """A state for every variable, of shape (*batch, variable).
 
-        After `MaxProduct` and `ExactMAP` it is the most probable joint state, as far as they found it (`joint_mode`
-        tells); after any other algorithm the most probable state of every variable by its own marginal (MPM).
+        After `MaxProduct` and `ExactMAP` it is the most probable joint state, as far as they found it (see
+        `joint_mode`); after any other algorithm the most probable state of every variable by its own marginal (MPM).
         """
         if self._algorithm.nonsmooth_because:  # joint maximisers decode with theta
             self._check_theta()

@@ -75,8 +75,8 @@ def fit(
             same for predictions. Losses that need no inference ignore it.
         optimiser: `LBFGS(...)` (the default), `Torch(torch.optim.Adam, {...})`, `SMD(...)`.
         ridge: the weight of the sum of the squared parameters, which is added to the risk.
-        lasso: the weight of the sum of the absolute values of the parameters, which is added, too. It makes many
-            parameters exactly 0. It needs `LBFGS`, which then is OWL-QN (Andrew & Gao 2007).
+        lasso: the weight of the sum of the absolute values of the parameters, which is also added. It makes many
+            parameters exactly 0. It needs `LBFGS`, which then runs OWL-QN (Andrew & Gao 2007).
         per_variable: divide the risk by the number of targets, so that the effect of `ridge` does not depend on the
             size of the images. Otherwise the losses of all examples are summed.
         validation: examples for early stopping, or a `Validation(...)`.
@@ -96,7 +96,7 @@ def fit(
         progress: whether to show a progress bar.
         ranks: the processes that share the work, from `ranks()`. `data` and `validation` are then this rank's share.
         device: where to train, such as "cuda". Model, data and validation data are moved; the model stays there. By
-            default they are left where they are, which must be one place.
+            default they stay where they are, all on one device.
         dtype: the dtype to train in, "float32" or "float64", to which they are converted. By default that of the model.
 
     Returns:

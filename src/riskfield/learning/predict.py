@@ -45,7 +45,7 @@ def predict(
     >>> graph = chain(3, num_states=2)
     >>> model = Generative(graph)
     >>> with torch.no_grad():
-    ...     _ = model.factors.copy_(torch.tensor([1.0, 0.0, 0.0, 1.0] * 2))  # neighbours like to agree
+    ...     _ = model.factors.copy_(torch.tensor([1.0, 0.0, 0.0, 1.0] * 2))  # neighbours tend to agree
     >>> states = torch.full((2, 3), -1)
     >>> evidence = torch.tensor([[1, -1, -1], [-1, -1, 0]])
     >>> predict(model, Examples(graph, states, evidence=evidence), Inference(Exact()))

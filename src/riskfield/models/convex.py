@@ -22,7 +22,7 @@ class LearnsInference(Protocol):
     """A model whose parameters are also those of the inference algorithm."""
 
     def algorithm(self, settings: AbstractAlgorithm, graph: FactorGraph, inputs: Any) -> AbstractAlgorithm:
-        """The algorithm for these inputs, in all else as in `settings`; a `ValueError` if that is another one."""
+        """The algorithm for these inputs, otherwise as in `settings`. Another algorithm is a `ValueError`."""
         ...
 
 
@@ -34,7 +34,7 @@ class ConvexModel(nn.Module):
     learned, and parameters of 0 make weights of 1. With indicators of the inputs as features the weighting functions
     are fully parametrised, and tied over the image.
 
-    `fit` trains both, by `KKT`. To hold the weights for a while, `model.log_weights.requires_grad_(False)`.
+    `fit` trains both, by `KKT`. To keep the weights fixed, call `model.log_weights.requires_grad_(False)`.
 
     Arguments:
         theta: a model of theta.
@@ -94,7 +94,7 @@ def inference_of(
     """The inference to use on `graph`, with the weights that a model has learned for it.
 
     Raises:
-        ValueError: if `inference` does not run the algorithm that the model is about.
+        ValueError: if `inference` does not run the algorithm whose weights the model learns.
 
     >>> import torch
     >>> from riskfield import ConvexFreeEnergy, Inference, chain

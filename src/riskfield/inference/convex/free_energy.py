@@ -157,7 +157,7 @@ class ConvexFreeEnergy(AbstractAlgorithm):
         return self.weights(graph)
 
     def optimality(self, graph: FactorGraph) -> AbstractOptimality:
-        """Those of theta . b - sum_f w_f . f(b) on the local polytope."""
+        """The optimality conditions of theta . b - sum_f w_f . f(b) on the local polytope."""
         return _Optimality(graph, self)
 
     def log_partition(self, graph: FactorGraph, theta: Tensor, mu: Tensor) -> Tensor:

@@ -96,7 +96,7 @@ class Term:
         function: `NEGATIVE_ENTROPY`, `NEGATIVE_LOG`, `SQUARE`, or a `ConvexFunction` of your own.
         weight: one number for all configurations, or a tensor of shape (*batch, mu) in the layout of mu, one per
             configuration of every variable and factor. Its batch axes are the last ones of theta, or none. It may
-            require a gradient, which `KKT` gives.
+            require a gradient, which `KKT` computes.
 
     >>> import torch
     >>> log_weight = torch.zeros(3, requires_grad=True)
@@ -117,7 +117,7 @@ class Term:
     def from_log(cls, function: ConvexFunction, log_weight: Tensor) -> Term:
         """A term whose weights are the exponentials of free parameters, and so stay positive while these are learned.
 
-        Zeros are weights of 1, where learning may begin.
+        Parameters of 0 give weights of 1, a natural start for learning.
         """
         return cls(function, log_weight.exp())
 
