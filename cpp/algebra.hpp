@@ -2,13 +2,12 @@
 // slots combine, how a table is contracted into a message, and how messages add up to a belief.
 //
 // Messages are stored *powered*: as m^c (Probability) or c log m (Logarithm), so that a belief is a plain product or
-// sum of what is stored, and one power per message suffices. Their scale is free: Probability stores messages to a
-// binary variable relative to its state 0, so that only the entry of state 1 is ever read or written, and its belief
-// relative to state 1, so that the cavity b / m needs no division and is known from its entry of state 0: the other is
-// 1, or 0 throughout a run where state 1 is impossible. Arrays here are of vectors: entry x of all lanes at [x].
+// sum of what is stored, and one power per message suffices. Probability keeps messages and beliefs of binary variables
+// as ratios (see ratio.hpp). Arrays here are of vectors: entry x of all lanes at [x].
 #pragma once
 
 #include "plan.hpp"
+#include "ratio.hpp"
 #include "simd_dual.hpp"
 
 namespace riskfield::RISKFIELD_ISA {
@@ -72,12 +71,10 @@ struct Probability {
   static RF_INLINE void cavity(V<T>* out, int states, Belief belief, Stored stored, Kept kept,
                                const MessageSettings<T>& s) {
     const int n = S ? S : states;
-    if (n == 2) {
-      out[0] = belief(0) * root(1, stored, kept, s);
-      out[1] = belief(1);
-    } else {
+    if (keeps_ratio(n))
+      Ratio<T>::cavity(out, belief, root(Ratio<T>::kFirstStored, stored, kept, s));
+    else
       RF_FOR (x, 0, n) out[x] = belief(x) / root(x, stored, kept, s);
-    }
   }
   static RF_INLINE V<T> combine(V<T> a, V<T> b) { return a * b; }
   static RF_INLINE V<T> multiply_add(V<T> sum, V<T> table, V<T> weight) { return sum + table * weight; }
@@ -86,9 +83,8 @@ struct Probability {
   template <int S, class Old>
   static RF_INLINE void finish_message(V<T>* m, int states, const MessageSettings<T>&, Old) {
     const int n = S ? S : states;
-    if (n == 2) {
-      m[1] /= m[0];
-      m[0] = splat<T>(1);
+    if (keeps_ratio(n)) {
+      Ratio<T>::normalise_message(m);
     } else {
       // By the largest entry, not the sum: many factors at one variable would otherwise shrink its belief without
       // bound.
@@ -106,10 +102,11 @@ struct Probability {
     RF_FOR (x, 0, n) m[x] *= scale;
   }
 
-  // The first state whose stored messages are not all 1.
+  static RF_INLINE constexpr bool keeps_ratio(int states) { return states == Ratio<T>::kStates; }
+  // The first state of a message that is stored.
   template <int S>
   static RF_INLINE int first_state(int states) {
-    return (S ? S : states) == 2 ? 1 : 0;
+    return keeps_ratio(S ? S : states) ? Ratio<T>::kFirstStored : 0;
   }
   static RF_INLINE V<T> join(V<T> belief, V<T> stored) { return belief * stored; }
 
@@ -119,13 +116,7 @@ struct Probability {
     const int n = S ? S : states;
     if (power)
       RF_FOR (x, 0, n) b[x] = vpow<T>(b[x], inverse_total);
-    if (n == 2) {
-      const V<T> possible = b[0] + b[1];
-      const I<T> zero = b[1] == T(0);
-      b[0] = select<T>(zero, splat<T>(1), b[0] / b[1]);
-      b[1] = select<T>(zero, V<T>{}, splat<T>(1));
-      return possible;
-    }
+    if (keeps_ratio(n)) return Ratio<T>::normalise_belief(b);
     V<T> total = b[0];
     RF_FOR (x, 1, n) total += b[x];
     const V<T> scale = T(1) / total;
@@ -136,11 +127,11 @@ struct Probability {
   template <int S, class Old>
   static RF_INLINE V<T> change(const V<T>* b, int states, Old old) {
     const int n = S ? S : states;
-    if (n == 2) return vabs<T>(b[0] / (b[0] + b[1]) - old(0) / (old(0) + old(1)));
+    if (keeps_ratio(n)) return Ratio<T>::change(b, old);
     return largest_difference<T, S>(b, n, old);
   }
   // Entries of a cavity that have to be written down to know it.
-  static RF_INLINE int cavity_rows(int states) { return states == 2 ? 1 : states; }
+  static RF_INLINE int cavity_rows(int states) { return keeps_ratio(states) ? Ratio<T>::kCavityRows : states; }
   static RF_INLINE V<T> logarithm(V<T> belief) { return vlog<T>(belief); }
 };
 
@@ -182,6 +173,7 @@ struct Logarithm {
     for (int x = 0; x < states; ++x) m[x] = (m[x] - shift) * s.counting;
   }
 
+  static RF_INLINE constexpr bool keeps_ratio(int) { return false; }
   template <int S>
   static RF_INLINE int first_state(int) {
     return 0;
@@ -227,6 +219,7 @@ struct Expectation {
   }
   template <int S, class Old>
   static RF_INLINE void finish_message(V<T>*, int, const MessageSettings<T>&, Old) {}
+  static RF_INLINE constexpr bool keeps_ratio(int) { return false; }
   template <int S>
   static RF_INLINE int first_state(int) {
     return 0;

@@ -133,7 +133,7 @@ class Backward {
 
  private:
   bool mean_field() const { return context_.kind == Kind::kMeanField; }
-  bool one_row(int states) const { return states == 2 && !mean_field() && !item_.log_domain; }
+  bool one_row(int states) const { return keeps_ratio(context_, item_, states); }
 
   // From the gradient of a node marginal p to that of the log-belief: p(x) (g(x) - p . g); for mean field, whose log-
   // beliefs are of the normalised p, p(x) g(x).

@@ -14,8 +14,7 @@ void for_each_number(const Context<T>& context, Item<T>& item, Body body) {
     for (Index f = 0; f < group.count; ++f)
       for (int slot = 0; slot < group.arity; ++slot) {
         const int n = group.dims[slot];
-        const bool ratio = n == 2 && context.kind == Kind::kSumProduct && !item.log_domain;
-        for (int x = ratio ? 1 : 0; x < n; ++x) {
+        for (int x = keeps_ratio(context, item, n) ? Ratio<T>::kFirstStored : 0; x < n; ++x) {
           const Index at = group.message[f * group.arity + slot] + Index(x) * group.message_stride[f];
           body(messages[at]);
           if (keeps_roots(context, item)) body(messages[roots + at]);

@@ -59,6 +59,12 @@ bool keeps_roots(const Context<T>& context, const Item<T>& item) {
   return context.any_power && context.kind == Kind::kSumProduct && !item.log_domain;
 }
 
+// Whether messages to a variable of so many states are kept as ratios (see ratio.hpp).
+template <class T>
+bool keeps_ratio(const Context<T>& context, const Item<T>& item, int states) {
+  return context.kind == Kind::kSumProduct && !item.log_domain && Probability<T, Power::kOne>::keeps_ratio(states);
+}
+
 // How far a state is from a fixed point, lane by lane: see gap.hpp.
 template <class T>
 struct Gap {

@@ -12,7 +12,7 @@ namespace riskfield::RISKFIELD_ISA {
 
 constexpr int kDeferredSweeps = 8;
 
-// Groups whose tables are worth it. Mean field, logarithms and binary variables are not stored in this form.
+// Groups whose tables are worth it. Mean field, logarithms and ratios are not stored in this form.
 template <class T>
 bool is_deferred(const Context<T>& context, const Item<T>& item, const Group& group) {
   return context.kind == Kind::kSumProduct && !item.log_domain && group.arity == 2 && group.dims[0] > 2 &&

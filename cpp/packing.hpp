@@ -306,7 +306,7 @@ class Packer {
     T* to = models_[0].item->messages[0].get();
     for_given(g, tile, [&](const auto& lanes, int slot, const auto& given, const V<T>& high, const V<T>& low) {
       const int n = group.dims[slot];
-      V<T> scale = probabilities() && n == 2 ? given(0) : high;
+      V<T> scale = probabilities() && n == Ratio<T>::kStates ? given(0) : high;
       if (!probabilities()) {
         V<T> total{};
         for (int x = 0; x < n; ++x) total += vexp<T>(given(x) - high);

@@ -27,7 +27,8 @@ RF_NOINLINE void raise_row(T* stored, T* kept, const T* old, Index count, T damp
   }
 }
 
-// The same for one tile, wherever its messages lie. Only here can damped messages of more than two states be scaled.
+// The same for one tile, wherever its messages lie. Only here can damped messages be scaled, which those that are kept
+// as ratios need not be.
 template <class Algebra, class T, class Lanes>
 RF_NOINLINE void raise_tile(const Context<T>& context, int g, int slot, const Lanes& lanes, const T* in, T* out,
                             Scratch<T>& scratch) {
@@ -43,7 +44,7 @@ RF_NOINLINE void raise_tile(const Context<T>& context, int g, int slot, const La
     top = vmax<T>(top, kept[x]);
   }
   for (int x = first; x < n; ++x) {
-    if (s.damping > 0 && n > 2) kept[x] -= top;
+    if (s.damping > 0 && !Algebra::keeps_ratio(n)) kept[x] -= top;
     lanes.set_message(out + roots, slot, x, kept[x]);
     lanes.set_message(out, slot, x, s.damping > 0 ? vexp2<T>(s.counting * kept[x]) : vpow<T>(kept[x], s.counting));
   }
@@ -56,7 +57,7 @@ void raise_range(const Context<T>& context, const TileRange& range, const T* in,
   const Group& group = plan.groups[range.group];
   const Index roots = plan.message_size;
   const int n = group.dims[range.slot], first = Algebra::template first_state<0>(n);
-  const bool in_rows = !(context.damping > 0) || n == 2;
+  const bool in_rows = !(context.damping > 0) || Algebra::keeps_ratio(n);
   auto operand = [&](const FactorTile& tile) { return group.operands[tile.operands + range.slot]; };
   for (Index t = range.begin; t < range.end;) {
     const FactorTile& tile = plan.factor_tiles[t];

@@ -4,8 +4,8 @@
 // Gradients are kept with respect to logarithms: of beliefs, of stored (powered) messages, of packed tables. A message
 // and its gradient follow from the cavities it was made from, so that these are all a sweep has to write down; a belief
 // is a sum of messages, whose gradient needs no numbers at all. A belief does not change when its messages are scaled,
-// nor a message when its cavities are, so gradients of message passing sum to zero over states. Where Probability keeps
-// one row for a binary variable, its gradient is with respect to the logarithm of that ratio.
+// nor a message when its cavities are, so gradients of message passing sum to zero over states. Of binary variables in
+// probabilities there are ratios only (see ratio.hpp).
 #pragma once
 
 #include "gradients.hpp"
@@ -18,7 +18,7 @@ namespace riskfield::RISKFIELD_ISA {
 // without.)
 template <class T>
 bool keeps_sums(const Context<T>& context, const Item<T>& item, const Group& group, const Gradients<T>& grad) {
-  return context.kind == Kind::kSumProduct && !item.log_domain && square_states(group) == 2 && grad.counting.empty();
+  return keeps_ratio(context, item, square_states(group)) && grad.counting.empty();
 }
 
 // What the backward pass does at a message: everything; everything but tables, and it adds up the messages' gradients;
@@ -140,11 +140,7 @@ template <class Algebra, class T, int S>
 RF_INLINE void reverse_normalisation(const V<T>* m, int states, V<T>* r) {
   if constexpr (kIsExpectation<Algebra, T>) return;
   const int n = S ? S : states;
-  if (Algebra::cavity_rows(n) < n) {  // of one ratio
-    r[0] = -r[1] / m[0];
-    r[1] = r[1] / m[1];
-    return;
-  }
+  if (Algebra::keeps_ratio(n)) return Ratio<T>::reverse_normalisation(m, r);
   // Gradients sum to zero but for rounding, which would grow from sweep to sweep if it were let through.
   V<T> sum{};
   RF_FOR (x, 0, n) sum += r[x];
@@ -295,7 +291,7 @@ RF_INLINE void reverse_message(const Context<T>& context, const Item<T>& item, i
   const V<T> scale = kIsExpectation<Algebra, T> ? splat<T>(1) : settings.counting * (1 - settings.damping);
   RF_FOR (x, Algebra::template first_state<S>(states), states)
     r[x] = scale * take_gradient<Algebra, T, P>(lanes, slot, x, settings.damping, from, to, grad);
-  if constexpr (S == 2 && !kIsExpectation<Algebra, T>) {
+  if constexpr (S > 0 && Algebra::keeps_ratio(S)) {
     reverse_binary<Algebra, T, P>(made, slot, lanes, fixed, r[1], settings.inverse, to, grad);
     return;
   }
@@ -329,7 +325,7 @@ RF_INLINE void reverse_belief(const Context<T>& context, const NodeTile& tile, c
     u[x] = load<T>(beliefs + Index(x) * tile.stride);
     store_some<T>(beliefs + Index(x) * tile.stride, V<T>{}, tile.count);
   }
-  if (rows < states) u[1] = -u[0];
+  if (Algebra::keeps_ratio(states)) Ratio<T>::complete_gradient(u);
   if constexpr (kIsExpectation<Algebra, T>) {
     V<T> total{};
     RF_FOR (x, 0, states) total += u[x];

@@ -12,13 +12,14 @@ class TapeLayout {
   TapeLayout(const Context<T>& context, const Item<T>& item)
       : plan_(*context.plan),
         mean_field_(context.kind == Kind::kMeanField),
-        probabilities_(context.kind == Kind::kSumProduct && !item.log_domain) {}
+        ratios_(keeps_ratio(context, item, Ratio<T>::kStates)) {}
 
   Index range_size(const TileRange& range) const {
     const Group& group = plan_.groups[range.group];
     Index rows = 0;
     for (int k = 0; k < group.arity; ++k)
-      if (k != range.slot) rows += probabilities_ && group.dims[k] == 2 ? 1 : group.dims[k];
+      if (k != range.slot)
+        rows += ratios_ && group.dims[k] == Ratio<T>::kStates ? Ratio<T>::kCavityRows : group.dims[k];
     return (range.end - range.begin) * rows * kLanes<T>;
   }
   Index nodes_size(Index begin, Index end) const {
@@ -36,7 +37,7 @@ class TapeLayout {
 
  private:
   const Plan& plan_;
-  const bool mean_field_, probabilities_;
+  const bool mean_field_, ratios_;
 };
 
 }  // namespace riskfield::RISKFIELD_ISA

@@ -170,14 +170,7 @@ RF_INLINE void update_message(const Context<T>& context, const Item<T>& item, in
 template <class Algebra, class T>
 V<T> undamped_change(const V<T>* belief, const T* old, Index stride, int states, T damping, Scratch<T>& scratch) {
   using Log = Logarithm<T, false>;
-  if (Algebra::template first_state<0>(states) == 1) {  // of a ratio; an impossible state 1 stays impossible
-    const V<T> ratio = load<T>(old), log_ratio = vlog2<T>(ratio);
-    const V<T> step = log_ratio + (vlog2<T>(belief[0]) - log_ratio) / (1 - damping);
-    const V<T> largest = splat<T>(T(100));  // where the marginal is 1 and powers do not overflow yet
-    const V<T> whole = vexp2<T>(select<T>(step > largest, largest, step));
-    const V<T> change = vabs<T>(whole / (whole + T(1)) - ratio / (ratio + T(1)));
-    return select<T>(belief[1] == T(0), V<T>{}, change);
-  }
+  if (Algebra::keeps_ratio(states)) return Ratio<T>::undamped_change(belief, load<T>(old), damping);
   V<T>*whole = scratch.cavities, *before = scratch.before;
   for (int x = 0; x < states; ++x) {
     const V<T> after = Algebra::logarithm(belief[x]);

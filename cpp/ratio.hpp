@@ -1,0 +1,61 @@
+// The arithmetic of binary variables in probabilities (see Probability in algebra.hpp): one number in place of two.
+//
+// The scale of messages and beliefs is free. Messages to a binary variable are kept relative to its state 0, so that
+// only the entry of state 1 is ever read or written, and its belief relative to state 1. So the cavity b / m needs no
+// division and is known from its entry of state 0: the other is 1, or 0 throughout a run where state 1 is impossible.
+// Gradients are with respect to the logarithm of the ratio that is kept.
+#pragma once
+
+#include "simd_dual.hpp"
+
+namespace riskfield::RISKFIELD_ISA {
+
+template <class T>
+struct Ratio {
+  static constexpr int kStates = 2;
+  static constexpr int kFirstStored = 1;  // messages store the states from this one on
+  static constexpr int kCavityRows = 1;   // cavities, and gradients of beliefs, the states below this one
+
+  // From a belief and m(1).
+  template <class Belief>
+  static RF_INLINE void cavity(V<T>* out, Belief belief, V<T> message) {
+    out[0] = belief(0) * message;
+    out[1] = belief(1);
+  }
+  static RF_INLINE void normalise_message(V<T>* m) {
+    m[1] /= m[0];
+    m[0] = splat<T>(1);
+  }
+  // Returns a number above 0 in the lanes that are possible.
+  static RF_INLINE V<T> normalise_belief(V<T>* b) {
+    const V<T> possible = b[0] + b[1];
+    const I<T> zero = b[1] == T(0);
+    b[0] = select<T>(zero, splat<T>(1), b[0] / b[1]);
+    b[1] = select<T>(zero, V<T>{}, splat<T>(1));
+    return possible;
+  }
+  // The change of the marginal between two beliefs.
+  template <class Old>
+  static RF_INLINE V<T> change(const V<T>* b, Old old) {
+    return vabs<T>(b[0] / (b[0] + b[1]) - old(0) / (old(0) + old(1)));
+  }
+  // The change that the step from `old` to b would have made without damping.
+  static RF_INLINE V<T> undamped_change(const V<T>* b, V<T> old, T damping) {
+    const V<T> log_old = vlog2<T>(old);
+    const V<T> step = log_old + (vlog2<T>(b[0]) - log_old) / (1 - damping);
+    const V<T> largest = splat<T>(T(100));  // where the marginal is 1 and powers do not overflow yet
+    const V<T> whole = vexp2<T>(select<T>(step > largest, largest, step));
+    const V<T> change = vabs<T>(whole / (whole + T(1)) - old / (old + T(1)));
+    return select<T>(b[1] == T(0), V<T>{}, change);  // an impossible state 1 stays impossible
+  }
+
+  // From the gradient r[1] of the normalised message to those of its entries before that.
+  static RF_INLINE void reverse_normalisation(const V<T>* m, V<T>* r) {
+    r[0] = -r[1] / m[0];
+    r[1] = r[1] / m[1];
+  }
+  // The gradient of the other state: both sum to zero.
+  static RF_INLINE void complete_gradient(V<T>* u) { u[1] = -u[0]; }
+};
+
+}  // namespace riskfield::RISKFIELD_ISA
