@@ -55,6 +55,7 @@ sphinx_gallery_conf = {
     "subsection_order": ExplicitOrder([f"../examples/gallery/{name}" for name in THEMES]),
     "within_subsection_order": "FileNameSortKey",
     "abort_on_example_error": True,
+    "capture_repr": (),  # only what a script prints or draws is shown
     "download_all_examples": False,
     "plot_gallery": True,
     "remove_config_comments": True,

@@ -23,10 +23,10 @@ from riskfield.errors import RiskfieldError
 COMMANDS = {
     "infer": "Compute the marginals of a model and its log-partition function (or its most probable state).",
     "fit": "Fit a model that labels the pixels of images.",
-    "run": "Fit what a Python file describes.",
+    "run": "Fit the model that a Python file defines.",
     "predict": "Label the pixels of images.",
     "evaluate": "Compare predictions with masks.",
-    "report": "Write a page on one model, or on several side by side.",
+    "report": "Write an HTML report on one model, or on several side by side.",
 }
 _STYLE: dict[str, Any] = {
     "rich_markup_mode": None,  # help and errors as plain text: they go into pipes and logs as well

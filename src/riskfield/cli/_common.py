@@ -174,7 +174,7 @@ def _set_threads(count: int | None) -> int | None:
 
 
 Threads = Annotated[
-    int | None, typer.Option(min=1, callback=_set_threads, help="Threads to use. [as many as there are processors]")
+    int | None, typer.Option(min=1, callback=_set_threads, help="Maximum number of threads. [the number of processors]")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and errors.")]
 Run = Annotated[Path, typer.Argument(metavar="MODEL", help="The folder that `riskfield fit` wrote.")]

@@ -31,12 +31,12 @@ def evaluate(
 ) -> None:
     """Compare predictions with masks.
 
-    For each class: how many pixels have it, which share of them is labelled wrong, and the intersection of true and
-    predicted pixels over their union. For all: the share of wrong pixels; the log loss, which judges the marginals; and
-    the calibration error, the mean distance of a marginal from how often such marginals are right. Then the confusion
-    matrix: of the pixels of the class of a row, the share labelled as the class of a column. Masks have the values they
-    had in training, and pixels to be ignored then are ignored now. An image that cannot be read or labelled is reported
-    and left out, and the exit code is 2.
+    Prints for each class: the number of its pixels, the share of them that is labelled wrong, and the intersection over
+    union of true and predicted pixels. For all pixels: the share of wrong ones; the log loss, which measures the
+    marginals; and the calibration error, the mean difference between a marginal and the frequency with which such
+    marginals are right. Then the confusion matrix: of the pixels of the class in a row, the share labelled as the class
+    in a column. The masks must use the same values as those of the training, and the same value is ignored. An image
+    that cannot be read or labelled is reported and left out, and the exit code is 2.
 
     \b
     Examples:

@@ -29,32 +29,32 @@ def fit(
     out: Annotated[Path, typer.Option(metavar="DIR", help="The folder of the run.", show_default=False)],
     classes: Annotated[
         list[str] | None,
-        typer.Option("--class", metavar="VALUE=NAME", help="A mask value and its class; repeatable. [all values]"),
+        typer.Option("--class", metavar="VALUE=NAME", help="A mask value and its class; may be repeated. [all values]"),
     ] = None,
     ignore: Annotated[int | None, typer.Option(min=0, help="The mask value of pixels without a label.")] = None,
     threshold: Annotated[
-        int | None, typer.Option(min=1, help="Mask values from here on become 255, those below 0.")
+        int | None, typer.Option(min=1, help="Mask values from this one on become 255, lower ones 0.")
     ] = None,
     levels: Annotated[
-        int | None, typer.Option(min=2, max=32, help="Mask values become the nearest of so many grey levels.")
+        int | None, typer.Option(min=2, max=32, help="Mask values become the nearest of this many grey levels.")
     ] = None,
     resize_masks: Annotated[
-        bool, typer.Option("--resize-masks", help="Bring masks to the size of their images.")
+        bool, typer.Option("--resize-masks", help="Resize masks to the size of their images.")
     ] = False,
     loss: Annotated[
         str, typer.Option(metavar="NAME", parser=_loss, help=f"What to minimise: {', '.join(LOSSES)}.")
     ] = LOSS,
     inference: Annotated[InferenceName, typer.Option(help="How marginals are computed.")] = InferenceName.TRW,
-    rho: Annotated[float | None, typer.Option(help=f"trw: appearance of the edges. [{RHO:g}]")] = None,
-    sweeps: Annotated[int, typer.Option(min=1, help="Sweeps of inference, all differentiated.")] = SWEEPS,
+    rho: Annotated[float | None, typer.Option(help=f"trw: appearance probability of the edges. [{RHO:g}]")] = None,
+    sweeps: Annotated[int, typer.Option(min=1, help="Sweeps of inference; the gradient goes through all.")] = SWEEPS,
     ridge: Annotated[
-        float | None, typer.Option(min=0, help="Weight of squared parameters. [chosen on held-out images]")
+        float | None, typer.Option(min=0, help="Weight of the squared parameters. [chosen on held-out images]")
     ] = None,
-    iterations: Annotated[int, typer.Option(min=1, help="Iterations of the optimiser, at most.")] = ITERATIONS,
+    iterations: Annotated[int, typer.Option(min=1, help="Maximum number of iterations of the optimiser.")] = ITERATIONS,
     scale: Annotated[float, typer.Option(help="Resolution of inference, relative to that of the images.")] = 1.0,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder --out.")] = False,
     every: Annotated[int, typer.Option(min=1, help="Iterations between checkpoints.")] = 10,
-    seed: Annotated[int, typer.Option(min=0, help="Seeds whatever is random.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of all random numbers.")] = 0,
     device: Device = None,
     threads: Threads = None,
     config: Config = None,
@@ -64,8 +64,8 @@ def fit(
 
     The model is a conditional random field with the features and the initialisation of Domke (2013). images/horse.jpg
     goes with masks/horse.png, a grey or palette image of the same size whose values are labels. Images may be grey or
-    coloured and of any sizes. The folder --out gets model.safetensors, run.json and checkpoints. The same command with
-    --resume, after an interruption or with more --iterations, continues from there.
+    coloured and of any sizes. The folder --out gets model.safetensors, run.json and checkpoints. After an
+    interruption, or to run more --iterations, the same command with --resume continues the run.
 
     \b
     Examples:

@@ -62,11 +62,11 @@ class DtypeName(StrEnum):
 def infer(
     model: Annotated[Path, typer.Argument(metavar="MODEL.uai", help="The model, in UAI format.", show_default=False)],
     evidence: Annotated[Path | None, typer.Option(help="Observed states, a UAI evidence file.")] = None,
-    algorithm: Annotated[AlgorithmName, typer.Option(help="How to infer.")] = AlgorithmName.BP,
+    algorithm: Annotated[AlgorithmName, typer.Option(help="The inference algorithm.")] = AlgorithmName.BP,
     rho: Annotated[
         str | None,
         typer.Option(
-            metavar="NUMBER|trees", help="trw: appearance of the factors, or 'trees' for spanning trees. [0.5]"
+            metavar="NUMBER|trees", help="trw: appearance probability of factors, or 'trees': of spanning trees. [0.5]"
         ),
     ] = None,
     schedule: Annotated[
@@ -77,7 +77,7 @@ def infer(
         float | None, typer.Option(help="bp, trw, max-product: share of the old message, from 0 to below 1. [0]")
     ] = None,
     memory: Annotated[
-        float | None, typer.Option(help="exact, max-product: gigabytes that tables of elimination may take. [2]")
+        float | None, typer.Option(help="exact, max-product: gigabytes for the tables of elimination. [2]")
     ] = None,
     tol: Annotated[
         float | None,
@@ -85,26 +85,28 @@ def infer(
             min=0, help="Stop when the marginals are about this close to the fixed point. [1e-8; 1e-5 for float32]"
         ),
     ] = None,
-    sweeps: Annotated[int, typer.Option(min=1, help="Stop after this many sweeps in any case.")] = 1000,
+    sweeps: Annotated[int, typer.Option(min=1, help="Maximum number of sweeps.")] = 1000,
     dtype: Annotated[DtypeName, typer.Option(help="Precision of the computation.")] = DtypeName.FLOAT64,
     device: Device = None,
     out: Annotated[
         Path | None, typer.Option(help="Write the marginals here (.MAR); for max-product the states (.MPE).")
     ] = None,
     pr: Annotated[Path | None, typer.Option(help="Write log10 Z here (.PR).")] = None,
-    max_rows: Annotated[int, typer.Option(min=0, help="Variables to print.")] = 20,
-    threads: Annotated[int | None, typer.Option(min=1, help="Processor cores to use at most.")] = None,
+    max_rows: Annotated[int, typer.Option(min=0, help="Number of variables to print.")] = 20,
+    threads: Annotated[int | None, typer.Option(min=1, help="Maximum number of threads.")] = None,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Exit with code 3 if the result is not converged, or not certified.")
+        bool,
+        typer.Option("--strict", help="Exit with code 3 if the run has not converged, or the state is not certified."),
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and errors.")] = False,
 ) -> None:
     """Compute the marginals of a model and its log-partition function (or its most probable state).
 
-    bp is loopy belief propagation: exact on trees, usually good, but it need not converge on strongly coupled loops;
-    damp it then, or use trw, which bounds Z from above where rho comes from spanning trees. mean-field bounds Z from
-    below and is overconfident. exact is exact and needs a small treewidth. max-product looks for the most probable
-    joint state; where message passing does not certify one, elimination finds it if its tables fit in --memory.
+    bp is loopy belief propagation. It is exact on trees and usually good elsewhere, but with strong couplings it may
+    not converge: then use --damping, or trw, which gives an upper bound of Z if rho comes from spanning trees.
+    mean-field gives a lower bound of Z and is overconfident. exact needs a small treewidth. max-product searches for
+    the most probable joint state; if message passing does not certify one, elimination finds it, provided that its
+    tables fit in --memory.
 
     A run that does not converge ends with a warning and still gives its result; with --strict, the exit code is 3.
     Files are written whole or not at all.

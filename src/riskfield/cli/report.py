@@ -20,19 +20,19 @@ def report(
     out: Annotated[
         Path | None, typer.Option(metavar="FILE.html", help="The page. [report.html in the folder of the first model]")
     ] = None,
-    title: Annotated[str | None, typer.Option(help="Of the page. [the names of the models]")] = None,
+    title: Annotated[str | None, typer.Option(help="The title of the page. [the names of the models]")] = None,
     shown: Annotated[int, typer.Option(min=1, help="How many images the page shows.")] = 6,
     device: Device = None,
     threads: Threads = None,
     config: Config = None,
     quiet: Quiet = False,
 ) -> None:
-    """Write a page on one model, or on several side by side.
+    """Write an HTML report on one model, or on several side by side.
 
-    The page is one HTML file that needs no network. It shows errors, confusion, calibration of the marginals, images
-    with truth, marginals and predictions, the course of the training, settings, timings and commands. The numbers are
-    those of all images in --images, with the labels in --masks; these should not be the images of the training. An
-    image that cannot be read or labelled is reported and left out, and the exit code is 2.
+    The report is one HTML file that needs no network. It shows errors, confusion, calibration of the marginals, images
+    with truth, marginals and predictions, training curves, settings, timings and commands. The numbers are computed on
+    all images in --images, with the labels in --masks. Use images that were not used for training. An image that cannot
+    be read or labelled is reported and left out, and the exit code is 2.
 
     \b
     Examples:

@@ -39,16 +39,16 @@ def run(
         typer.Option(metavar="DIR", help="A folder for checkpoints. Continue from the newest one in it, if any."),
     ] = None,
     every: Annotated[int, typer.Option(min=1, help="Iterations between checkpoints.")] = 10,
-    seed: Annotated[int, typer.Option(min=0, help="Seeds whatever is random.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of all random numbers.")] = 0,
     device: Device = None,
     config: Config = None,
     quiet: Quiet = False,
 ) -> None:
-    """Fit what a Python file describes.
+    """Fit the model that a Python file defines.
 
     The file defines a function problem(), which returns the arguments of riskfield.fit as a dictionary: model, data,
     loss and, where needed, inference, optimiser, ridge, validation, ... Under torchrun every process takes its share of
-    the data. With --checkpoint the same command, interrupted or killed, continues where it stopped.
+    the data. If a command with --checkpoint is interrupted or killed, run it again to continue.
 
     \b
     Examples:
