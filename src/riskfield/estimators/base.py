@@ -52,9 +52,9 @@ class AbstractCRF(NestedParameters):
     Arguments:
         loss: the name of a loss, one of `riskfield.losses.names.LOSSES`; a loss object; or a function of (solution,
             labels, mask).
-        inference: how marginals are computed, in training as in prediction. By default the graph of each example
-            decides: exact inference on a graph without cycles, such as a chain, however it was described; ten sweeps of
-            tree-reweighted message passing with rho = 1/2 on any other, in the order `Coloured()` on a GPU.
+        inference: how marginals are computed, in training as in prediction. By default exact inference on graphs
+            without cycles, such as chains, and ten sweeps of tree-reweighted message passing with rho = 1/2 on all
+            others, in the order `Coloured()` on a GPU.
         decoder: how marginals become labels. By default the most probable label of each variable.
         ridge: the weight of the squares of all parameters, relative to the loss per variable. With n labelled
             variables, it is c2 / n in terms of CRFsuite.
@@ -65,8 +65,8 @@ class AbstractCRF(NestedParameters):
             `SurrogateEM()` before a smoothed classification error. An empty tuple for none.
         class_weight: the weight of a variable in the loss by its label: a dictionary {label: weight}, 1 for labels that
             it does not name, or "balanced", inversely proportional to how often a label occurs. It needs a loss that is
-            a sum over variables, such as the default. Losses of `initial` that are none are fitted without weights.
-        ignore: the label that marks unknown ones, by default -1. None if every label is a class, -1 too.
+            a sum over variables, such as the default. Other losses of `initial` are fitted without weights.
+        ignore: the label that means unknown, by default -1. None if every label is a class, even -1.
         chunk_size: how many examples are evaluated at once, to bound memory. By default about 300,000 variables.
         early_stopping: hold out a part of the examples, stop each loss when its value on them has not improved for
             `n_iter_no_change` iterations, and keep the parameters that were best on them. The value of every iteration
@@ -75,14 +75,14 @@ class AbstractCRF(NestedParameters):
         n_iter_no_change: how many iterations without an improvement end the training.
         n_jobs: the number of threads of `fit` and `predict`, in the native engine and in torch: -1 for all processors,
             None (the default) for as many as `riskfield.set_num_threads` and `torch.set_num_threads` have set.
-        random_state: seeds whatever is random: which examples are held out, the order of examples in `Torch` and `SMD`,
+        random_state: seeds random choices: which examples are held out, the order of examples in `Torch` and `SMD`,
             and losses that draw samples. L-BFGS is not random.
         verbose: show progress bars.
         device: where to compute, such as "cuda"; by default the CPU.
         dtype: the precision, "float32" or "float64" (the default). On a GPU, float32 is much faster.
 
-    Fitted attributes: `classes_`, the labels in order; `model_`, the `LinearModel`; `inference_`, what `inference` came
-    to be; `results_`, the `Fit` of each loss; `feature_seconds_`, the time spent on features; `n_features_in_`,
+    Fitted attributes: `classes_`, the labels in order; `model_`, the `LinearModel`; `inference_`, the inference in
+    use; `results_`, the `Fit` of each loss; `feature_seconds_`, the time spent on features; `n_features_in_`,
     `n_edge_features_in_` and `arity_`, which every example must share.
     """
 
