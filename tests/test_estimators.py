@@ -503,7 +503,7 @@ GOOD = [np.zeros((3, 2)), np.zeros((2, 2))], [[0, 1, 1], [1, 0]]
         (GOOD[0], [[0, 1, 1]], "inconsistent numbers of samples"),
         ([], [], "`X` must hold at least one example. Got none."),
         ([np.zeros(3)], [[0, 1, 1]], "`X[0]` must have shape (variables, features). Got (3,)."),
-        ([np.zeros((0, 2))], [[]], "`X[0]` must have shape (variables, features). Got (0, 2)."),
+        ([np.zeros((0, 2))], [[]], "`X[0]` must have at least one variable. Got an empty sequence: leave it out."),
         ([np.array([[np.nan]])], [[0]], "`X[0]` must hold finite numbers. Got NaN or infinity."),
         ([np.array([["a"]])], [[0]], "`X[0]` must hold numbers. Got <U1."),
         ([np.zeros((1, 2)), np.zeros((1, 3))], [[0], [1]], "`X[1]` must have 2 features per variable, as"),
@@ -620,3 +620,94 @@ def test_predictions_need_a_fit_and_the_same_features():
     with pytest.raises(ValueError, match=r"`y\[0\]` must hold integers, as in `fit`. Got strings."):
         crf.score(GOOD[0], [["a", "b", "b"], ["b", "a"]])
     assert crf.predict([]) == []
+
+
+# -- messages for newcomers -------------------------------------------------------------------------------------------
+
+WORDS = [[{"word": "the"}, {"word": "cat"}], [{"word": "a"}, {"word": "dog"}]]
+TAGS = [["DET", "NOUN"], ["DET", "NOUN"]]
+FEW = rf.optim.LBFGS(iterations=2)
+
+
+def test_one_sequence_is_not_a_list_of_them():
+    named, dense = CRF(optimiser=FEW).fit(WORDS, TAGS), CRF(optimiser=FEW).fit([np.eye(2)] * 2, [[0, 1]] * 2)
+    sparse = pytest.importorskip("scipy.sparse")
+    one = "Got what looks like one sequence: pass [X]."
+    for crf, X in [
+        (named, WORDS[0]),
+        (named, [["word:the", "upper"], ["word:cat"]]),
+        (dense, np.eye(2)),
+        (dense, sparse.csr_array(np.eye(2))),
+    ]:
+        with pytest.raises(ValueError) as caught:  # noqa: PT011
+            crf.predict(X)
+        assert one in str(caught.value)
+    with pytest.raises(ValueError, match=r"`X\[0\]` must have shape .* If `X` is one example, pass \[X\]"):
+        dense.predict([[0.0, 1.0], [1.0, 0.0]])
+    picture = np.zeros((3, 4, 1))
+    with pytest.raises(ValueError, match=r"`X\[0\]` must have shape .* If `X` is one example, pass \[X\]"):
+        GridCRF().fit(picture, np.zeros((3, 4), int))
+
+
+@pytest.mark.parametrize("empty", [[], (), np.empty((0, 2))])
+def test_empty_sequences_are_named(empty):
+    for X, y in [([*WORDS, empty], [*TAGS, []]), ([np.eye(2), np.eye(2), empty], [[0, 1], [1, 0], []])]:
+        with pytest.raises(ValueError, match=r"`X\[2\]` must have at least one variable. Got an empty sequence"):
+            CRF(optimiser=FEW).fit(X, y)
+        with pytest.raises(ValueError, match=r"`X\[0\]` must have at least one variable. Got an empty sequence"):
+            CRF(optimiser=FEW).fit(X[:2], y[:2]).predict([empty])
+
+
+def test_lists_of_numbers_that_are_mostly_zero():
+    rows = np.zeros((2, 40))
+    rows[0, 3] = 1
+    listed, array = (CRF(optimiser=FEW).fit([own] * 2, [[0, 1]] * 2) for own in (rows.tolist(), rows))
+    assert np.array_equal(listed.predict_marginals([rows.tolist()])[0], array.predict_marginals([rows])[0])
+
+
+def test_names_of_features_may_end_in_nul():
+    X = [[{"word": "a\0"}, {"word": "a"}]] * 2
+    crf = CRF(optimiser=FEW).fit(X, [["x", "y"]] * 2)
+    assert len(set(crf.vocabulary_)) == 2
+    assert crf.predict(X)[0].tolist() == ["x", "y"]
+
+
+def own_loss(solution, labels, mask):
+    return rf.losses.UnivariateLogistic().of_solution(solution, labels, mask)
+
+
+def test_an_own_loss_is_no_part_of_a_file(tmp_path):
+    crf = CRF(loss=own_loss, initial=(own_loss,), optimiser=FEW).fit(WORDS, TAGS)
+    with pytest.raises(TypeError, match=r"`loss` holds a loss of your own, <function own_loss.*set_params\(loss="):
+        crf.save(tmp_path / "crf")
+    crf.set_params(loss="univariate-logistic")
+    with pytest.raises(TypeError, match=r"`initial` holds a loss of your own, .*set_params\(initial=\(\)\)"):
+        crf.save(tmp_path / "crf")
+    crf.set_params(initial=()).save(tmp_path / "crf")
+    assert np.array_equal(CRF.load(tmp_path / "crf").predict_marginals(WORDS)[0], crf.predict_marginals(WORDS)[0])
+    mixed = rf.losses.Hybrid(own_loss, rf.losses.UnivariateLogistic(), 0.5)
+    with pytest.raises(TypeError, match="`loss` holds a loss of your own"):
+        CRF(loss=mixed, optimiser=FEW).fit(WORDS, TAGS).save(tmp_path / "crf")
+
+
+def test_the_folder_that_is_missing_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError) as caught:
+        CRF(optimiser=FEW).fit(WORDS, TAGS).save(tmp_path / "missing" / "crf.safetensors")
+    assert caught.value.filename == str(tmp_path / "missing" / "crf.safetensors")
+
+
+def test_errors_name_a_loss_as_its_user_does():
+    def wrong_shape(solution, labels, mask):
+        return solution.mu.sum()
+
+    def detached(solution, labels, mask):
+        return own_loss(solution, labels, mask).detach()
+
+    with pytest.raises(ValueError, match="The loss `wrong_shape` must return one number per example"):
+        CRF(loss=wrong_shape, initial=(), optimiser=FEW).fit(WORDS, TAGS)
+    with pytest.raises(ValueError, match="`detached` has none: compute it from the marginals"):
+        CRF(loss=detached, initial=(), optimiser=FEW).fit(WORDS, TAGS)
+    with pytest.raises(TypeError, match=r"Pass the object `riskfield.losses.CliqueLogistic\(\)`"):
+        rf.nn.LinearChainCRF(3, loss="clique-logistic")
+    with pytest.raises(TypeError, match=r"Pass an object of it, `CliqueLogistic\(\)`"):
+        rf.nn.LinearChainCRF(3, loss=rf.losses.CliqueLogistic)

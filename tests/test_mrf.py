@@ -139,9 +139,16 @@ def test_divergence_and_expansion():
 def test_refusals():
     with pytest.raises(TypeError, match=r"`graph` must be a FactorGraph\. Got str"):
         rf.MRF("grid", GRAPH.zeros())
-    with pytest.raises(TypeError, match="`inference` must be an object such as"):
-        rf.MRF(GRAPH, GRAPH.zeros(), rf.Exact())
+    with pytest.raises(TypeError, match=r"`inference` must be an algorithm such as `MessagePassing\(\)`, or an object"):
+        rf.MRF(GRAPH, GRAPH.zeros(), "exact")
     with pytest.raises(ValueError, match="`theta` must not hold NaN"):
         rf.MRF(GRAPH, GRAPH.zeros() * float("nan"))
     with pytest.raises(rf.errors.TreewidthError):
         rf.MRF(LARGE, LARGE.zeros()).log_partition  # noqa: B018
+
+
+def test_an_algorithm_is_an_inference():
+    theta = torch.linspace(-1, 1, GRAPH.theta_size, dtype=torch.float64)
+    bare, whole = rf.MRF(GRAPH, theta, rf.MeanField()), rf.MRF(GRAPH, theta, rf.Inference(rf.MeanField()))
+    assert bare.inference == whole.inference
+    assert torch.equal(bare.log_partition, whole.log_partition)

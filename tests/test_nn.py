@@ -163,13 +163,40 @@ def test_training_lowers_the_loss_and_teaches_the_pairwise_terms_what_neighbours
     ("arguments", "message"),
     [
         (("grid",), "`graph` must be a FactorGraph. Got str."),
-        ((GRID, TRW), f"`inference` must be an object such as `Inference(MessagePassing())`. Got {TRW!r}."),
+        (
+            (GRID, "trw"),
+            "`inference` must be an algorithm such as `MessagePassing()`, or an object such as "
+            "`Inference(MessagePassing(), Stop(sweeps=5, tol=None))`. Got 'trw'.",
+        ),
     ],
 )
 def test_refusals(arguments, message):
     with pytest.raises(TypeError) as caught:
         MarginalInference(*arguments)
     assert str(caught.value) == message
+
+
+def test_an_algorithm_alone_is_run_to_convergence():
+    assert MarginalInference(GRID, TRW).inference == rf.Inference(TRW)
+    assert rf.nn.GridCRF(2, inference=TRW).inference == rf.Inference(TRW)
+
+
+def test_errors_name_what_the_caller_passed():
+    logits, emissions = torch.zeros(1, 2, 3, 4), torch.zeros(3, 1, 2)
+    logits[0, 1, 2, 3] = emissions[2, 0, 1] = float("nan")
+    grid, chain = rf.nn.GridCRF(2), rf.nn.LinearChainCRF(2)
+    with pytest.raises(ValueError, match=r"`logits` must not hold NaN or \+inf. Got nan at \(0, 1, 2, 3\)"):
+        grid(logits)
+    with pytest.raises(ValueError, match=r"`emissions` must not hold NaN or \+inf. Got nan at \(2, 0, 1\)"):
+        chain(emissions, torch.zeros(3, 1).long())
+    with pytest.raises(ValueError, match="`emissions` must not hold NaN"):
+        chain.marginals(emissions)
+    with torch.no_grad():
+        grid.pairwise[1, 0, 0] = chain.transitions[0, 1] = float("inf")
+    with pytest.raises(ValueError, match=r"`crf.pairwise` must not hold NaN or \+inf. Got inf at \(1, 0, 0\)"):
+        grid(torch.zeros(1, 2, 3, 4))
+    with pytest.raises(ValueError, match=r"`crf\.transitions` must not hold NaN"):
+        chain(torch.zeros(3, 1, 2), torch.zeros(3, 1).long())
 
 
 def test_the_log_partition_value_comes_with_its_own_gradient():

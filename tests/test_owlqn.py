@@ -37,6 +37,20 @@ def test_the_minimum_of_a_separable_function_is_soft_thresholding():
     assert (function.parameters[0] == 0).tolist() == [False, False, True, False, True]
 
 
+@pytest.mark.parametrize("start", [1e16, 1e-3], ids=["the step is lost in rounding", "what moves is 0 already"])
+def test_no_point_is_evaluated_twice(start):
+    seen = []
+
+    def jagged(x):
+        """It is lowest where the search starts, though its gradient says otherwise."""
+        seen.append(x.item())
+        return x.sum() / 2 + 1e3 * float(x.item() != start)
+
+    step = rf.optim.LBFGS().start(Lasso(jagged, [start], weight=0.1), seed=0).step(1)
+    assert step.stalled
+    assert len(set(seen)) == len(seen)
+
+
 def lasso_fit(lasso, **settings):
     model = chain_model()
     optimiser = rf.optim.LBFGS(gradient_tol=1e-7, change_tol=1e-14)

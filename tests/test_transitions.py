@@ -119,7 +119,7 @@ def test_lasso_makes_weights_zero():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"scheme": "IO"}, '`scheme` must be "BIO", "BIOES" or None. Got \'IO\'.'),
+        ({"scheme": "IO"}, '`scheme` must be "BIO" ("IOB2"), "BIOES" ("IOBES") or None. Got \'IO\'.'),
         ({"forbidden": [("O", "Q")]}, "`forbidden` must hold pairs of labels in `y`"),
         ({"forbidden": [("O", "B-X")]}, "`y[0]` goes from 'O' to 'B-X' at position 1, which is forbidden."),
         ({"scheme": "BIOES"}, "which is forbidden"),
@@ -131,6 +131,31 @@ def test_refusals(settings, message):
     with pytest.raises(ValueError) as caught:  # noqa: PT011
         CRF(**settings).fit([np.eye(3)] * 2, y)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("label", ["", "BI-X", "L-X"])
+def test_labels_that_are_no_tags_are_refused(label):
+    with pytest.raises(ValueError, match=f"`y` must hold labels of the scheme BIO, .* Got '{label}'"):
+        forbidden_transitions(np.array(["B-X", label, "O"]), "BIO", None)
+    with pytest.raises(ValueError, match=f"`tags` must begin with B-, I-, E- or S-, or be 'O'. Got '{label}'"):
+        list(spans(["O", label]))
+
+
+@pytest.mark.parametrize(("alias", "scheme"), [("IOB2", "BIO"), ("IOBES", "BIOES")])
+def test_schemes_have_two_names(alias, scheme):
+    classes = np.array(["O", *(f"{prefix}-{kind}" for prefix in scheme.replace("O", "") for kind in "XY")])
+    found, same = (forbidden_transitions(classes, name, None) for name in (alias, scheme))
+    assert np.array_equal(found, same)
+
+
+def test_unknown_labels_that_nothing_can_stand_for():
+    X = [np.ones((3, 1))] * 2
+    y = [np.array(own, dtype=object) for own in (["a", "b", "c"], ["a", -1, "a"])]
+    forbidden = [("a", "a"), ("b", "a"), ("c", "a")]
+    for loss in ("surrogate-em", "univariate-logistic"):
+        with pytest.raises(ValueError, match=r"`y\[1\]` has unknown labels that nothing can stand for"):
+            CRF(forbidden=forbidden, loss=loss, optimiser=FEW).fit(X, y)
+    CRF(forbidden=forbidden[:2], optimiser=FEW).fit(X, y)  # by "c"
 
 
 def test_k_best_is_brute_force():

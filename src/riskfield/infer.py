@@ -239,3 +239,15 @@ class ExactOnForests:
 
 
 InferenceChoice: TypeAlias = Inference | ExactOnForests
+
+
+def as_inference(inference: Inference | AbstractAlgorithm) -> Inference:
+    """The inference, or that of an algorithm with the default stop and adjoint."""
+    if isinstance(inference, Inference):
+        return inference
+    if not isinstance(inference, AbstractAlgorithm):
+        raise TypeError(
+            "`inference` must be an algorithm such as `MessagePassing()`, or an object such as "
+            f"`Inference(MessagePassing(), Stop(sweeps=5, tol=None))`. Got {inference!r}."
+        )
+    return Inference(inference)

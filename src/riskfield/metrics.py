@@ -189,6 +189,8 @@ def spans(tags: Sequence[str]) -> Iterator[tuple[str, int, int]]:
     start, before, kind_before = 0, "O", ""
     for position, tag in enumerate([*tags, "O"]):
         prefix, _, kind = tag.partition("-")
+        if prefix not in tuple("BIOES"):
+            raise ValueError(f"`tags` must begin with B-, I-, E- or S-, or be 'O'. Got {tag!r}.")
         changes = prefix in "BSO" or before in "ES" or kind != kind_before
         if before != "O" and changes:
             yield kind_before, start, position - 1

@@ -18,8 +18,8 @@ from torch.distributions import Distribution, constraints, register_kl
 from riskfield.errors import TreewidthError
 from riskfield.graph._scopes import index_tensor
 from riskfield.graph.factor_graph import FactorGraph
-from riskfield.infer import Inference
-from riskfield.inference.algorithm import ValueIs
+from riskfield.infer import Inference, as_inference
+from riskfield.inference.algorithm import AbstractAlgorithm, ValueIs
 from riskfield.inference.ancestral import sample_exactly
 from riskfield.inference.evidence import Evidence, clamp
 from riskfield.inference.exact import Exact
@@ -41,8 +41,9 @@ class MRF(Distribution):
     Arguments:
         graph: the structure.
         theta: log-potentials of shape (*batch, theta), float32 or float64; -inf marks impossible states.
-        inference: how marginals and the log-partition value are computed. By default exactly. On a graph
-            of large treewidth this raises a `TreewidthError`: pass an approximation there.
+        inference: how marginals and the log-partition value are computed: an `Inference`, or an algorithm such as
+            `MessagePassing()`. By default exactly. On a graph of large treewidth this raises a `TreewidthError`: pass an
+            approximation there.
 
     >>> import torch
     >>> import riskfield as rf
@@ -60,14 +61,12 @@ class MRF(Distribution):
 
     arg_constraints: dict[str, Any] = {}  # noqa: RUF012  theta is checked here, and -inf is allowed
 
-    def __init__(self, graph: FactorGraph, theta: Tensor, inference: Inference | None = None):
+    def __init__(self, graph: FactorGraph, theta: Tensor, inference: Inference | AbstractAlgorithm | None = None):
         if not isinstance(graph, FactorGraph):
             raise TypeError(f"`graph` must be a FactorGraph. Got {type(graph).__name__}.")
-        if inference is not None and not isinstance(inference, Inference):
-            raise TypeError(f"`inference` must be an object such as `Inference(MessagePassing())`. Got {inference!r}.")
         graph.check_values(theta)
         self.graph, self.theta = graph, theta.clone()  # what is computed from it is kept
-        self.inference = Inference(Exact()) if inference is None else inference
+        self.inference = as_inference(Exact() if inference is None else inference)
         super().__init__(theta.shape[:-1], torch.Size([graph.num_variables]), validate_args=False)
 
     def expand(self, batch_shape: Any, _instance: None = None) -> MRF:

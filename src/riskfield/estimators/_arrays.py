@@ -14,7 +14,8 @@ def as_features(values: Any, dims: int, name: str) -> Floats:
     array = np.asarray(values)
     axes = "(variables, features)" if dims == 2 else "(rows, columns, features)"
     if array.ndim != dims or 0 in array.shape[: dims - 1]:
-        raise ValueError(f"`{name}` must have shape {axes}. Got {array.shape}.")
+        one = " If `X` is one example, pass [X]." if array.ndim == dims - 1 else ""
+        raise ValueError(f"`{name}` must have shape {axes}. Got {array.shape}.{one}")
     if array.dtype.kind not in "biuf":
         raise ValueError(f"`{name}` must hold numbers. Got {array.dtype}.")
     features = array.astype(np.float64, copy=False)

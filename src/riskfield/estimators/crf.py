@@ -15,10 +15,18 @@ from riskfield.devices import as_dtype
 from riskfield.estimators._arrays import as_features
 from riskfield.estimators.base import AbstractCRF
 from riskfield.estimators.defaults import LOSS, RIDGE
-from riskfield.estimators.design import Design, RowRange, listed, sequence, with_constant, with_constant_column
+from riskfield.estimators.design import Design, Floats, RowRange, listed, sequence, with_constant, with_constant_column
 from riskfield.estimators.labels import Array
 from riskfield.estimators.parameters import check_flags
-from riskfield.estimators.tokens import Vocabulary, as_tokens, is_sparse, mostly_zero, sparse_rows
+from riskfield.estimators.tokens import (
+    Vocabulary,
+    are_mostly_zero,
+    as_tokens,
+    is_empty,
+    is_sparse,
+    refuse_one_sequence,
+    sparse_rows,
+)
 from riskfield.estimators.transitions import check_allowed, forbidden_transitions
 from riskfield.examples import Examples
 from riskfield.graph.builders import chain
@@ -57,8 +65,8 @@ class CRF(AbstractCRF):
             many variables.
         fit_intercept: add a constant to the features of the variables.
         boundaries: learn how probable each label is at the start and at the end of a chain.
-        scheme: "BIO" or "BIOES", if labels are "O", "B-X", "I-X", ... for spans: transitions that the scheme does not
-            allow have probability 0.
+        scheme: "BIO" ("IOB2") or "BIOES" ("IOBES"), if labels are "O", "B-X", "I-X", ... for spans: transitions that
+            the scheme does not allow have probability 0.
         forbidden: further transitions of probability 0, pairs (label, next label) with None for the start or the end.
             With a `scheme` or `forbidden`, the default decoder is `MAP()`, so that predictions obey them.
         loss, inference, decoder, ridge, lasso, optimiser, initial, class_weight: as for `AbstractCRF`.
@@ -217,13 +225,18 @@ class CRF(AbstractCRF):
 
         In `fit`, the names of features make the vocabulary.
         """
+        refuse_one_sequence(X)
         examples = [_unpacked(example, f"X[{k}]") for k, example in enumerate(X)]
         features = [own[0] for own, _ in examples]
         names = [name for _, name in examples]
+        for own, name in zip(features, names, strict=True):
+            if is_empty(own):
+                raise ValueError(f"`{name}` must have at least one variable. Got an empty sequence: leave it out.")
         tokens = [as_tokens(own) for own in features]
         if fitting:
             self.vocabulary_ = None
-        matrix = None
+        matrix: Any = None
+        dense: list[Floats] = []
         if any(own is not None for own in tokens):
             matrix = self._token_rows(tokens, names, fitting)
         elif self.vocabulary_ is not None:
@@ -236,13 +249,14 @@ class CRF(AbstractCRF):
                     name = names[sparse.index(False)]
                     raise ValueError(f"`{name}` must be a sparse matrix, as other examples are. Got a dense array.")
                 matrix = sparse_rows(features, names)
-            elif (blocks := mostly_zero(features, names)) is not None:
-                matrix = sparse_rows(blocks, names)
+            else:
+                dense = [as_features(own, 2, name) for own, name in zip(features, names, strict=True)]
+                if are_mostly_zero(dense):
+                    matrix = sparse_rows(dense, names)
         if matrix is None:
-            dense = [as_features(own, 2, name) for own, name in zip(features, names, strict=True)]
             rows: list[Any] = [with_constant(own) for own in dense] if self._num_constants() else list(dense)
         else:
-            counts = [len(own) if own is not None else features[k].shape[0] for k, own in enumerate(tokens)]
+            counts = [len(own) if own is not None else np.shape(features[k])[0] for k, own in enumerate(tokens)]
             ends = np.cumsum([0, *counts]).tolist()
             full = with_constant_column(matrix) if self._num_constants() else matrix
             rows = [RowRange(full, start, stop) for start, stop in itertools.pairwise(ends)]
@@ -285,7 +299,7 @@ def _unpacked(example: Any, name: str) -> tuple[tuple[Any, ...], str]:
 
     A tuple of tokens is a sentence, not (features, edges).
     """
-    if not isinstance(example, tuple) or (example and isinstance(example[0], Mapping)):
+    if not isinstance(example, tuple) or not example or isinstance(example[0], Mapping):
         return (example,), name
     if len(example) not in (2, 3):
         raise ValueError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Mapping
 from types import NoneType
@@ -76,8 +77,27 @@ def save_estimator(
     model: LinearModel,
 ) -> None:
     """Write an estimator to a file, whole or not at all."""
+    for setting, instead in (("loss", '"univariate-logistic"'), ("initial", "()")):
+        losses = settings[setting] if setting == "initial" else (settings[setting],)
+        for loss in losses or ():
+            if not _is_savable(loss):
+                raise TypeError(
+                    f"`{setting}` holds a loss of your own, {loss!r}. A file can name classes of riskfield alone. "
+                    f"Predictions do not need it: call `set_params({setting}={instead})` before `save`. Or pickle the "
+                    "estimator, if the loss is a function or a class at the top of a module."
+                )
     parameters = {entry: tensor.cpu() for entry, tensor in model.state_dict().items()}
     write_tree(path, _KIND, {"estimator": name, "parameters": parameters, **settings, **fitted}, SAVED)
+
+
+def _is_savable(loss: Any) -> bool:
+    """Whether a loss, and every loss that it holds, is one of riskfield's own."""
+    if isinstance(loss, str):
+        return True
+    if type(loss) not in SAVED.values():
+        return False
+    parts = [getattr(loss, own.name) for own in dataclasses.fields(loss)]
+    return all(_is_savable(part) for part in parts if isinstance(part, AbstractLoss))
 
 
 def load_estimator(

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from riskfield.estimators._arrays import as_features
+from riskfield.estimators.design import Floats
 
 _SPARSE_SHARE = 0.1  # dense features of which fewer than this share are not 0 are stored as sparse ones
 _FEW_FEATURES = 32  # that are as fast dense
@@ -99,12 +99,35 @@ def _add_entries(token: Mapping[str, Any], prefix: str, names: list[str], values
             )
 
 
+def refuse_one_sequence(X: Any) -> None:
+    """Raise if X is one sequence in place of several."""
+    table = is_sparse(X) or is_table(X) or (isinstance(X, np.ndarray) and X.ndim == 2 and X.dtype.kind in "biuf")
+    if table or (isinstance(X, list | tuple) and len(X) > 0 and _is_token(X[0])):
+        raise ValueError("`X` must be a list of sequences. Got what looks like one sequence: pass [X].")
+
+
+def is_empty(features: Any) -> bool:
+    """Whether an example has no variables."""
+    return (len(features) if isinstance(features, list | tuple) else np.shape(features)[:1]) in (0, (0,))
+
+
+def _is_token(value: Any) -> bool:
+    """Whether a value is a token with named features, and so no sequence."""
+    strings = isinstance(value, list | tuple) and len(value) > 0 and all(isinstance(own, str) for own in value)
+    return isinstance(value, Mapping | set | frozenset) or strings
+
+
+def is_table(features: Any) -> bool:
+    """Whether features are a pandas table."""
+    return type(features).__module__.partition(".")[0] == "pandas" and features.ndim == 2
+
+
 def as_tokens(features: Any) -> Sequence[Any] | None:
     """The tokens of an example that names its features; None if its features are numbers already.
 
     A pandas table whose columns are not all numbers has a token for each row.
     """
-    if type(features).__module__.partition(".")[0] == "pandas":
+    if is_table(features):
         numeric = all(kind.kind in "biuf" for kind in features.dtypes)
         return None if numeric else list(features.to_dict("records"))
     if isinstance(features, list | tuple | np.ndarray) and len(features) > 0:
@@ -126,7 +149,7 @@ def is_sparse(features: Any) -> bool:
 
 
 def sparse_rows(blocks: Sequence[Any], names: Sequence[str]) -> Any:
-    """SciPy matrices, one below the other, checked; `names` are their names in errors."""
+    """SciPy matrices or arrays, one below the other, checked; `names` are their names in errors."""
     from scipy.sparse import csr_array, vstack
 
     for block, name in zip(blocks, names, strict=True):
@@ -138,21 +161,16 @@ def sparse_rows(blocks: Sequence[Any], names: Sequence[str]) -> Any:
             )
         if block.dtype.kind not in "biuf":
             raise ValueError(f"`{name}` must hold numbers. Got {block.dtype}.")
-        if not np.isfinite(block.data).all():
+        if not isinstance(block, np.ndarray) and not np.isfinite(block.data).all():  # arrays have been checked
             raise ValueError(f"`{name}` must hold finite numbers. Got NaN or infinity.")
-    matrix = csr_array(vstack(blocks, format="csr"), dtype=np.float64)
+    matrix = csr_array(vstack([csr_array(block) for block in blocks], format="csr"), dtype=np.float64)
     matrix.sum_duplicates()
     return matrix
 
 
-def mostly_zero(blocks: Sequence[Any], names: Sequence[str]) -> list[Any] | None:
-    """Dense features as sparse blocks, where most of them are 0; None where they are better left dense."""
-    from scipy.sparse import csr_array
-
-    checked = [as_features(block, 2, name) for block, name in zip(blocks, names, strict=True)]
-    size = sum(block.size for block in checked)
-    if not checked or checked[0].shape[1] < _FEW_FEATURES:
-        return None
-    if sum(int(np.count_nonzero(block)) for block in checked) >= _SPARSE_SHARE * size:
-        return None
-    return [csr_array(block) for block in checked]
+def are_mostly_zero(blocks: Sequence[Floats]) -> bool:
+    """Whether dense features are better stored as sparse ones."""
+    if not blocks or blocks[0].shape[1] < _FEW_FEATURES:
+        return False
+    size = sum(block.size for block in blocks)
+    return sum(int(np.count_nonzero(block)) for block in blocks) < _SPARSE_SHARE * size

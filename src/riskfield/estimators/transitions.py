@@ -12,7 +12,7 @@ from riskfield.estimators.labels import Array
 
 Bools = npt.NDArray[np.bool_]
 
-SCHEMES = {"BIO": "BIO", "BIOES": "BIOES"}  # the prefixes of the tags of a scheme
+SCHEMES = {"BIO": "BIO", "IOB2": "BIO", "BIOES": "BIOES", "IOBES": "BIOES"}  # the prefixes of the tags of a scheme
 _OPEN = ("B", "I")  # prefixes after which a span of BIOES goes on
 
 
@@ -21,7 +21,7 @@ def forbidden_transitions(classes: Array, scheme: str | None, pairs: Iterable[tu
 
     Arguments:
         classes: all labels.
-        scheme: "BIO", "BIOES" or None.
+        scheme: "BIO", also called "IOB2"; "BIOES", also called "IOBES"; or None.
         pairs: (label, next label); None stands for the start or the end of a sequence.
     """
     if scheme is None and not pairs:
@@ -29,11 +29,12 @@ def forbidden_transitions(classes: Array, scheme: str | None, pairs: Iterable[tu
     forbidden = np.zeros((len(classes) + 1, len(classes) + 1), np.bool_)
     if scheme is not None:
         if not isinstance(scheme, str) or scheme not in SCHEMES:
-            raise ValueError(f'`scheme` must be "BIO", "BIOES" or None. Got {scheme!r}.')
-        tags = [_tag(label, scheme) for label in classes.tolist()] + [("O", "")]  # outside of a sequence is outside
+            raise ValueError(f'`scheme` must be "BIO" ("IOB2"), "BIOES" ("IOBES") or None. Got {scheme!r}.')
+        prefixes = SCHEMES[scheme]
+        tags = [_tag(label, prefixes) for label in classes.tolist()] + [("O", "")]  # outside of a sequence is outside
         for k, before in enumerate(tags):
             for j, after in enumerate(tags):
-                forbidden[k, j] = not _allows(before, after, scheme)
+                forbidden[k, j] = not _allows(before, after, prefixes)
     number = {label: k for k, label in enumerate(classes.tolist())} | {None: len(classes)}
     for pair in pairs or ():
         if not isinstance(pair, tuple | list) or len(pair) != 2 or any(label not in number for label in pair):
@@ -55,18 +56,34 @@ def check_allowed(codes: Sequence[npt.NDArray[np.int64]], forbidden: Bools, clas
                 f"`y[{k}]` goes from {names[before[bad[0]]]!r} to {names[after[bad[0]]]!r} at position {bad[0]}, "
                 "which is forbidden. (None is the start or the end.)"
             )
+        if (own < 0).any() and not _can_be_completed(own, forbidden):
+            raise ValueError(
+                f"`y[{k}]` has unknown labels that nothing can stand for: all ways to fill them in are forbidden."
+            )
 
 
-def _tag(label: Any, scheme: str) -> tuple[str, str]:
+def _can_be_completed(codes: npt.NDArray[np.int64], forbidden: Bools) -> bool:
+    """Whether unknown labels can be filled in so that no transition is forbidden."""
+    allowed, outside = ~forbidden, len(forbidden) - 1
+    possible = allowed[outside, :outside]
+    for position, code in enumerate(codes.tolist()):
+        if position:
+            possible = np.asarray(allowed[:outside, :outside][possible].any(axis=0))
+        if code >= 0:
+            possible = possible & (np.arange(outside) == code)
+    return bool((possible & allowed[:outside, outside]).any())
+
+
+def _tag(label: Any, prefixes: str) -> tuple[str, str]:
     """The prefix and the type of a label."""
     prefix, _, kind = str(label).partition("-")
-    if prefix != "O" and prefix not in SCHEMES[scheme]:
-        raise ValueError(f'`y` must hold labels of the scheme {scheme}, such as "O" or "B-X". Got {label!r}.')
+    if prefix not in tuple(prefixes):
+        raise ValueError(f'`y` must hold labels of the scheme {prefixes}, such as "O" or "B-X". Got {label!r}.')
     return prefix, kind
 
 
-def _allows(before: tuple[str, str], after: tuple[str, str], scheme: str) -> bool:
-    if scheme == "BIO":
+def _allows(before: tuple[str, str], after: tuple[str, str], prefixes: str) -> bool:
+    if prefixes == "BIO":
         return after[0] != "I" or (before[0] in ("B", "I") and before[1] == after[1])
     goes_on = before[0] in _OPEN
     continues = after[0] in ("I", "E")

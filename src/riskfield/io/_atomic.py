@@ -44,8 +44,11 @@ def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(temporary, target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename == str(temporary):  # users know the target alone
+            raise type(error)(error.errno, error.strerror, os.fspath(path)) from None
         raise
     _sync_folder(target.parent)
 

@@ -66,7 +66,8 @@ class Curvature:
         check_saved(state, "curvature", like.numel())
         steps, changes = ([own.to(like).view_as(like) for own in state[name]] for name in ("steps", "changes"))
         inverses = [float(own) for own in state["inverses"]]
-        if not len(steps) == len(changes) == len(inverses) <= self.length:
-            raise ValueError(f"`curvature` must hold at most {self.length} steps, and as many changes.")
-        self._steps, self._changes, self._inverses = steps, changes, inverses
+        if not len(steps) == len(changes) == len(inverses):
+            raise ValueError("`curvature` must hold as many changes of the gradient as steps.")
+        newest = slice(-self.length, None)  # a run may be resumed with a shorter memory
+        self._steps, self._changes, self._inverses = steps[newest], changes[newest], inverses[newest]
         self._scale = float(state["scale"])

@@ -23,7 +23,7 @@ from riskfield.infer import Inference, InferenceChoice
 from riskfield.learning.joining import United, can_join, inference_on, unite
 from riskfield.learning.ranks import Ranks
 from riskfield.learning.warm_start import Rows, Store
-from riskfield.losses.loss import AbstractLoss, empirical_risk, num_counted
+from riskfield.losses.loss import AbstractLoss, empirical_risk, name_in_errors, num_counted
 from riskfield.models.convex import inference_of
 
 
@@ -149,7 +149,7 @@ class Objective:
         risk = float(sums[0])
         if risk < self._floor:
             raise Diverged(
-                f"the risk is {risk:.3g}, but {type(self.loss).__name__} cannot be negative: inference stops before "
+                f"the risk is {risk:.3g}, but {name_in_errors(self.loss)} cannot be negative: inference stops before "
                 "its log-partition value is meaningful"
             )
         penalty = self.ridge * float(gamma.square().sum())
@@ -213,8 +213,8 @@ class Objective:
         # A loss may not depend on some examples, such as a clique loss on single variables. It is 0 then.
         if theta.requires_grad and torch.is_grad_enabled() and not risk.requires_grad and risk != 0:
             raise ValueError(
-                f"`loss` must have a gradient with respect to theta. {type(self.loss).__name__} has none: compute it "
-                "from the marginals by differentiable torch operations, and do not detach it."
+                f"`loss` must have a gradient with respect to theta. `{name_in_errors(self.loss)}` has none: compute "
+                "it from the marginals by differentiable torch operations, and do not detach it."
             )
         return risk
 

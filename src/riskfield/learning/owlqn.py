@@ -65,18 +65,24 @@ class OrthantRun:
         orthant = torch.where(before.gamma != 0, before.gamma.sign(), -pseudo.sign())
         step = min(1.0, 1.0 / float(pseudo.abs().sum())) if self._fresh else 1.0
         failure: Diverged | None = None
+        last: Tensor | None = None
         for _ in range(self.settings.line_search):
             gamma = before.gamma.add(direction, alpha=step)
             gamma = torch.where(gamma * orthant > 0, gamma, 0.0)
+            step /= 2
+            if torch.equal(gamma, before.gamma):
+                break  # the step is lost in rounding, and so are all shorter ones
+            if last is not None and torch.equal(gamma, last):
+                continue  # all that moved has reached 0, and this point was not good enough
+            last = gamma
             try:
                 point = self._evaluate(gamma)
             except Diverged as error:
                 failure = error
-            else:
-                decrease = float(pseudo.dot(gamma - before.gamma))
-                if decrease < 0 and point.at.value <= before.at.value + _SUFFICIENT * decrease:
-                    return point
-            step /= 2
+                continue
+            decrease = float(pseudo.dot(gamma - before.gamma))
+            if decrease < 0 and point.at.value <= before.at.value + _SUFFICIENT * decrease:
+                return point
         if failure is not None and self._fresh:
             assign(self.parameters, before.gamma)
             raise failure

@@ -12,6 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cached_property
 from typing import ClassVar
 
@@ -197,7 +198,10 @@ class Custom(AbstractMarginalLoss):
         value, batch = self.function(solution, labels, mask), labels.shape[:-1]
         if not isinstance(value, Tensor) or value.shape != batch:
             got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-            raise ValueError(f"`function` must return one number per example, of shape {tuple(batch)}. Got {got}.")
+            raise ValueError(
+                f"The loss `{name_in_errors(self)}` must return one number per example, of shape {tuple(batch)}. Got "
+                f"{got}."
+            )
         return value
 
 
@@ -211,9 +215,25 @@ def as_loss(loss: LossLike) -> AbstractLoss:
     if isinstance(loss, type) or not callable(loss):
         raise TypeError(
             "`loss` must be a loss such as `UnivariateLogistic()`, or a function of (solution, labels, mask). "
-            f"Got {loss!r}."
+            f"Got {loss!r}.{_object_of(loss)}"
         )
     return Custom(loss)
+
+
+def name_in_errors(loss: AbstractLoss) -> str:
+    """The name of a loss as its user knows it: the name of its class, or of the function."""
+    own = loss.function if isinstance(loss, Custom) else type(loss)
+    return str(getattr(own, "__name__", type(own).__name__))
+
+
+def _object_of(loss: object) -> str:
+    """The end of an error: the object to pass in place of a class or of a name."""
+    if isinstance(loss, str):
+        from riskfield.losses.names import LOSSES  # the names are for estimators and commands
+
+        close = get_close_matches(loss, list(LOSSES), 1)
+        return f" Pass the object `riskfield.losses.{type(LOSSES[close[0]]).__name__}()`." if close else ""
+    return f" Pass an object of it, `{loss.__name__}()`." if isinstance(loss, type) else ""
 
 
 def empirical_risk(

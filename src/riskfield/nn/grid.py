@@ -20,11 +20,12 @@ from riskfield.eager import eager
 from riskfield.entropy import TRW
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.graph.grids import Slices, directions, grid
-from riskfield.infer import Inference
+from riskfield.infer import Inference, as_inference
+from riskfield.inference.algorithm import AbstractAlgorithm
 from riskfield.inference.message_passing import MessagePassing
 from riskfield.inference.stop import Stop
 from riskfield.kernels import default_schedule
-from riskfield.nn.marginal_inference import at_least_float32, solve
+from riskfield.nn.marginal_inference import at_least_float32, blaming, solve
 
 _SWEEPS = 5
 
@@ -43,8 +44,9 @@ class GridCRF(Module):
         connectivity: how many neighbours a pixel has: 4 (the default) or 8 in images, 6 or 26 in volumes.
         contrast: whether the coupling of neighbours also depends on the contrast between them, in an image that
             `forward` then needs.
-        inference: how marginals are computed. By default five sweeps of tree-reweighted message passing with rho = 1 /
-            (number of directions), differentiated through the sweeps; on a GPU in the order `Coloured()`.
+        inference: how marginals are computed: an `Inference`, or an algorithm. By default five sweeps of
+            tree-reweighted message passing with rho = 1 / (number of directions), differentiated through the sweeps; on
+            a GPU in the order `Coloured()`.
 
     Parameters: `pairwise` of shape (direction, class, class), from the first pixel of an edge to the second, and
     `contrast_pairwise` of the same shape. Both begin at 0, so that the layer begins as a softmax of the logits. The
@@ -68,16 +70,15 @@ class GridCRF(Module):
         num_axes: int = 2,
         connectivity: int | None = None,
         contrast: bool = False,
-        inference: Inference | None = None,
+        inference: Inference | AbstractAlgorithm | None = None,
     ):
         super().__init__()
         for name, value in (("num_classes", num_classes), ("num_axes", num_axes)):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"`{name}` must be a positive integer. Got {value!r}.")
-        if inference is not None and not isinstance(inference, Inference):
-            raise TypeError(f"`inference` must be an object such as `Inference(MessagePassing())`. Got {inference!r}.")
         self.num_classes, self.num_axes, self.connectivity = num_classes, num_axes, connectivity
-        self.contrast, self.inference = contrast, inference
+        self.contrast = contrast
+        self.inference = None if inference is None else as_inference(inference)
         self._directions = directions(num_axes, connectivity)
         shape = (len(self._directions), num_classes, num_classes)
         self.pairwise = Parameter(torch.zeros(shape))
@@ -108,7 +109,8 @@ class GridCRF(Module):
                 nor are influenced, and their log-marginals are the log-softmax of their logits.
         """
         self._check(logits, image, pairwise, mask)
-        with torch.autocast(logits.device.type, enabled=False):
+        given = {"logits": logits, "image": image, "pairwise": pairwise, "crf.pairwise": self.pairwise}
+        with torch.autocast(logits.device.type, enabled=False), blaming(given):
             graph, theta = self._theta(at_least_float32(logits), image, pairwise, mask)
             mu, _ = solve(graph, theta, self._inference(theta.device), log_partition=False)
         marginals = graph.node_views(mu)[0]

@@ -26,7 +26,7 @@ from riskfield.inference.message_passing import MessagePassing
 from riskfield.inference.stop import Stop
 from riskfield.losses.loss import LossLike, as_loss
 from riskfield.nn._viterbi import viterbi
-from riskfield.nn.marginal_inference import at_least_float32, solve
+from riskfield.nn.marginal_inference import at_least_float32, blaming, solve
 
 _NEG_INF = float("-inf")
 _MARGINALS = Inference(MessagePassing(), Stop(1, tol=None))
@@ -101,7 +101,7 @@ class LinearChainCRF(Module):
             raise ValueError(f"`reduction` must be one of {', '.join(_REDUCTIONS)}. Got {reduction!r}.")
         unary, mask = self._checked(emissions, mask)
         tags = self._checked_tags(tags, emissions, mask)
-        with torch.autocast(unary.device.type, enabled=False):
+        with torch.autocast(unary.device.type, enabled=False), blaming({"emissions": emissions, **self._named()}):
             losses = self._likelihood(unary, tags, mask) if self.loss is None else self._losses(unary, tags, mask)
         if reduction == "none":
             return losses
@@ -112,7 +112,7 @@ class LinearChainCRF(Module):
     def marginals(self, emissions: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return the probability of every tag, in the shape of emissions: differentiable, and 0 at padding."""
         unary, mask = self._checked(emissions, mask)
-        with torch.autocast(unary.device.type, enabled=False):
+        with torch.autocast(unary.device.type, enabled=False), blaming({"emissions": emissions, **self._named()}):
             graph, theta = self._padded(unary, mask)
             mu, _ = solve(graph, theta, _MARGINALS, log_partition=False)
         probabilities = graph.node_views(mu)[0][..., : self.num_tags]
@@ -133,6 +133,9 @@ class LinearChainCRF(Module):
         return f"num_tags={self.num_tags}, batch_first={self.batch_first}{loss}"
 
     # -- parts --------------------------------------------------------------------------------------------------------
+
+    def _named(self) -> dict[str, Tensor]:
+        return {f"crf.{name}": parameter for name, parameter in self.named_parameters()}
 
     def _checked(self, emissions: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """Unary scores with the start and end of each sequence, of shape (batch, position, tag), and the mask."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Literal, overload
 
 import torch
@@ -12,7 +14,8 @@ from riskfield.adjoints.transforms import is_vmapped, solve_transformed
 from riskfield.adjoints.unroll import Unroll
 from riskfield.eager import eager
 from riskfield.graph.factor_graph import FactorGraph
-from riskfield.infer import Inference
+from riskfield.infer import Inference, as_inference
+from riskfield.inference.algorithm import AbstractAlgorithm
 from riskfield.inference.evidence import Evidence
 from riskfield.kernels import is_transformed
 
@@ -26,9 +29,9 @@ class MarginalInference(Module):
 
     Arguments:
         graph: the structure. `graph.assemble` joins the outputs of a network into one theta.
-        inference: the algorithm, when it stops, and how it is differentiated. By default loopy belief propagation to
-            convergence, differentiated through the sweeps. `Stop(sweeps=5, tol=None)` is truncated inference: every
-            run has exactly five sweeps, in training and in prediction.
+        inference: the algorithm, when it stops, and how it is differentiated; or an algorithm alone. By default loopy
+            belief propagation to convergence, differentiated through the sweeps. `Stop(sweeps=5, tol=None)` is
+            truncated inference: every run has exactly five sweeps, in training and in prediction.
 
     >>> import torch
     >>> from riskfield import TRW, Inference, MessagePassing, Stop, grid
@@ -43,14 +46,12 @@ class MarginalInference(Module):
     torch.Size([8])
     """
 
-    def __init__(self, graph: FactorGraph, inference: Inference | None = None):
+    def __init__(self, graph: FactorGraph, inference: Inference | AbstractAlgorithm | None = None):
         super().__init__()
         if not isinstance(graph, FactorGraph):
             raise TypeError(f"`graph` must be a FactorGraph. Got {type(graph).__name__}.")
-        if inference is not None and not isinstance(inference, Inference):
-            raise TypeError(f"`inference` must be an object such as `Inference(MessagePassing())`. Got {inference!r}.")
         self.graph = graph
-        self.inference = Inference() if inference is None else inference
+        self.inference = Inference() if inference is None else as_inference(inference)
 
     @overload
     def forward(
@@ -104,6 +105,24 @@ def solve(
         transformed = is_vmapped(theta) or is_vmapped(states) or (is_transformed(theta) and not unrolls)
         mu, value = solve_transformed(run, theta, states) if transformed else run(theta, states)
         return mu, value if log_partition else None
+
+
+@contextmanager
+def blaming(tensors: Mapping[str, Tensor | None]) -> Iterator[None]:
+    """If inference refuses theta, name the tensor that brought NaN or +inf into it. Only then are they searched."""
+    try:
+        yield
+    except ValueError:
+        for name, tensor in tensors.items():
+            if tensor is None or is_vmapped(tensor):
+                continue
+            bad = ~(tensor.detach() < float("inf"))  # a NaN is no less
+            if bad.any():
+                where = tuple(int(k) for k in bad.nonzero()[0])
+                raise ValueError(
+                    f"`{name}` must not hold NaN or +inf. Got {float(tensor.detach()[where])} at {where}."
+                ) from None
+        raise
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:
