@@ -42,8 +42,8 @@ class MRF(Distribution):
         graph: the structure.
         theta: log-potentials of shape (*batch, theta), float32 or float64; -inf marks impossible states.
         inference: how marginals and the log-partition value are computed: an `Inference`, or an algorithm such as
-            `MessagePassing()`. By default exactly. On a graph of large treewidth this raises a `TreewidthError`: pass an
-            approximation there.
+            `MessagePassing()`. By default exactly. On a graph of large treewidth this raises a `TreewidthError`: pass
+            an approximation there.
 
     >>> import torch
     >>> import riskfield as rf
