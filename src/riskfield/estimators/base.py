@@ -20,7 +20,7 @@ from torch import Tensor
 from riskfield.decoders import AbstractDecoder, as_decoder, decode
 from riskfield.devices import as_device, as_dtype
 from riskfield.estimators._jobs import check_n_jobs, threads
-from riskfield.estimators.batches import Blocks, OfExamples, portions, predict_each
+from riskfield.estimators.blocks import Blocks, OfExamples, portions, predict_each
 from riskfield.estimators.defaults import OPTIMISER, default_inference, default_initial
 from riskfield.estimators.design import Design, Sizes
 from riskfield.estimators.files import load_estimator, save_estimator
@@ -30,10 +30,10 @@ from riskfield.estimators.parameters import NestedParameters, check_flags, check
 from riskfield.examples import Examples
 from riskfield.infer import Inference, InferenceChoice
 from riskfield.learning.checkpoint import Checkpoints
-from riskfield.learning.joining import decodes_by_part
 from riskfield.learning.optimiser import AbstractOptimiser, check_counts
 from riskfield.learning.result import Fit, dump_fit, load_fit
 from riskfield.learning.stages import Stage, fit_stages
+from riskfield.learning.unions import decodes_by_part
 from riskfield.learning.validation import Validation
 from riskfield.losses._class_weight import takes_class_weight, with_class_weight
 from riskfield.losses.loss import AbstractLoss, LossLike, as_loss

@@ -31,7 +31,7 @@ from riskfield.kernels.problem import (
     is_differentiated,
     is_transformed,
 )
-from riskfield.kernels.run import ExactRun, RecordingRun, Run, SteppedRun
+from riskfield.kernels.protocols import ExactRun, RecordingRun, Run, SteppedRun
 from riskfield.kernels.slow import warn_slow
 
 __all__ = [

@@ -15,7 +15,7 @@ from torch import Tensor
 from riskfield import _native
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.kernels.initial_state import messages_like
-from riskfield.kernels.run import Run
+from riskfield.kernels.protocols import Run
 from riskfield.threads import get_num_threads
 
 _RUNS = {torch.float32: _native.ForestRunFloat, torch.float64: _native.ForestRunDouble}

@@ -20,8 +20,8 @@ from torch.nn import Module, Parameter
 from riskfield.errors import RiskfieldError
 from riskfield.examples import DataSet, Examples, blocks
 from riskfield.infer import Inference, InferenceChoice
-from riskfield.learning.joining import United, can_join, inference_on, unite
 from riskfield.learning.ranks import Ranks
+from riskfield.learning.unions import United, can_join, inference_on, unite
 from riskfield.learning.warm_start import Rows, Store
 from riskfield.losses.loss import AbstractLoss, empirical_risk, name_in_errors, num_counted
 from riskfield.models.convex import inference_of

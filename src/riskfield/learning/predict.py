@@ -9,8 +9,8 @@ from torch.nn import Module
 from riskfield.decoders import AbstractDecoder, decode
 from riskfield.examples import DataSet, Examples, blocks
 from riskfield.infer import InferenceChoice
-from riskfield.learning.joining import can_join, decodes_by_part, inference_on, unite
 from riskfield.learning.optimiser import check_counts
+from riskfield.learning.unions import can_join, decodes_by_part, inference_on, unite
 from riskfield.learning.validation import evaluating
 from riskfield.models.convex import inference_of
 

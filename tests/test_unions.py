@@ -9,8 +9,8 @@ import torch
 
 import riskfield as rf
 from riskfield import losses
-from riskfield.learning.joining import unite
 from riskfield.learning.objective import Objective
+from riskfield.learning.unions import unite
 from riskfield.models import SparseRows, Tables
 
 ONE_SWEEP = rf.Inference(rf.MessagePassing(), rf.Stop(1, tol=None))
@@ -142,12 +142,12 @@ def test_sparse_rows_and_a_tied_table():
 
 def test_unions_are_bounded(monkeypatch):
     assert [len(u.pieces) for u in unite(linear(), chains(), most_examples=5)] == [2, 3, 1]
-    monkeypatch.setattr("riskfield.learning.joining._MOST_MARGINALS", 150)
+    monkeypatch.setattr("riskfield.learning.unions._MOST_MARGINALS", 150)
     found = unite(linear(), chains())
     assert len(found) > 1
     assert all(union.examples.graph.mu_size <= 450 for union in found)
     assert_same(*both(linear(), chains(), losses.UnivariateLogistic(), ONE_SWEEP))
-    monkeypatch.setattr("riskfield.learning.joining._MOST_MARGINALS", 1)
+    monkeypatch.setattr("riskfield.learning.unions._MOST_MARGINALS", 1)
     assert unite(linear(), chains()) is None
 
 

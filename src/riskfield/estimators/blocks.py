@@ -14,7 +14,7 @@ from riskfield.estimators.design import Codes, Design, stacked
 from riskfield.estimators.labels import Array
 from riskfield.examples import Examples
 from riskfield.infer import Inference, InferenceChoice
-from riskfield.learning.joining import can_join, inference_on, unite
+from riskfield.learning.unions import can_join, inference_on, unite
 from riskfield.models.conditional import LinearModel
 from riskfield.progress import bar
 
