@@ -12,11 +12,13 @@ namespace riskfield::RISKFIELD_ISA {
 template <class T>
 class Tape {
  public:
-  // Space for the tape of one more sweep; `expected` says how many may follow.
-  T* add(Index size, Index expected) {
+  // Space for the tape of one more sweep; `most` says how many may follow. Few do if the run converges early, so each
+  // slab doubles the space, up to a limit.
+  T* add(Index size, Index most) {
     if (room_ == 0) {
-      constexpr Index kSlab = Index(1) << 26;
-      const Index room = std::max<Index>(1, std::min(expected, kSlab / std::max<Index>(1, size * sizeof(T))));
+      constexpr Index kFirst = 8, kSlab = Index(1) << 26;
+      const Index fit = kSlab / std::max<Index>(1, size * sizeof(T));
+      const Index room = std::max<Index>(1, std::min({most, fit, std::max(kFirst, this->size())}));
       slabs_.emplace_back();
       slabs_.back().allocate(room * size);
       next_ = slabs_.back().get();

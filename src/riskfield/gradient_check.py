@@ -29,7 +29,7 @@ from riskfield.graph.factor_graph import FactorGraph
 from riskfield.infer import infer
 from riskfield.inference.algorithm import AbstractAlgorithm
 from riskfield.inference.evidence import Evidence, clamp
-from riskfield.inference.solution import Solution
+from riskfield.inference.solution import Deferred, Solution
 from riskfield.inference.stop import Stop
 
 Loss = Callable[[Solution], Tensor]
@@ -297,7 +297,7 @@ def _attempt(
 
 def _item(solution: Solution, index: tuple[int, ...]) -> Solution:
     """One item of a batch, as if it had run alone."""
-    value = solution._value
+    value = solution.log_partition if isinstance(solution._value, Deferred) else solution._value
     return solution.with_mu(
         solution.mu[index],
         theta=solution.theta[index],

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import partial
 from typing import Protocol, TypeAlias, runtime_checkable
 
 import torch
@@ -85,28 +87,23 @@ def infer(
         raise TypeError(f"`messages` must be a tensor such as `solution.messages`. Got {type(messages).__name__}.")
     if not isinstance(algorithm, AbstractAlgorithm):
         raise TypeError(f"`algorithm` must be an object such as `MessagePassing()`. Got {algorithm!r}.")
-    graph.check_values(theta)
+    low, high = graph.check_values(theta)
     if evidence is not None:
-        theta = clamp(graph, theta, evidence)
+        theta = clamp(graph, theta, evidence)  # in the same range, but for -inf
     algorithm.check(graph, theta.shape[:-1])
     adjoint = _ADJOINT if adjoint is None else adjoint
     if not isinstance(adjoint, AbstractAdjoint):
         raise TypeError(f"`adjoint` must be an object such as `Unroll()`. Got {adjoint!r}.")
     check_kernels(kernels)
     request = Request(graph, theta, algorithm, stop, messages, kernels, progress, throw)
-    solution = _solve(request, adjoint)
-    if not throw:
-        solution = _without_impossible(request, adjoint, solution)
-    return solution
+    solve = adjoint.apply
+    if not is_resolved(graph, theta, low, high):
+        solve = partial(recentred, solve=adjoint.apply)
+    solution = solve(request)
+    return solution if throw else _without_impossible(request, solve, solution)
 
 
-def _solve(request: Request, adjoint: AbstractAdjoint) -> Solution:
-    if is_resolved(request.graph, request.theta):
-        return adjoint.apply(request)
-    return recentred(request, adjoint.apply)
-
-
-def _without_impossible(request: Request, adjoint: AbstractAdjoint, solution: Solution) -> Solution:
+def _without_impossible(request: Request, solve: Callable[[Request], Solution], solution: Solution) -> Solution:
     """The same solution with gradients in which impossible items take no part: theirs is 0.
 
     Derivatives of their NaN would be NaN even for a loss that ignores them. So inference runs once more with zeros for
@@ -118,7 +115,7 @@ def _without_impossible(request: Request, adjoint: AbstractAdjoint, solution: So
     rows = impossible.unsqueeze(-1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # the first run has warned
-        finite = _solve(replace(request, theta=torch.where(rows, 0.0, request.theta)), adjoint)
+        finite = solve(replace(request, theta=torch.where(rows, 0.0, request.theta)))
     mu = torch.where(rows, float("nan"), finite.mu)
     value = torch.where(impossible, float("-inf"), finite.log_partition)
     return solution.with_mu(mu, _value=value)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from riskfield.adjoints._refusals import require_convergence, require_theta_only
 from riskfield.adjoints.adjoint import AbstractAdjoint
 from riskfield.errors import AdjointError
 from riskfield.inference.request import Request
-from riskfield.inference.solution import Solution
+from riskfield.inference.solution import Deferred, Solution
 from riskfield.kernels import is_differentiated
 
 _NO_MARGINALS = (
@@ -86,15 +85,14 @@ def _unchanged(statistics: Tensor) -> Callable[[], Tensor]:
     return read
 
 
-def _refused(theta: Tensor, value: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    """The value, computed once when it is needed, without a derivative in theta."""
+def _refused(theta: Tensor, value: Callable[[], Tensor]) -> Deferred:
+    """The value, without a derivative in theta."""
 
-    @cache
-    @torch.enable_grad()
     def refuse() -> Tensor:
-        return without_gradient(value(), (theta,), _NO_MARGINALS)
+        with torch.enable_grad():
+            return without_gradient(value(), (theta,), _NO_MARGINALS)
 
-    return refuse
+    return Deferred(refuse)
 
 
 def require_marginal_gradient(adjoint: AbstractAdjoint | None) -> None:

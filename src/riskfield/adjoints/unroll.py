@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from torch.autograd import forward_ad
 from riskfield.adjoints._refusals import require_sweeps
 from riskfield.adjoints.adjoint import AbstractAdjoint
 from riskfield.inference.request import Request
-from riskfield.inference.solution import Solution
+from riskfield.inference.solution import Deferred, Solution
 from riskfield.inference.stop import Stop
 from riskfield.kernels import EVERY_SWEEP, LAST_SWEEP, ExactRun, RecordingRun, is_differentiated, is_transformed
 from riskfield.kernels.slow import warn_slow
@@ -67,15 +66,14 @@ class Unroll(AbstractAdjoint):
         if not any(is_differentiated(number) for number in (theta, *numbers)):
             return request.run()
         require_sweeps(request)
-        on_torch = replace(request, kernels=request.kernels or "torch")
         if is_transformed(theta):
-            return on_torch.run()
+            return _on_torch(request)
         recorded = numbers[: algorithm.recorded_parameters]
         primal, tangent = forward_ad.unpack_dual(theta)
         if tangent is not None:
             if any(number.requires_grad for number in (primal, *recorded)):
-                return on_torch.run()
-            return _forward_mode(request, primal, tangent) or on_torch.run()
+                return _on_torch(request)
+            return _forward_mode(request, primal, tangent) or _on_torch(request)
         # Without sweeps there is nothing to record.
         recording = self._start(request) if request.stop.sweeps > 0 else None
         if recording is None:
@@ -84,8 +82,8 @@ class Unroll(AbstractAdjoint):
                     f"`{type(algorithm).__name__}` with a `theta` that requires a gradient runs on the torch kernels, "
                     "which are much slower. Without need of a gradient, use `theta.detach()` or `torch.no_grad()`."
                 )
-            return on_torch.run()
-        solution = request.solve(recording)
+            return _on_torch(request)
+        solution = request.run(recording)
         if isinstance(recording, ExactRun):
             return _exact(request, recording, solution)
         mu = _Recorded.apply(request, solution.sweeps, recording, solution.mu, theta, *recorded)
@@ -98,23 +96,29 @@ class Unroll(AbstractAdjoint):
         return request.start_recording(every)
 
 
+def _on_torch(request: Request) -> Solution:
+    """Run on kernels that autograd can follow."""
+    return replace(request, kernels=request.kernels or "torch").run()
+
+
 def _exact(request: Request, run: RecordingRun, solution: Solution) -> Solution:
     """The solution of an exact run, whose results are computed, with their gradients, when they are needed."""
-    # Theta as it is now: the caller may change it before the marginals are read. One sweep is exact, however many ran.
-    theta, sweeps = request.theta.clone(), solution.sweeps.clamp(max=1)
-    kept = replace(request, theta=theta)
+    theta = request.theta.clone()  # as it is now: the caller may change it before the results are read
 
-    def attached(value: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        @cache
-        @torch.enable_grad()
+    def attached(value: Callable[[], Tensor]) -> Deferred:
         def attach() -> Tensor:
-            return _Recorded.apply(kept, sweeps, run, value(), theta)  # type: ignore[no-any-return]
+            sweeps = solution.sweeps.clamp(max=1)  # one is exact, however many ran
+            with torch.enable_grad():
+                return _Recorded.apply(request, sweeps, run, value(), theta)  # type: ignore[no-any-return]
 
-        return attach
+        return Deferred(attach)
 
-    mu = attached(lambda: solution.mu)
-    value = _ExactValue.apply(theta, solution, mu)
-    return replace(solution, theta=request.theta, _mu=mu, _nodes=attached(lambda: solution.node_mu), _value=value)
+    def log_partition() -> Tensor:
+        with torch.enable_grad():
+            return _ExactValue.apply(theta, solution, mu)  # type: ignore[no-any-return]
+
+    mu, nodes = attached(lambda: solution.mu), attached(lambda: solution.node_mu)
+    return replace(solution, theta=request.theta, _mu=mu, _nodes=nodes, _value=Deferred(log_partition))
 
 
 class _ExactValue(torch.autograd.Function):
@@ -189,7 +193,10 @@ class _Recorded(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         theta, *numbers = ctx.saved_tensors
         if not any(ctx.needs_input_grad[5:]):
-            gradient = _RecordedGradient.apply(theta, grad, ctx.request, ctx.sweeps, ctx.recording)
+            if torch.is_grad_enabled():  # second derivatives of theta
+                gradient = _RecordedGradient.apply(theta, grad, ctx.request, ctx.sweeps, ctx.recording)
+            else:
+                gradient = ctx.recording.backward(_flat(grad)).reshape(theta.shape)
             return None, None, None, None, gradient, *(None for _ in numbers)
         if torch.is_grad_enabled():  # second derivatives of parameters: by autograd through the torch kernels
             request: Request = ctx.request

@@ -14,6 +14,7 @@ layouts of theta and mu coincide.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from difflib import get_close_matches
 from functools import cached_property
@@ -356,15 +357,17 @@ class FactorGraph:
         if theta.ndim == 0 or theta.shape[-1] != self.theta_size:
             raise ValueError(f"`theta` must have shape (*batch, {self.theta_size}). Got {tuple(theta.shape)}.")
 
-    def check_values(self, theta: Tensor) -> None:
-        """Raise unless `theta` is a float tensor of the right length without NaN or +inf."""
+    def check_values(self, theta: Tensor) -> tuple[float, float]:
+        """Raise unless `theta` is a float tensor of the right length without NaN or +inf. Return its range."""
         self.check_theta(theta)
-        if theta.numel() == 0 or bool(theta.detach().amax() < float("inf")):  # one pass; a NaN is no less
-            return
-        bad = torch.isnan(theta) | (theta == float("inf"))
-        if bad.any():
+        if theta.numel() == 0:
+            return 0.0, 0.0
+        low, high = (end.item() for end in theta.detach().aminmax())
+        if not high < math.inf:  # nor is a NaN
+            bad = torch.isnan(theta) | (theta == float("inf"))
             where = tuple(int(k) for k in bad.nonzero()[0])
             raise ValueError(f"`theta` must not hold NaN or +inf. Got {float(theta[where].detach())} at {where}.")
+        return low, high
 
     def check_states(self, states: Tensor, name: str = "states", *, allow_unobserved: bool = False) -> Tensor:
         """`states` as an int64 tensor of shape (*batch, variable), each in range (or -1 where that is allowed)."""

@@ -24,7 +24,7 @@ from riskfield.errors import PrecisionError
 from riskfield.graph._scopes import index_tensor
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.inference.request import Request
-from riskfield.inference.solution import Solution
+from riskfield.inference.solution import Deferred, Solution
 
 NEG_INF = float("-inf")
 _RESOLUTION = 1e-3  # of a log-probability
@@ -35,13 +35,10 @@ def largest_conflict(dtype: torch.dtype) -> float:
     return _RESOLUTION / torch.finfo(dtype).eps
 
 
-def is_resolved(graph: FactorGraph, theta: Tensor) -> bool:
-    """Whether all finite potentials are so small that their sums cannot exceed `largest_conflict`."""
-    if theta.numel() == 0:
-        return True
-    low, high = (float(end) for end in theta.detach().aminmax())
+def is_resolved(graph: FactorGraph, theta: Tensor, low: float, high: float) -> bool:
+    """Whether all finite potentials, all from `low` to `high`, are so small that no sum exceeds `largest_conflict`."""
     if low == NEG_INF:
-        low = float(theta.detach().masked_fill(theta.detach() == NEG_INF, 0.0).amin())
+        low = theta.detach().masked_fill(theta.detach() == NEG_INF, 0.0).amin().item()
     size = max(high, -low)
     # Shifted to a maximum of 0, an entry can be twice as large.
     return 2 * size * (1 + graph.max_degree) <= largest_conflict(theta.dtype)
@@ -55,7 +52,8 @@ def recentred(request: Request, solve: Callable[[Request], Solution]) -> Solutio
     solution = solve(replace(request, theta=penalties))
     _check_conflicts(graph, penalties.detach(), solution.mu.detach())
     value = solution._value
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor | Deferred):
+        value = solution.log_partition
         return replace(solution, theta=theta, _value=value + total.to(value))
     return replace(solution, theta=theta, _value=partial(_shifted_value, value, shift, total))
 

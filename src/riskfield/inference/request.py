@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from riskfield import kernels as kernel_choice
 from riskfield.errors import ConvergenceWarning, ImpossibleEvidenceError, KernelError, warn
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.inference.algorithm import AbstractAlgorithm
-from riskfield.inference.solution import Lazy, Solution
+from riskfield.inference.solution import Deferred, Lazy, Solution
 from riskfield.inference.stop import Stop, advance
 from riskfield.kernels import ExactRun, RecordingRun, Run, SteppedRun
 
@@ -54,40 +54,40 @@ class Request:
         mu: Lazy
         messages: Lazy | None
         if exact is None:
-            mu = _in_batch(run.marginals(), batch)
-            impossible = _impossible(mu).reshape(-1)
-            state = run.messages()
+            rows, state = run.marginals(), run.messages()
+            impossible = _impossible(rows)
+            mu = _in_batch(rows, batch)
             messages = None if state is None else _in_batch(state, batch).detach()
         else:
-            mu = _when_needed(exact.marginals, batch)
-            impossible = residual.isnan()
-            messages = _when_needed(exact.messages, batch) if exact.has_messages else None
-        if self.throw:
-            _check_possible(impossible, batch, self.algorithm)
-        else:
+            impossible = _impossible(residual)
+            mu = _deferred(exact.marginals, batch)
+            messages = _deferred(exact.messages, batch) if exact.has_messages else None
+        if impossible is not None:
+            if self.throw:
+                raise _impossible_error(impossible, batch, self.algorithm)
             residual = torch.where(impossible.to(residual.device), float("nan"), residual)
         value, tol = self.algorithm.value(run) if self.stop.sweeps > 0 else None, self.stop.tol
-        converged = residual <= (-1.0 if tol is None else tol)
-        if tol is not None and not converged.all():
-            _warn(~converged & ~residual.isnan(), residual, self.stop, self.algorithm)
+        if tol is not None:
+            _warn_unless_converged(residual, self.stop, self.algorithm)
+        residual = residual.reshape(batch)
         return Solution(
             graph,
             theta,
             mu,
             sweeps.reshape(batch),
-            residual.reshape(batch),
-            converged.reshape(batch),
+            residual,
+            residual <= (-1.0 if tol is None else tol),
             messages,
             self.algorithm.log_partition if value is None else value.reshape(batch),
             self.algorithm,
             tol,
-            None if exact is None else _when_needed(exact.node_marginals, batch),
+            None if exact is None else _deferred(exact.node_marginals, batch),
             None if exact is None else lambda: _in_batch(exact.statistics(), batch),  # not kept: callers may change it
         )
 
     def flat_theta(self) -> Tensor:
         """Theta with one batch axis."""
-        return self.theta.reshape(self.theta.shape[:-1].numel(), self.graph.theta_size)
+        return _rows(self.theta)
 
     def flat_messages(self) -> Tensor | None:
         """The messages to start from with one batch axis, checked."""
@@ -96,8 +96,8 @@ class Request:
     def solve(self, started: Run | None = None, **changes: Any) -> Solution:
         """Run inference, or finish a run, without gradients and with some fields (theta, stop, ...) replaced."""
         with torch.no_grad():
-            changed = replace(self, **changes)
-            return replace(changed, theta=changed.theta.detach()).run(started)
+            theta: Tensor = changes.pop("theta", self.theta)
+            return replace(self, theta=theta.detach(), **changes).run(started)
 
     def solve_steps(self, direction: Tensor, steps: Tensor, weights: Tensor) -> Steps:
         """Run theta + step direction for all steps, of shape (step, *batch), from one state, without gradients.
@@ -113,8 +113,9 @@ class Request:
                 first = max(1, _QUICK // max(1, steps.numel() * self.graph.mu_size))
                 _, residual = advance(run, self.stop, steps.numel(), self.progress, first, throw=self.throw)
                 mu = run.marginals(weights.reshape(num_steps, -1))
-                if self.throw and torch.isnan(residual).any():
-                    _check_possible(_impossible(mu), batch, self.algorithm)
+                impossible = _impossible(mu) if self.throw else None
+                if impossible is not None:
+                    raise _impossible_error(impossible, batch, self.algorithm)
                 return Steps(mu.reshape(*batch, mu.shape[-1]), residual)
             messages = None if self.messages is None else self.messages.expand(num_steps, *self.messages.shape)
             stepped = torch.addcmul(self.theta, steps.unsqueeze(-1), direction)
@@ -133,7 +134,7 @@ class Request:
         problem = self.algorithm.problem(self.graph)
         if problem is None:
             return None
-        theta, messages = self.flat_theta().detach(), self.flat_messages()
+        theta, messages = _rows(self.theta.detach()), self.flat_messages()
         try:
             return kernel_choice.start(problem, theta, messages, kernels=self.kernels, **options)
         except KernelError:
@@ -158,37 +159,45 @@ def _flat_messages(messages: Tensor | None, batch: torch.Size) -> Tensor | None:
     return messages.reshape(batch.numel(), messages.shape[-1])
 
 
-def _impossible(mu: Tensor) -> Tensor:
-    """Which items, of shape (batch,), have no possible joint state."""
-    return torch.isnan(mu.detach().sum(-1))
+def _impossible(rows: Tensor) -> Tensor | None:
+    """Which items, of shape (batch,), have no possible joint state: their numbers are NaN. None if all have one."""
+    if not math.isnan(rows.detach().sum().item()):
+        return None
+    return rows.detach().reshape(len(rows), -1).sum(-1).isnan()
+
+
+def _rows(vectors: Tensor) -> Tensor:
+    """Vectors with one batch axis."""
+    return vectors.reshape(vectors.shape[:-1].numel(), vectors.shape[-1])
 
 
 def _in_batch(rows: Tensor, batch: torch.Size) -> Tensor:
     """The rows of a flat batch in its own shape."""
-    return rows.unflatten(0, batch) if batch else rows[0]
+    return rows.reshape(*batch, rows.shape[-1])
 
 
-def _when_needed(compute: Callable[[], Tensor], batch: torch.Size) -> Callable[[], Tensor]:
-    """A result of a run in the shape of the batch, computed once."""
-    return cache(lambda: _in_batch(compute(), batch))
+def _deferred(compute: Callable[[], Tensor], batch: torch.Size) -> Deferred:
+    """A result of a run in the shape of the batch."""
+    return Deferred(lambda: _in_batch(compute(), batch))
 
 
-def _check_possible(impossible: Tensor, batch: torch.Size, algorithm: AbstractAlgorithm) -> None:
-    if impossible.any():
-        item = f" (batch item {int(impossible.nonzero()[0])})" if batch else ""
-        raise ImpossibleEvidenceError(
-            f"Every joint state has probability zero{item}: the evidence or the -inf entries of `theta` contradict."
-            + algorithm.impossible_caveat
-        )
+def _impossible_error(impossible: Tensor, batch: torch.Size, algorithm: AbstractAlgorithm) -> ImpossibleEvidenceError:
+    item = f" (batch item {int(impossible.nonzero()[0])})" if batch else ""
+    return ImpossibleEvidenceError(
+        f"Every joint state has probability zero{item}: the evidence or the -inf entries of `theta` contradict."
+        + algorithm.impossible_caveat
+    )
 
 
-def _warn(unsettled: Tensor, residual: Tensor, stop: Stop, algorithm: AbstractAlgorithm) -> None:
-    if not unsettled.any():
+def _warn_unless_converged(residual: Tensor, stop: Stop, algorithm: AbstractAlgorithm) -> None:
+    """Warn if a residual is above the tolerance. That of an impossible item is NaN and does not count."""
+    assert stop.tol is not None
+    unsettled = [change for change in residual.tolist() if change > stop.tol]
+    if not unsettled:
         return
-    which = "" if len(unsettled) == 1 else f" for {int(unsettled.sum())} of {len(unsettled)} batch items"
-    change = float(residual[unsettled].max())
+    which = "" if len(residual) == 1 else f" for {len(unsettled)} of {len(residual)} batch items"
     warn(
-        f"Marginals still change by {change:.2g} after {stop.sweeps} sweeps{which}; the tolerance is "
+        f"Marginals still change by {max(unsettled):.2g} after {stop.sweeps} sweeps{which}; the tolerance is "
         f"{stop.tol:g}. {algorithm.convergence_advice}",
         ConvergenceWarning,
     )

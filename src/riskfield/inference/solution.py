@@ -18,8 +18,21 @@ if TYPE_CHECKING:
     from riskfield.inference.algorithm import AbstractAlgorithm
 
 
-# A tensor, or a function that computes it, always the same one, when it is needed.
-Lazy: TypeAlias = Tensor | Callable[[], Tensor]
+class Deferred:
+    """A tensor that is computed once, when it is first needed."""
+
+    def __init__(self, compute: Callable[[], Tensor]):
+        self._compute = compute
+        self._tensor: Tensor | None = None
+
+    def __call__(self) -> Tensor:
+        """The tensor, always the same one."""
+        if self._tensor is None:
+            self._tensor = self._compute()
+        return self._tensor
+
+
+Lazy: TypeAlias = Tensor | Deferred
 
 
 def _evaluated(value: Lazy) -> Tensor:
@@ -66,11 +79,11 @@ class Solution:
     # NaN if every joint state is impossible
     converged: Tensor  # whether the residual fell to the tolerance: then it is an estimate of that distance
     _messages: Lazy | None
-    _value: Tensor | Callable[[FactorGraph, Tensor, Tensor], Tensor]  # log-partition, or (graph, theta, mu) -> it
+    _value: Lazy | Callable[[FactorGraph, Tensor, Tensor], Tensor]  # log-partition, or (graph, theta, mu) -> it
     _algorithm: AbstractAlgorithm  # how joint states are decoded and bounded
     _tol: float | None  # the tolerance that was asked for
     _nodes: Lazy | None = None  # (*batch, node_size)  the node part of mu, if it can be had without the rest
-    _statistics: Lazy | None = None  # (*batch, theta)  mu summed over tied tables, without gradients; likewise
+    _statistics: Callable[[], Tensor] | None = None  # (*batch, theta)  mu summed over tied tables, without gradients
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_version", _version(self.theta))
@@ -78,7 +91,9 @@ class Solution:
     def __getstate__(self) -> dict[str, Any]:
         """What pickle and copy take: everything computed, since a run cannot be taken along."""
         self._check_theta()
-        return self.__dict__ | {"_mu": self.mu, "_messages": self.messages, "_nodes": None, "_statistics": None}
+        value = self.log_partition if isinstance(self._value, Deferred) else self._value
+        computed = {"_mu": self.mu, "_messages": self.messages, "_value": value, "_nodes": None, "_statistics": None}
+        return self.__dict__ | computed
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -116,7 +131,7 @@ class Solution:
 
     def statistics(self) -> Tensor:
         """The expected statistics of theta, of shape (*batch, theta): mu, summed over factors with one table."""
-        return self.graph.collapse(self.mu) if self._statistics is None else _evaluated(self._statistics)
+        return self.graph.collapse(self.mu) if self._statistics is None else self._statistics()
 
     def with_mu(self, mu: Tensor, **changes: Any) -> Solution:
         """The same solution with other marginals, and with some fields replaced."""
@@ -128,11 +143,12 @@ class Solution:
 
         It is -inf for items whose every joint state is impossible.
         """
-        if isinstance(self._value, Tensor):
-            value = self._value
+        value = self._value
+        if isinstance(value, Tensor | Deferred):
+            value = _evaluated(value)
         else:
             self._check_theta()
-            value = self._value(self.graph, self.theta, self.mu)
+            value = value(self.graph, self.theta, self.mu)
         impossible = self.residual.isnan()
         return torch.where(impossible.to(value.device), float("-inf"), value) if impossible.any() else value
 

@@ -15,14 +15,14 @@ from torch import Tensor
 from riskfield import _native
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.kernels.initial_state import messages_like
-from riskfield.kernels.protocols import Run
+from riskfield.kernels.protocols import ExactRun, Run
 from riskfield.threads import get_num_threads
 
 _RUNS = {torch.float32: _native.ForestRunFloat, torch.float64: _native.ForestRunDouble}
 _wide = False  # compute with unlimited range, as the engine does for saturated items; tests set it
 
 
-class ForestRun:
+class ForestRun(ExactRun):
     """An `ExactRun` that can also be differentiated. One sweep is all it takes, from whatever messages.
 
     Arguments:
@@ -53,24 +53,22 @@ class ForestRun:
         )
         numbers = theta.detach().contiguous().numpy()
         self._run = _RUNS[theta.dtype](isa, plan, numbers, _wide, get_num_threads())
-        log_z = np.empty(len(theta))
-        self._run.log_partition(log_z)
-        self._log_z = torch.from_numpy(log_z)
+        self._log_z = np.empty(len(theta))
+        self._run.log_partition(self._log_z)
 
     def advance(self, sweeps: int, tol: float) -> tuple[Tensor, Tensor]:
         """One sweep is exact: its residual is 0, or NaN for an impossible model.
 
         Without a tolerance all sweeps count as run: those after the first would change nothing.
         """
-        impossible = self._log_z == -torch.inf
         count = sweeps if tol < 0 else int(sweeps > 0 and not self._ran)
         self._ran |= sweeps > 0
-        residual = torch.zeros(len(self._log_z), dtype=torch.float64).masked_fill_(impossible, torch.nan)
-        return residual, torch.full((len(self._log_z),), count)
+        residual = np.where(self._log_z == -np.inf, np.nan, 0.0)
+        return torch.from_numpy(residual), torch.from_numpy(np.full(len(residual), count))
 
     def log_partition(self) -> Tensor:
         """log Z, of shape (batch,)."""
-        return self._log_z.to(self._dtype)
+        return torch.from_numpy(self._log_z).to(self._dtype, copy=True)
 
     def statistics(self) -> Tensor:
         """d log Z / dtheta, of shape (batch, theta)."""

@@ -35,10 +35,9 @@ from riskfield.kernels.problem import (
 )
 from riskfield.threads import get_num_threads
 
-_plans: WeakKeyDictionary[FactorGraph, OrderedDict[Hashable, _native.Plan]] = WeakKeyDictionary()
 _MOST_PLANS = 8  # kept for one graph
 # Counting numbers made from plain numbers are kept with their graph; what follows from them is kept with them.
-_counting: WeakKeyDictionary[Counting, tuple[Tensor, _Sharing]] = WeakKeyDictionary()
+_counting: WeakKeyDictionary[Counting, tuple[np.ndarray, np.ndarray, _Sharing]] = WeakKeyDictionary()
 # Table entries read in a stage from which several threads gain more than they lose by waiting for each other.
 _WORTH_SHARING = 3000
 _isa = ""  # the instruction set; tests set it to try the others
@@ -84,7 +83,7 @@ class _NativeRun:
     """What the two kinds of run share."""
 
     def __init__(self, graph: FactorGraph, theta: Tensor, along: Along | None):
-        self._graph, self._dtype, self._rows = graph, theta.dtype, len(theta)
+        self._graph, self._dtype, self._rows = graph, theta.dtype, theta.shape[0]
         self._batch = self._rows if along is None else along[1].numel()
         self._run: _native.RunDouble | _native.RunFloat | _native.RunDual
 
@@ -142,8 +141,8 @@ class _NativeRun:
         record: int,
         along: Along | None,
         damping: float = 0.0,
-        factor_counting: Tensor | None = None,
-        node_counting: Tensor | None = None,
+        factor_counting: np.ndarray | None = None,
+        node_counting: np.ndarray | None = None,
     ) -> None:
         self._run = _RUNS[theta.dtype](
             _isa,
@@ -152,8 +151,8 @@ class _NativeRun:
             damping,
             record,
             _array(theta),
-            None if factor_counting is None else _array(factor_counting),
-            None if node_counting is None else _array(node_counting),
+            factor_counting,
+            node_counting,
             None if state is None else _array(state.to(theta.dtype)),
             None if along is None else _array(along[0]),
             None if along is None else _array(along[1].double().reshape(-1)),
@@ -177,7 +176,7 @@ class MessagePassingRun(_NativeRun):
         along: Along | None = None,
     ):
         super().__init__(problem.graph, theta, along)
-        factor_counting, shared = _in_groups(problem.graph, problem.counting)
+        factor_counting, node_counting, shared = _counting_arrays(problem.graph, problem.counting)
         state = None if messages is None else messages_like(problem.graph, theta, messages)
         self._start(
             _message_passing_plan(problem, shared, theta),
@@ -188,7 +187,7 @@ class MessagePassingRun(_NativeRun):
             along=along,
             damping=float(problem.damping),
             factor_counting=factor_counting,
-            node_counting=problem.counting.node_total.detach(),
+            node_counting=node_counting,
         )
 
     def messages(self) -> Tensor:
@@ -240,12 +239,12 @@ class _Sharing:
         return tuple(None if number is None else number.tobytes() for number in self.numbers)
 
 
-def _in_groups(graph: FactorGraph, counting: Counting) -> tuple[Tensor, _Sharing]:
-    """The counting numbers of factors in the engine's order, and which factors share a packed table."""
+def _counting_arrays(graph: FactorGraph, counting: Counting) -> tuple[np.ndarray, np.ndarray, _Sharing]:
+    """The counting numbers of factors, in the engine's order, those of variables, and which factors share a table."""
     found = _counting.get(counting) if counting.constant else None
     if found is None:
-        numbers = counting.factor.detach()[_factor_order(graph)]
-        found = numbers, _Sharing(_shared_tables(graph, numbers.numpy()))
+        factor = counting.factor.detach()[_factor_order(graph)].numpy()
+        found = factor, _array(counting.node_total), _Sharing(_shared_tables(graph, factor))
         if counting.constant:
             _counting[counting] = found
     return found
@@ -290,8 +289,8 @@ def _plan(
 ) -> _native.Plan:
     """The plan kept under `key`, made if there is none yet. Each graph keeps the last few that were used."""
     threads = get_num_threads()
-    most_parts = threads if len(theta) < threads else 1
-    plans = _plans.setdefault(graph, OrderedDict())
+    most_parts = threads if theta.shape[0] < threads else 1
+    plans: OrderedDict[Hashable, _native.Plan] = graph.derived("plans", OrderedDict)
 
     def key_of(parts: int) -> Hashable:
         return key, theta.dtype == torch.float32, _isa, parts

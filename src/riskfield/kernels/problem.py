@@ -83,19 +83,22 @@ class Task:
 
     def needs_autograd(self) -> bool:
         """Whether only autograd can differentiate this run: a tape leads back to theta and to counting numbers c_c."""
-        numbers: list[object] = [self.theta, self.messages]
+        numbers = [self.theta] if self.messages is None else [self.theta, self.messages]
         if isinstance(self.problem, MessagePassingProblem):
-            counting = self.problem.counting
-            numbers.append(self.problem.damping)
+            counting, damping = self.problem.counting, self.problem.damping
+            if isinstance(damping, Tensor):
+                numbers.append(damping)
             if not counting.constant:
                 numbers.append(counting.node_total)
                 if self.record is None:
                     numbers.append(counting.factor)
-        return any(isinstance(x, Tensor) and (is_differentiated(x) or is_transformed(x)) for x in numbers)
+        return any(is_differentiated(number) or is_transformed(number) for number in numbers)
 
     def differentiates_counting(self) -> bool:
         """Whether derivatives with respect to the counting numbers c_c of factors are required."""
-        return isinstance(self.problem, MessagePassingProblem) and is_differentiated(self.problem.counting.factor)
+        if not isinstance(self.problem, MessagePassingProblem) or self.problem.counting.constant:
+            return False
+        return is_differentiated(self.problem.counting.factor)
 
 
 def is_differentiated(tensor: Tensor) -> bool:
