@@ -49,13 +49,12 @@ struct Placer {
     std::vector<Index> degree(n, 0);
     for (const auto& g : input)
       for (Index k = 0; k < g.layout.count * static_cast<Index>(g.layout.shape.size()); ++k) ++degree[g.variables[k]];
-    std::vector<std::int32_t> order(n);
-    std::iota(order.begin(), order.end(), 0);
     auto key = [&](Index v) { return std::make_tuple(level[v], num_states[v], degree_bucket(degree[v])); };
-    std::sort(order.begin(), order.end(), [&](Index a, Index b) {
-      tick(1);
-      return std::make_tuple(key(a), rank[a]) < std::make_tuple(key(b), rank[b]);
-    });
+    std::vector<std::int32_t> order(n);
+    for (Index v = 0; v < n; ++v) order[rank[v]] = static_cast<std::int32_t>(v);
+    stable_sort_by(order, [&](Index v) { return Index(degree_bucket(degree[v])); }, tick);
+    stable_sort_by(order, [&](Index v) { return num_states[v]; }, tick);
+    stable_sort_by(order, [&](Index v) { return level[v]; }, tick);
     plan.variable = order;
     packed.resize(n);
     plan.node_address.resize(n);
@@ -191,22 +190,15 @@ struct Placer {
     const int arity = group.arity;
     const auto& position = group.position;
     const auto& shared = shared_key[g];
-    auto less = [&](Index a, Index b) {
-      tick(1);
-      const std::int32_t *pa = &position[a * arity], *pb = &position[b * arity];
-      for (int k = arity - 1; k >= 0; --k)
-        if (out.node_level[pa[k]] != out.node_level[pb[k]]) return out.node_level[pa[k]] < out.node_level[pb[k]];
-      if (shared[a] != shared[b]) return shared[a] < shared[b];
-      for (int k = arity - 2; k >= 0; --k) {
-        const Index da = pa[arity - 1] - pa[k], db = pb[arity - 1] - pb[k];
-        if (da != db) return da < db;
-      }
-      if (pa[arity - 1] != pb[arity - 1]) return pa[arity - 1] < pb[arity - 1];
-      return a < b;
-    };
-    std::vector<Index> order(group.count);
+    std::vector<std::int32_t> order(group.count);
     std::iota(order.begin(), order.end(), 0);
-    std::sort(order.begin(), order.end(), less);
+    // The last key is the first to compare.
+    const int last = arity - 1;
+    auto node = [&](Index f, int slot) { return Index(position[f * arity + slot]); };
+    stable_sort_by(order, [&](Index f) { return node(f, last); }, tick);
+    for (int k = 0; k < last; ++k) stable_sort_by(order, [&](Index f) { return node(f, last) - node(f, k); }, tick);
+    stable_sort_by(order, [&](Index f) { return shared[f]; }, tick);
+    for (int k = 0; k < arity; ++k) stable_sort_by(order, [&](Index f) { return out.node_level[node(f, k)]; }, tick);
     auto apply = [&](auto& values, int width) {
       auto old = values;
       for (Index f = 0; f < group.count; ++f)

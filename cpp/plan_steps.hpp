@@ -1,8 +1,10 @@
 // The two steps of making a plan: first everything gets its place, then updates are gathered into tiles and stages.
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
+#include "interrupt.hpp"
 #include "plan.hpp"
 
 namespace riskfield {
@@ -28,6 +30,39 @@ Placement make_placement(Plan& plan, const Index* num_states, const Index* rank,
 
 // Gather the updates into tiles and these into stages.
 void make_tiles(Plan& plan, const Placement& placement);
+
+// Sorts `items` by key(item), an integer, and leaves those with equal keys in their order. Keys of a small range, as
+// levels and differences of positions are, are counted in place of compared, which takes linear time.
+template <class Key>
+void stable_sort_by(std::vector<std::int32_t>& items, Key key, Ticker& tick) {
+  const auto count = static_cast<Index>(items.size());
+  std::vector<Index> keys(count);
+  bool sorted = true;
+  for (Index k = 0; k < count; ++k) {
+    keys[k] = key(items[k]);
+    sorted &= k == 0 || keys[k - 1] <= keys[k];
+    tick(1);
+  }
+  if (sorted) return;
+  const auto [low, high] = std::minmax_element(keys.begin(), keys.end());
+  if (*high - *low > 4 * count) {
+    std::stable_sort(items.begin(), items.end(), [&](Index a, Index b) {
+      tick(1);
+      return key(a) < key(b);
+    });
+    return;
+  }
+  std::vector<Index> next(*high - *low + 2, 0);  // where the next item with a key goes
+  const Index smallest = *low;
+  for (const Index k : keys) ++next[k - smallest + 1];
+  for (std::size_t k = 1; k < next.size(); ++k) next[k] += next[k - 1];
+  std::vector<std::int32_t> result(count);
+  for (Index k = 0; k < count; ++k) {
+    result[next[keys[k] - smallest]++] = items[k];
+    tick(1);
+  }
+  items = std::move(result);
+}
 
 // Whether the states of node q lie next to those of p, and both are updated together.
 inline bool side_by_side(const Plan& plan, const Placement& placement, Index p, Index q) {

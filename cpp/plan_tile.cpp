@@ -219,12 +219,9 @@ struct Tiler {
     const auto& pieces = placement.pieces[g];
     // The factors of a piece reach nodes of one part.
     auto key_of = [&](Index k) { return part_of(group.position[pieces[k].first * group.arity + slot]); };
-    std::vector<Index> order(pieces.size());
+    std::vector<std::int32_t> order(pieces.size());
     std::iota(order.begin(), order.end(), 0);
-    std::stable_sort(order.begin(), order.end(), [&](Index a, Index b) {
-      tick(1);
-      return key_of(a) < key_of(b);
-    });
+    stable_sort_by(order, key_of, tick);
     for (std::size_t k = 0; k < order.size();) {
       const Index key = key_of(order[k]), begin = static_cast<Index>(plan.factor_tiles.size());
       Pool pool{group, plan.factor_tiles, plan.lanes, {}};

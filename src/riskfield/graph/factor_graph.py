@@ -229,13 +229,13 @@ class FactorGraph:
         >>> FactorGraph([2] * 4, [(0,), (0, 1, 2), (2, 3)]).is_forest, FactorGraph([2, 2], [(0, 1), (0, 1)]).is_forest
         (True, False)
         """
-        from scipy.sparse import coo_array
-        from scipy.sparse.csgraph import connected_components
-
         num_nodes = self.num_variables + self.num_factors
         num_edges = sum(group.variables.size for group in self._factor_groups)
         if num_edges >= max(num_nodes, 1):
             return False
+        from scipy.sparse import coo_array
+        from scipy.sparse.csgraph import connected_components
+
         edges = coo_array((np.ones(num_edges), self.factor_graph_edges().T), (num_nodes, num_nodes))
         num_trees = connected_components(edges, directed=False, return_labels=False)
         return bool(num_edges == num_nodes - num_trees)
@@ -364,8 +364,7 @@ class FactorGraph:
             return 0.0, 0.0
         low, high = (end.item() for end in theta.detach().aminmax())
         if not high < math.inf:  # nor is a NaN
-            bad = torch.isnan(theta) | (theta == float("inf"))
-            where = tuple(int(k) for k in bad.nonzero()[0])
+            where = tuple(int(k) for k in (torch.isnan(theta) | (theta == math.inf)).nonzero()[0])
             raise ValueError(f"`theta` must not hold NaN or +inf. Got {float(theta[where].detach())} at {where}.")
         return low, high
 
