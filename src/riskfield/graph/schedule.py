@@ -90,15 +90,15 @@ def compile_levels(graph: FactorGraph, order: npt.ArrayLike | None = None) -> Le
 
 def _leaf_order(graph: FactorGraph) -> IntArray | None:
     """An order of a forest in which every variable comes after its subtree; None to use the order of the numbers."""
+    if not graph.is_forest:
+        return None
     n = graph.num_variables
     waiting = np.zeros(n, np.int64)  # the number of factors in which a variable is not the last one
     for group in graph.factor_groups:
         earlier = group.variables < group.variables.max(axis=1, keepdims=True)
         waiting += np.bincount(group.variables[earlier], minlength=n)
     # With at most one such factor per variable (its parent), the numbers already go from the leaves to the roots.
-    if (waiting <= 1).all() or not graph.is_forest:
-        return None
-    return breadth_first_order(graph)[::-1]
+    return None if (waiting <= 1).all() else breadth_first_order(graph)[::-1]
 
 
 def _longest_paths(n: int, rank: IntArray, pairs: IntArray) -> IntArray:

@@ -42,7 +42,7 @@ class MessagePassingProblem:
         """Whether one sweep, from any messages, gives the exact marginals: belief propagation on a forest."""
         plain = not self.maximise and not isinstance(self.damping, Tensor) and self.damping == 0
         ordered = isinstance(self.schedule, Sequential) and self.schedule.order is None
-        return plain and ordered and self.counting is Bethe().counting(self.graph) and self.graph.is_forest
+        return plain and ordered and self.graph.is_forest and self.counting is Bethe().counting(self.graph)
 
 
 @dataclass(frozen=True, eq=False)
