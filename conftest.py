@@ -16,6 +16,12 @@ def _seed():
     torch.manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def _no_lines(monkeypatch):
+    """Progress is printed every ten seconds; how many lines that makes would depend on the speed of the machine."""
+    monkeypatch.setattr("riskfield.progress.SECONDS", float("inf"))
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread():
     torch.set_num_threads(1)

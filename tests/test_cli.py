@@ -277,6 +277,21 @@ class TestRefusals:
         assert refused(capsys, "infer", "chain.uai") == "riskfield: Out of memory.\n"
 
 
+def test_the_time_does_not_include_loading(folder, capsys, monkeypatch):
+    from riskfield.cli import infer as command
+
+    run_inference, clock, calls = command.run_inference, [0.0], []
+
+    def slow_at_first(*arguments, **options):
+        clock[0] += 3 if calls else 1000
+        calls.append(1)
+        return run_inference(*arguments, **options)
+
+    monkeypatch.setattr(command, "run_inference", slow_at_first)
+    monkeypatch.setattr(command.time, "perf_counter", lambda: clock[0])
+    assert "algorithm  bp, 3 s\n" in run(capsys, "infer", "chain.uai")[1]
+
+
 class TestProgram:
     def test_version(self, capsys):
         assert run(capsys, "--version") == (0, f"riskfield {rf.__version__}\n", "")

@@ -382,11 +382,74 @@ def test_features_that_do_not_fit_into_memory_are_refused_before_they_are_comput
     monkeypatch.setattr("riskfield.cli._fit_images.physical_memory", lambda: 10**6)
     said = complaint(capsys, [*FIT, "--out", "new"])
     pixels = sum(shape[0] * shape[1] for shape in SHAPES.values())
-    assert said.startswith(
-        f"The features of 4 images would take about {12 * 142 * pixels / 1e9:.3g} GB; this machine has"
-    )
-    assert "--scale 0.6" in said
+    of_graphs = 800 * sum(rows * columns for rows, columns in {shape[:2] for shape in SHAPES.values()})
+    needed = 12 * 142 * pixels + of_graphs
+    assert said.startswith(f"The features of 4 images would take about {needed / 1e9:.3g} GB of memory, or ")
+    assert "--scale 0.8" in said
     assert not Path("new").exists()
+
+
+def test_features_that_do_not_fit_into_memory_are_kept_on_the_disk(folder, capsys, monkeypatch):
+    fit = [*FIT, "--iterations", "3", "--ridge", "1e-2"]
+    assert main([*fit, "--out", "plain"]) == 0
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("riskfield.cli._fit_images.physical_memory", lambda: 2 * 10**6)
+    kept = []
+    monkeypatch.setattr("shutil.rmtree", lambda path: kept.extend(Path(path).iterdir()))
+    assert main([*fit, "--out", "streamed"]) == 0
+    assert "They are kept in streamed/features during training" in capsys.readouterr().err
+    assert len(kept) == len(SHAPES)
+    plain, streamed = (ImageRun.load(run).crf.model_.state_dict() for run in ("plain", "streamed"))
+    for name, weights in plain.items():
+        torch.testing.assert_close(streamed[name], weights, rtol=1e-6, atol=1e-9)
+
+
+def test_the_chosen_ridge_and_the_files_are_recorded_and_printed(folder, capsys):
+    for k in range(2):  # a ridge is chosen from five images on
+        shutil.copy("images/a.png", f"images/more{k}.png")
+        shutil.copy("masks/a.png", f"masks/more{k}.png")
+    assert main([*FIT, "--iterations", "2", "--out", "new"]) == 0
+    run, crf = json.loads(Path("new/run.json").read_text())["tree"], ImageRun.load("new").crf
+    assert run["ridge"] == crf.ridge_
+    assert [trial["ridge"] for trial in run["ridges"]] == [trial.ridge for trial in crf.path_]
+    assert f"ridge: {crf.ridge_:g}, chosen on held-out images" in capsys.readouterr().out
+    assert run["files"] == ["a.png", "b.png", "c.jpg", "d.jpg", "more0.png", "more1.png"]
+
+
+def test_a_missing_path_never_ends_a_batch(folder, capsys):
+    Path("empty").mkdir()
+    assert main(["predict", "model", "nowhere.png", "images/a.png", "empty", "--out", "out"]) == 2
+    said = capsys.readouterr()
+    assert said.err.splitlines()[0] == "riskfield: nowhere.png: No such file or folder."
+    assert said.err.splitlines()[1].startswith("riskfield: empty has no images (")
+    assert "labelled 1 image\n" in said.out
+    assert Path("out/labels/a.png").is_file()
+    assert main(["predict", "model", "nowhere.png", "--out", "none"]) == 2
+    assert not Path("none").exists()
+
+
+def test_values_that_jpeg_has_changed_are_explained(folder, capsys):
+    for name in SHAPES:
+        mask = np.asarray(Image.open(f"masks/{name}.png"))
+        Path(f"masks/{name}.png").unlink()
+        Image.fromarray(mask).save(f"masks/{name}.jpg", quality=60)
+    said = complaint(capsys, [*FIT, "--out", "new"])
+    assert "which are none of the classes" in said
+    assert (
+        "JPEG changes the values of masks. To make classes of them, set --threshold (two classes) or --levels" in said
+    )
+
+
+def test_large_images_are_labelled_in_tiles(folder, capsys, monkeypatch):
+    assert main(["predict", "model", "images/a.png", "--out", "whole", "-q"]) == 0
+    monkeypatch.setattr("riskfield.estimators.image_design.TILE_SIDE", 12)
+    monkeypatch.setattr("riskfield.estimators.image_design.TILE_MARGIN", 3)
+    monkeypatch.setattr("riskfield.estimators.image_design._SHARE", 0.0)
+    assert main(["predict", "model", "images/a.png", "--out", "tiled", "-q"]) == 0
+    assert "images/a.png: 18 x 14 pixels would take more than half of the memory" in capsys.readouterr().err
+    whole, tiled = (np.load(f"{out}/marginals/a.npz")["marginals"] for out in ("whole", "tiled"))
+    assert tiled.shape == whole.shape
+    assert 0 < np.abs(tiled - whole).max() < 0.1
 
 
 def test_the_number_of_threads_is_an_option(folder):
@@ -494,7 +557,7 @@ def test_values_above_255(folder):
 
 def test_the_defaults_are_those_of_the_estimator(folder):
     """Each is written once, and the command's own objects equal them."""
-    choices = Choices.of(LOSS, InferenceName.TRW, None, SWEEPS, None, ITERATIONS, 1.0, None).objects()
+    choices = Choices(LOSS, InferenceName.TRW, None, SWEEPS, None, ITERATIONS, 1.0, None).objects()
     crf = rf.ImageCRF()
     assert choices["loss"] == crf.loss
     assert choices["loss"] in LOSSES

@@ -13,7 +13,8 @@ from skimage.filters import sobel
 import riskfield as rf
 from riskfield.estimators.registry import SAVED
 from riskfield.features.hog import dense_hog
-from riskfield.features.image import THRESHOLDS, as_floats
+from riskfield.features.image import as_floats
+from riskfield.features.kinds import THRESHOLDS
 from riskfield.features.resample import reduce_labels, resize
 from riskfield.io.codec import read_tree, write_tree
 

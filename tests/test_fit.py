@@ -439,7 +439,9 @@ def test_validation_that_is_finite_later_is_what_decides():
 # -- seeing and asking ------------------------------------------------------------------------------------------------
 
 
-def test_the_progress_bar_shows_loss_gradient_and_speed(capsys):
+def test_the_progress_bar_shows_loss_gradient_and_speed(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+
     def wait(record, model):
         time.sleep(0.15)
 
@@ -456,6 +458,16 @@ def test_the_progress_bar_shows_loss_gradient_and_speed(capsys):
     shown = capsys.readouterr().err
     for part in ("/6 [", "loss=", "gradient=", "validation=", "eval/s="):
         assert part in shown
+
+
+def test_progress_is_printed_in_lines_where_there_is_no_terminal(capsys, monkeypatch):
+    monkeypatch.setattr("riskfield.progress.SECONDS", 0.0)
+    monkeypatch.setitem(sys.modules, "tqdm", None)  # importing it is an error
+    rf.fit(chain_model(), chain_examples(), LOSS, EXACT, optimiser=rf.optim.LBFGS(iterations=3), progress=True)
+    said = capsys.readouterr().err
+    assert "\r" not in said
+    assert [line.split(", ")[0] for line in said.splitlines()] == [f"training: {k} of 3" for k in (1, 2, 3)]
+    assert ", loss " in said
 
 
 def test_no_bar_is_shown_unless_asked_for(capsys, monkeypatch):

@@ -183,7 +183,9 @@ def take(data: DataSet, indices: Tensor | Sequence[int]) -> tuple[Examples, ...]
     numbers = torch.as_tensor(indices, dtype=torch.int64)
     for part in parts:
         inside = (numbers >= start) & (numbers < start + len(part))
-        taken.append(part.select(numbers[inside] - start))
+        own = numbers[inside] - start
+        whole = len(own) == len(part) and bool((own == torch.arange(len(part))).all())
+        taken.append(part if whole else part.select(own))  # no copy of what may be on the disk
         start += len(part)
     return tuple(taken)
 

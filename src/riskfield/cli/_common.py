@@ -20,7 +20,7 @@ from riskfield.errors import DivergenceWarning, did_you_mean
 
 if TYPE_CHECKING:
     from riskfield.datasets.images import ImageSet
-    from riskfield.features.image import ImageFeatures
+    from riskfield.estimators.image_crf import ImageCRF
 
 # What can be wrong with one image of many: the file, its size, its values.
 BAD_IMAGE = (OSError, ValueError, MemoryError)
@@ -50,6 +50,16 @@ def complain_of_image(name: str | Path, error: BaseException) -> None:
     complain(message if named else f"{name}: {message}", error)
 
 
+def note_tiles(crf: ImageCRF, shape: tuple[int, ...], name: str | Path) -> None:
+    """Say on standard error if an image is predicted in tiles."""
+    if tiling := crf.tiling(shape):
+        rows, columns = tiling[0].window.shape
+        complain(
+            f"{name}: {shape[1]} x {shape[0]} pixels would take more than half of the memory. They are labelled in "
+            f"{len(tiling)} overlapping tiles of {columns} x {rows}."
+        )
+
+
 def message_of(error: BaseException) -> str:
     """What an error says, for people."""
     if isinstance(error, USAGE_ERROR):
@@ -68,14 +78,16 @@ def name_options(message: str, command: Any) -> str:
     return re.sub(r"`(\w+)`", lambda match: names.get(match[1], match[0]), message)
 
 
-def readable(images: ImageSet, recipes: Sequence[ImageFeatures]) -> ImageSet:
+def readable(images: ImageSet, models: Sequence[ImageCRF]) -> ImageSet:
     """The images that can be read and whose features fit into memory; the others are reported on standard error."""
     good = []
     for number, name in enumerate(images.names):
         try:
-            image = images[number].image
-            for recipe in recipes:
-                recipe.check_memory(image.shape)
+            shape = images[number].image.shape
+            for crf in models:
+                if not crf.tiling(shape):
+                    crf.features_.check_memory(shape)
+            note_tiles(models[0], shape, name)
         except BAD_IMAGE as error:
             complain_of_image(name, error)
         else:

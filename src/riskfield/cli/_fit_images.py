@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import shlex
-import sys
+import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import typer
 
 from riskfield.cli._common import complain, print_divergence
-from riskfield.datasets.folders import MaskReading, image_folder, unmatched_masks
-from riskfield.datasets.images import LabelledImage, few
+from riskfield.datasets.folders import MaskReading, image_files, image_folder, unmatched_masks
+from riskfield.datasets.images import few
 from riskfield.entropy import TRW, Bethe
 from riskfield.estimators.defaults import RHO
-from riskfield.features.image import ImageFeatures, physical_memory
+from riskfield.features.image import ImageFeatures, graph_bytes, physical_memory
 from riskfield.infer import ExactOnForests, Inference
 from riskfield.inference.algorithm import AbstractAlgorithm
 from riskfield.inference.mean_field import MeanField
@@ -34,6 +36,8 @@ from riskfield.losses.loss import as_loss
 from riskfield.losses.names import name_of
 from riskfield.progress import bar
 
+FEATURES = "features"  # the folder of features in the folder of a run
+
 
 class InferenceName(StrEnum):
     """The inference algorithms that can be chosen by name."""
@@ -45,7 +49,7 @@ class InferenceName(StrEnum):
 
 @dataclass(frozen=True)
 class Choices:
-    """The settings of a fit."""
+    """The settings of a fit, by the names of the options."""
 
     loss: str
     inference: InferenceName
@@ -56,28 +60,15 @@ class Choices:
     scale: float
     device: str | None
 
-    @classmethod
-    def of(
-        cls,
-        loss: str,
-        inference: InferenceName,
-        rho: float | None,
-        sweeps: int,
-        ridge: float | None,
-        iterations: int,
-        scale: float,
-        device: str | None,
-    ) -> Self:
-        """The choices of the command line, checked."""
-        if inference is InferenceName.TRW:
-            rho = RHO if rho is None else rho
-            if not 0 < rho <= 1:
-                raise typer.BadParameter(f"--rho must be a probability above 0 and at most 1. Got {rho:g}.")
-        elif rho is not None:
-            raise typer.BadParameter(f"--rho applies to trw. Got --inference {inference}.")
-        if not 0 < scale <= 1:
-            raise typer.BadParameter(f"--scale must be above 0 and at most 1. Got {scale:g}.")
-        return cls(loss, inference, rho, sweeps, ridge, iterations, scale, device)
+    def __post_init__(self) -> None:
+        if self.inference is not InferenceName.TRW and self.rho is not None:
+            raise typer.BadParameter(f"--rho applies to trw. Got --inference {self.inference}.")
+        if self.inference is InferenceName.TRW and self.rho is None:
+            object.__setattr__(self, "rho", RHO)
+        if self.rho is not None and not 0 < self.rho <= 1:
+            raise typer.BadParameter(f"--rho must be a probability above 0 and at most 1. Got {self.rho:g}.")
+        if not 0 < self.scale <= 1:
+            raise typer.BadParameter(f"--scale must be above 0 and at most 1. Got {self.scale:g}.")
 
     def objects(self) -> dict[str, Any]:
         """Return the settings as arguments of `ImageCRF`."""
@@ -100,84 +91,137 @@ class Choices:
         return {name: value for name, value in given.items() if value is not None}
 
 
-def fit_images(
-    images: Path,
-    masks: Path,
-    classes: list[str] | None,
-    ignore: int | None,
-    reading: MaskReading,
-    choices: Choices,
-    out: Path,
-    *,
-    resume: bool,
-    every: int,
-    seed: int,
-    quiet: bool,
-) -> None:
+@dataclass(frozen=True)
+class FitOptions:
+    """What `riskfield fit` is asked to do: the data, the settings, and where the run goes."""
+
+    images: Path
+    masks: Path
+    classes: tuple[str, ...]  # VALUE=NAME
+    ignore: int | None
+    reading: MaskReading
+    choices: Choices
+    out: Path
+    seed: int
+
+    def command(self) -> str:
+        """Return the command with all its options, including those from a configuration file."""
+        words = ["riskfield", "fit", "--images", str(self.images), "--masks", str(self.masks)]
+        for entry in self.classes:
+            words += ["--class", entry]
+        options = {
+            "ignore": self.ignore,
+            **_given(self.reading),
+            **self.choices.settings(),
+            "seed": self.seed,
+            "out": self.out,
+        }
+        for name, value in options.items():
+            if value is not None:
+                words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+        return shlex.join(words)
+
+
+@dataclass(frozen=True, eq=False)
+class _Data:
+    """The training data: where the images are, and their labels. The images themselves are read when needed."""
+
+    names: dict[int, str]  # of the classes
+    paths: list[Path]
+    shapes: list[tuple[int, ...]]
+    labels: list[npt.NDArray[np.int32]]  # values of the masks, -1 for pixels without a label
+    fingerprint: str
+
+
+def fit_images(options: FitOptions, *, resume: bool, every: int, quiet: bool) -> None:
     """Fit a model to two folders, and write the folder of the run."""
     from riskfield.estimators.image_crf import ImageCRF  # here, because scikit-learn takes a second to load
     from riskfield.estimators.image_run import ImageRun, prepare
 
-    began, shown = time.perf_counter(), not quiet and sys.stderr.isatty()
-    named = None if not classes else _classes(classes)
-    pictures = image_folder(images, masks, classes=named, ignore=ignore, reading=reading)
-    if unmatched := unmatched_masks(images, masks):
-        complain(f"{masks}: there is no image for {few(unmatched)}. They are not used.")
-    # Classes without names are named by their values.
-    names = named or {int(name): name for name in pictures.classes}
-    read = list(bar(pictures, shown=shown, what="reading"))  # finds damaged files before the work begins
-    check_memory(read, ImageFeatures(scale=choices.scale))
-    values = np.array([*names, -1])  # the last entry is for pixels without a label
-    labels = [values[picture.labels] for picture in read]
-    _check_all_occur(names, labels, masks)
-    for picture, own in zip(read, labels, strict=True):
-        present = np.unique(own[own != -1]).tolist()
-        if len(present) < 2:
-            only = f"only the class {names[present[0]]!r}" if present else "no labels"
-            complain(f"{picture.name}: its mask has {only}.")
+    began, choices, out = time.perf_counter(), options.choices, options.out
+    data = _read(options, shown=not quiet)
+    cache = _feature_folder(data, ImageFeatures(scale=choices.scale), out)
     settings = {
         **choices.settings(),
-        "seed": seed,
-        "ignore": "nothing" if ignore is None else ignore,
-        **_given(reading),
-        "classes": ", ".join(f"{name} = {value}" for value, name in sorted(names.items())),
-        "images": len(read),
-        "fingerprint of the data": _fingerprint(read),
+        "seed": options.seed,
+        "ignore": "nothing" if options.ignore is None else options.ignore,
+        **_given(options.reading),
+        "classes": ", ".join(f"{name} = {value}" for value, name in sorted(data.names.items())),
+        "images": len(data.paths),
+        "fingerprint of the data": data.fingerprint,
     }
-    crf = ImageCRF(**choices.objects(), random_state=seed, verbose=shown)
+    crf = ImageCRF(**choices.objects(), random_state=options.seed, verbose=not quiet)
     with prepare(out, settings, resume) as checkpoint:
         loaded = time.perf_counter()
         with print_divergence():
-            images_read = [picture.image for picture in read]
-            crf.fit(images_read, labels, checkpoint=Checkpoints(checkpoint, every), resume=resume)
+            crf.fit(data.paths, data.labels, checkpoint=Checkpoints(checkpoint, every), resume=resume, cache=cache)
         training = sum(fit.history[-1].seconds for fit in crf.results_ if fit.history)
         # A resumed run may have had more iterations than are allowed now: the record is of those that ran.
         ran = max(len(fit.history) for fit in crf.results_)
         choices = replace(choices, iterations=max(choices.iterations, ran))
         settings["iterations"] = choices.iterations
+        interrupted = crf.results_[-1].reason is Reason.INTERRUPTED
         run = ImageRun(
             out.resolve().name,
             crf,
-            {value: names[value] for value in crf.classes_.tolist()},
-            ignore,
+            {value: data.names[value] for value in crf.classes_.tolist()},
+            options.ignore,
             settings,
-            _command(images, masks, classes, ignore, reading, choices, out, seed),
+            replace(options, choices=choices).command(),
             tuple(crf.results_),
             {"reading": loaded - began, "features": crf.feature_seconds_, "training": training},
-            reading,
+            options.reading,
+            tuple(path.name for path in data.paths),
         )
         run.save(out)
+        if cache is not None and not interrupted:
+            shutil.rmtree(cache)
     if len(crf.results_) < len(crf.stages()):
         typer.echo(f"riskfield: training ended before the stage with the loss {choices.loss}.", err=True)
     if not quiet:
+        if crf.path_:
+            best = min(crf.path_, key=lambda trial: trial.model)
+            typer.echo(
+                f"ridge: {crf.ridge_:g}, chosen on held-out images. Log loss there: {best.model:.4f}; without edges "
+                f"{min(trial.independent for trial in crf.path_):.4f}"
+            )
         for stage, result in zip(crf.stages(), crf.results_, strict=False):  # an interrupted run has fewer results
             typer.echo(f"{name_of(as_loss(stage.loss))}: {result}")
         typer.echo(f"wrote {out}")
-    if crf.results_[-1].reason is Reason.INTERRUPTED:
+    if interrupted:
         raise typer.Exit(130)
 
 
-def _classes(given: list[str]) -> dict[int, str]:
+def _read(options: FitOptions, shown: bool) -> _Data:
+    """Read all images and masks once, to find what is wrong with them before the work begins."""
+    named = _classes(options.classes) if options.classes else None
+    images = image_folder(options.images, options.masks, classes=named, ignore=options.ignore, reading=options.reading)
+    if unmatched := unmatched_masks(options.images, options.masks):
+        complain(f"{options.masks}: there is no image for {few(unmatched)}. They are not used.")
+    # Classes without names are named by their values.
+    names = named or {int(name): name for name in images.classes}
+    values = np.array([*names, -1], np.int32)  # the last entry is for pixels without a label
+    files, digest = image_files(options.images, "images"), hashlib.sha256()
+    shapes, labels = [], []
+    for image in bar(images, shown=shown, what="reading"):
+        assert image.labels is not None
+        digest.update(f"{image.name} {image.image.dtype.str} {image.image.shape} ".encode())
+        digest.update(np.ascontiguousarray(image.image).data)
+        digest.update(np.ascontiguousarray(image.labels).data)
+        shapes.append(image.image.shape)
+        labels.append(values[image.labels])
+        present = [names[value] for value in np.unique(labels[-1]).tolist() if value != -1]
+        if len(present) < 2:
+            only = f"only the class {present[0]!r}" if present else "no labels"
+            complain(f"{image.name}: its mask has {only}.")
+    found = set().union(*(np.unique(own).tolist() for own in labels))
+    for value, name in names.items():
+        if value not in found:
+            raise ValueError(f"{options.masks}: no mask has the value {value} of the class {name!r}.")
+    return _Data(names, [files[name] for name in images.names], shapes, labels, digest.hexdigest()[:12])
+
+
+def _classes(given: Sequence[str]) -> dict[int, str]:
     """Read `--class VALUE=NAME`."""
     classes: dict[int, str] = {}
     for entry in given:
@@ -190,62 +234,37 @@ def _classes(given: list[str]) -> dict[int, str]:
     return classes
 
 
-def _fingerprint(pictures: list[LabelledImage]) -> str:
-    """Return a digest of images and labels, so that a run cannot be resumed with other data."""
-    digest = hashlib.sha256()
-    for picture in pictures:
-        assert picture.labels is not None
-        digest.update(f"{picture.name} {picture.image.dtype.str} {picture.image.shape} ".encode())
-        digest.update(np.ascontiguousarray(picture.image).data)
-        digest.update(np.ascontiguousarray(picture.labels).data)
-    return digest.hexdigest()[:12]
-
-
-def _check_all_occur(names: dict[int, str], labels: list[Any], masks: Path) -> None:
-    found = set().union(*(np.unique(own).tolist() for own in labels))
-    for value, name in names.items():
-        if value not in found:
-            raise ValueError(f"{masks}: no mask has the value {value} of the class {name!r}.")
-
-
 def _given(reading: MaskReading) -> dict[str, Any]:
     """The options that say how masks are read, if they are not the defaults."""
     given = {"threshold": reading.threshold, "levels": reading.levels, "resize-masks": reading.resize_masks or None}
     return {name: value for name, value in given.items() if value is not None}
 
 
-def check_memory(pictures: Sequence[LabelledImage], features: ImageFeatures) -> None:
-    """Raise a `MemoryError` if the features of all images would not fit into memory, before any is computed."""
-    entries = 0
-    for picture in pictures:
-        rows, columns = features.shape(*picture.image.shape[:2])
-        entries += rows * columns * (features.num_pixel_features + 2 * features.num_edge_features)
-    # Double precision, and a copy in single precision while they are joined.
-    needed, available = 12 * entries, physical_memory()
-    if needed > available:
-        scale = features.scale * (0.8 * available / needed) ** 0.5
+def _feature_folder(data: _Data, features: ImageFeatures, out: Path) -> Path | None:
+    """Where features are kept on the disk during training, or None if they fit into memory.
+
+    Raises:
+        MemoryError: if they fit neither into memory nor on the disk, or the graphs of all sizes not into memory.
+    """
+    grids = [features.shape(*shape[:2]) for shape in data.shapes]
+    entries = sum(map(math.prod, grids)) * (features.num_pixel_features + 2 * features.num_edge_features)
+    graphs = sum(map(math.prod, set(grids))) * graph_bytes(len(data.names))
+    # Double precision, and a copy in single precision while they are joined; on the disk, single precision.
+    in_memory, on_disk, available = 12 * entries + graphs, 4 * entries, physical_memory()
+    if in_memory <= available / 2:
+        return None
+    existing = next(folder for folder in [out.absolute(), *out.absolute().parents] if folder.is_dir())
+    free = shutil.disk_usage(existing).free
+    if graphs > available / 2 or on_disk > free:
+        scale = features.scale * (0.8 * min(available / 2 / max(graphs, 1), free / on_disk)) ** 0.5
         raise MemoryError(
-            f"The features of {len(pictures)} images would take about {needed / 1e9:.3g} GB; this machine has "
-            f"{available / 1e9:.3g} GB. Use --scale {scale:.2g} or less, or fewer images."
+            f"The features of {len(grids)} images would take about {in_memory / 1e9:.3g} GB of memory, or "
+            f"{on_disk / 1e9:.3g} GB on the disk and {graphs / 1e9:.3g} GB of memory. This machine has "
+            f"{available / 1e9:.3g} GB of memory, and {existing} has {free / 1e9:.3g} GB free. Use --scale {scale:.2g} "
+            "or less, or fewer images."
         )
-
-
-def _command(
-    images: Path,
-    masks: Path,
-    classes: list[str] | None,
-    ignore: int | None,
-    reading: MaskReading,
-    choices: Choices,
-    out: Path,
-    seed: int,
-) -> str:
-    """Return the command with all its options, including those from a configuration file."""
-    words = ["riskfield", "fit", "--images", str(images), "--masks", str(masks)]
-    for entry in classes or []:
-        words += ["--class", entry]
-    options = {"ignore": ignore, **_given(reading), **choices.settings(), "seed": seed, "out": out}
-    for name, value in options.items():
-        if value is not None:
-            words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
-    return shlex.join(words)
+    complain(
+        f"The features of {len(grids)} images would take about {in_memory / 1e9:.3g} GB of memory. They are kept in "
+        f"{out / FEATURES} during training, about {on_disk / 1e9:.3g} GB."
+    )
+    return out / FEATURES

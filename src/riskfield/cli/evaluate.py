@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import typer
 
-from riskfield.cli._common import BAD_IMAGE, Config, Device, Images, Masks, Quiet, Run, Threads, complain_of_image
+from riskfield.cli._common import (
+    BAD_IMAGE,
+    Config,
+    Device,
+    Images,
+    Masks,
+    Quiet,
+    Run,
+    Threads,
+    complain_of_image,
+    note_tiles,
+)
 from riskfield.datasets.folders import image_folder
 from riskfield.io._atomic import check_writable, write_text
 from riskfield.progress import bar
@@ -51,9 +61,11 @@ def evaluate(
     run = ImageRun.load(model, device=device)
     test = image_folder(images, masks, classes=run.classes, ignore=run.ignore, reading=run.reading)
     tally, failed = Tally([*run.classes.values()]), 0
-    for number in bar(range(len(test)), shown=not quiet and sys.stderr.isatty(), what="evaluating"):
+    for number in bar(range(len(test)), shown=not quiet, what="evaluating"):
         try:
-            evaluate_image(run, test[number], tally)
+            image = test[number]
+            note_tiles(run.crf, image.image.shape, image.name)
+            evaluate_image(run, image, tally)
         except BAD_IMAGE as error:
             complain_of_image(test.names[number], error)
             failed += 1

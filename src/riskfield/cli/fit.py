@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from riskfield.cli._common import Config, Device, Images, Masks, Quiet, Threads
-from riskfield.cli._fit_images import Choices, InferenceName, fit_images
+from riskfield.cli._fit_images import Choices, FitOptions, InferenceName, fit_images
 from riskfield.datasets.folders import MaskReading
 from riskfield.errors import did_you_mean
 from riskfield.estimators.defaults import ITERATIONS, LOSS, RHO, SWEEPS
@@ -65,7 +65,9 @@ def fit(
     The model is a conditional random field with the features and the initialisation of Domke (2013). images/horse.jpg
     goes with masks/horse.png, a grey or palette image of the same size whose values are labels. Images may be grey or
     coloured and of any sizes. The folder --out gets model.safetensors, run.json and checkpoints. After an
-    interruption, or to run more --iterations, the same command with --resume continues the run.
+    interruption, or to run more --iterations, the same command with --resume continues the run. Without --ridge,
+    the ridge is chosen on held-out images, and printed. Features that would take more than half of the memory are kept
+    in the folder during training.
 
     \b
     Examples:
@@ -75,8 +77,14 @@ def fit(
           --scale 0.5 --out model/
       riskfield fit --config horses.toml --out model/ --resume
     """
-    choices = Choices.of(loss, inference, rho, sweeps, ridge, iterations, scale, device)
-    reading = MaskReading(threshold, levels, resize_masks)
-    fit_images(
-        images, masks, classes, ignore, reading, choices, out, resume=resume, every=every, seed=seed, quiet=quiet
+    options = FitOptions(
+        images,
+        masks,
+        tuple(classes or ()),
+        ignore,
+        MaskReading(threshold, levels, resize_masks),
+        Choices(loss, inference, rho, sweeps, ridge, iterations, scale, device),
+        out,
+        seed,
     )
+    fit_images(options, resume=resume, every=every, quiet=quiet)

@@ -18,6 +18,7 @@ import typer
 from riskfield.cli._common import Device
 from riskfield.entropy import TRW, Bethe, spanning_tree_rho
 from riskfield.errors import ConvergenceWarning, ImpossibleEvidenceError, RiskfieldError, TreewidthError
+from riskfield.graph.grids import grid
 from riskfield.graph.schedule import Coloured, Parallel, Schedule, Sequential
 from riskfield.infer import infer as run_inference
 from riskfield.inference.algorithm import AbstractAlgorithm
@@ -126,6 +127,7 @@ def infer(
         from riskfield.threads import set_num_threads
 
         set_num_threads(threads)
+    _load_kernels(device)
     uai = read_uai(model)
     observed = read_evidence(evidence, uai.graph) if evidence is not None else {}
     if uai.log_constant == -math.inf:
@@ -301,6 +303,15 @@ def _run(
         return run_inference(
             uai.graph, theta, algorithm, stop=stop, evidence=observed, progress=progress and sys.stderr.isatty()
         )
+
+
+def _load_kernels(device: str | None) -> None:
+    """Run inference once on a tiny model: the first call of a process loads libraries, which is not to be timed.
+
+    It also keeps Ctrl-C out of imports, where Python may end the process before the program can say so.
+    """
+    small = grid(2, 2, 2)
+    run_inference(small, torch.zeros(small.theta_size, device=device or "cpu"), MessagePassing(), stop=Stop(1, None))
 
 
 def _print_table(

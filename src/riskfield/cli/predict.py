@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +12,18 @@ import numpy as np
 import numpy.typing as npt
 import typer
 
-from riskfield.cli._common import BAD_IMAGE, Config, Device, Quiet, Run, Threads, complain_of_image
+from riskfield.cli._common import (
+    BAD_IMAGE,
+    Config,
+    Device,
+    Quiet,
+    Run,
+    Threads,
+    complain,
+    complain_of_image,
+    message_of,
+    note_tiles,
+)
 from riskfield.datasets.colours import overlay
 from riskfield.datasets.folders import image_files
 from riskfield.datasets.images import read_image
@@ -36,8 +46,8 @@ def predict(
 
     The folder --out gets, for horse.jpg: labels/horse.png, an image with the values that the masks had in training;
     overlays/horse.png, the image with its labels in colours; and marginals/horse.npz, with the arrays marginals (row,
-    column, class), values (of the classes in masks) and names. An image that cannot be read or labelled is
-    reported and left out, and the exit code is 2.
+    column, class), values (of the classes in masks) and names. An image that cannot be found, read or labelled is
+    reported and left out, and the exit code is 2. An image too large for the memory is labelled in overlapping tiles.
 
     \b
     Examples:
@@ -47,13 +57,14 @@ def predict(
     from riskfield.estimators.image_run import ImageRun  # here, because scikit-learn takes a second to load
 
     run = ImageRun.load(model, device=device)
-    files = _files(images)
-    _prepare(out, files)
-    failed = 0
+    done, (files, failed) = 0, _files(images)
+    if files:
+        _prepare(out, files)
     values = np.array([*run.classes], np.uint8 if max(run.classes) < 256 else np.uint16)  # as masks have them
-    for name, path in bar(files.items(), shown=not quiet and sys.stderr.isatty(), what="predicting"):
+    for name, path in bar(files.items(), shown=not quiet, what="predicting"):
         try:
             image = read_image(path)
+            note_tiles(run.crf, image.shape, path)
             (marginals,) = run.crf.predict_marginals([image])
         except BAD_IMAGE as error:
             complain_of_image(path, error)
@@ -63,24 +74,31 @@ def predict(
         write_bytes(out / "labels" / f"{name}.png", _png(values[chosen]))
         write_bytes(out / "overlays" / f"{name}.png", _png(overlay(image, chosen, len(run.classes))))
         write_bytes(out / "marginals" / f"{name}.npz", _npz(marginals, run.classes))
-    if not quiet and failed < len(files):
-        done = len(files) - failed
+        done += 1
+    if not quiet and done:
         typer.echo(f"labelled {done} image{'s' if done > 1 else ''}\nwrote {out}")
     if failed:
         raise typer.Exit(2)
 
 
-def _files(given: Sequence[Path]) -> dict[str, Path]:
-    """The images by the names their results will have."""
+def _files(given: Sequence[Path]) -> tuple[dict[str, Path], int]:
+    """The images by the names their results will have, and how many paths lead to none. Those are reported."""
     files: dict[str, Path] = {}
+    missing = 0
     for path in given:
-        for file in image_files(path, "IMAGES").values() if path.is_dir() else [path]:
-            if not file.is_file():
-                raise FileNotFoundError(2, "No such file or folder", str(file))
+        try:
+            found = [*image_files(path, "IMAGES").values()] if path.is_dir() else [path]
+            if not found[0].exists():
+                raise FileNotFoundError(2, "No such file or folder", str(path))
+        except (OSError, ValueError) as error:
+            complain(message_of(error).replace("`IMAGES`: ", ""), error)
+            missing += 1
+            continue
+        for file in found:
             if file.stem in files:
                 raise typer.BadParameter(f"IMAGES must have different names. Got {files[file.stem]} and {file}.")
             files[file.stem] = file
-    return files
+    return files, missing
 
 
 def _prepare(out: Path, files: dict[str, Path]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -44,7 +43,7 @@ def report(
 
     runs = [ImageRun.load(model, device=device) for model in models]
     test = image_folder(images, masks, classes=runs[0].classes, ignore=runs[0].ignore, reading=runs[0].reading)
-    good = readable(test, [run.crf.features_ for run in runs])
+    good = readable(test, [run.crf for run in runs])
     path = out or models[0] / "report.html"
     words = [
         "riskfield",
@@ -65,7 +64,7 @@ def report(
         title=title,
         command=shlex.join([*words, "--shown", str(shown)]),
         num_shown=shown,
-        progress=not quiet and sys.stderr.isatty(),
+        progress=not quiet,
     )
     if not quiet:
         typer.echo(f"wrote {path}")

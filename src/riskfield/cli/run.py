@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import runpy
-import sys
 import traceback
 from dataclasses import replace
 from pathlib import Path
@@ -67,7 +66,7 @@ def run(
                 seed=seed,
                 checkpoint=None if checkpoint is None else Checkpoints(checkpoint, every),
                 resume=checkpoint is not None,
-                progress=not quiet and sys.stderr.isatty(),
+                progress=not quiet,
                 ranks=group,
                 device=device,
             )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from riskfield.errors import FileFormatError
@@ -41,13 +43,32 @@ class FeatureCache:
 
     def __call__(self, features: ImageFeatures, image: npt.ArrayLike) -> FeatureMaps:
         """What `features(image)` gives, from the folder if it is there."""
+        return self._kept(features, image)[1]
+
+    def mapped(self, features: ImageFeatures, image: npt.ArrayLike) -> FeatureMaps:
+        """The same, as tensors that are mapped to the file: they are read when they are used, and take no memory."""
+        path, _ = self._kept(features, image)
+        with path.open("rb") as file:  # the format of safetensors: a length, a header in JSON, the numbers
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length))
+        parts = []
+        for name in _PARTS:
+            start, shape = 8 + length + header[name]["data_offsets"][0], tuple(header[name]["shape"])
+            numbers: npt.NDArray[np.float32] = np.empty(shape, np.float32)
+            if numbers.size:  # an image of one row has no vertical edges, and nothing cannot be mapped
+                numbers = np.memmap(path, np.float32, "c", start, shape)
+            parts.append(torch.from_numpy(numbers))
+        return FeatureMaps(*parts)
+
+    def _kept(self, features: ImageFeatures, image: npt.ArrayLike) -> tuple[Path, FeatureMaps]:
+        """The file of the features and its content, which is computed if it is missing or damaged."""
         array = np.asarray(image)
         path = self.folder / f"{_key(features, array)}.features"
         kept = _read(path)
         if kept is None:
             kept = features(array)
             _write(path, kept)
-        return kept
+        return path, kept
 
 
 def _key(features: ImageFeatures, image: npt.NDArray[Any]) -> str:

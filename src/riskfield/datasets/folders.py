@@ -13,6 +13,10 @@ from riskfield.datasets.images import ImageSet, LabelledImage, Labels, few, read
 from riskfield.errors import FileFormatError
 
 MAX_CLASSES = 32  # values in masks; more are a photograph, or a mask that JPEG has changed
+_HINT = (
+    "JPEG changes the values of masks. To make classes of them, set `threshold` (two classes) or `levels` (so many "
+    "grey levels)."
+)
 ENDINGS = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".webp")
 
 
@@ -117,6 +121,7 @@ def image_folder(
             raise FileFormatError(
                 f"{mask_files[name]} has the values {few(unknown)}, which are none of the classes {few(values)}"
                 f"{'' if ignore is None else f' nor {ignore}, to be ignored'}."
+                f"{f' {_HINT}' if len(unknown) > 3 or is_jpeg(mask_files[name]) else ''}"
             )
         return LabelledImage(name, image, _labels(mask, values))
 
@@ -145,8 +150,7 @@ def _find_values(files: Sequence[Path], reading: MaskReading, ignore: int | None
     if len(found) > MAX_CLASSES:
         raise FileFormatError(
             f"{where} has {most} different values, and all masks have {len(found)}; at most {MAX_CLASSES} can be "
-            "classes. JPEG changes the values of masks. To make classes of them, set `threshold` (two classes) or "
-            "`levels` (so many grey levels)."
+            f"classes. {_HINT}"
         )
     return sorted(found)
 
@@ -165,6 +169,11 @@ def image_files(folder: str | os.PathLike[str], name: str) -> dict[str, Path]:
     if not files:
         raise ValueError(f"`{name}`: {folder} has no images ({', '.join(ENDINGS)}).")
     return files
+
+
+def is_jpeg(path: Path) -> bool:
+    """Whether a file has the ending of a JPEG."""
+    return path.suffix.lower() in (".jpg", ".jpeg")
 
 
 def _labels(mask: Labels, values: list[int]) -> Labels:

@@ -11,7 +11,8 @@ import numpy.typing as npt
 import torch
 
 from riskfield.datasets.images import ImageSet, LabelledImage, Labels
-from riskfield.features.image import Intensity, as_floats
+from riskfield.features.image import as_floats
+from riskfield.features.kinds import Intensity
 from riskfield.features.resample import resize
 
 Floats = npt.NDArray[np.float64]

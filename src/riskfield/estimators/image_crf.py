@@ -5,25 +5,27 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Self
+from dataclasses import replace
+from typing import Any, Self, cast
 
 import numpy as np
-import numpy.typing as npt
-import torch
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
+from riskfield.datasets.feature_cache import FeatureCache
 from riskfield.decoders import AbstractDecoder
 from riskfield.devices import as_device
 from riskfield.estimators.base import AbstractCRF
+from riskfield.estimators.blocks import Blocks, OfExamples
 from riskfield.estimators.defaults import LOSS, RIDGE
-from riskfield.estimators.design import DIRECTIONS, Codes, Design, Grid, Sizes
+from riskfield.estimators.design import DIRECTIONS, Design, Sizes
 from riskfield.estimators.held_out import hold_out
+from riskfield.estimators.image_design import ImageDesign, MappedBlocks, TileDesign, tiling_of
+from riskfield.estimators.labels import Array
 from riskfield.estimators.ridge_path import Trial, best_ridge, independent_stage, ridge_path
 from riskfield.examples import Examples, blocks
-from riskfield.features.image import ImageFeatures, as_floats
-from riskfield.features.resample import reduce_labels, resize
+from riskfield.features.image import ImageFeatures
+from riskfield.features.window import Tile
 from riskfield.infer import InferenceChoice
 from riskfield.learning.checkpoint import Checkpoints
 from riskfield.learning.optimiser import AbstractOptimiser
@@ -42,8 +44,9 @@ class ImageCRF(AbstractCRF):
     It is a `GridCRF` on features that it computes itself, with edges between a pixel and its four neighbours.
 
     X is a list of images, arrays of shape (row, column) or (row, column, 3), grey and coloured ones of any sizes:
-    bytes, 16-bit integers, booleans, or floats, taken as they are. y has an array of shape (row, column) for each, of
-    integers or strings, with -1 where a label is unknown.
+    bytes, 16-bit integers, booleans, or floats, taken as they are. An entry may also be the path of an image file,
+    which is read when it is needed. y has an array of shape (row, column) for each, of integers or strings, with -1
+    where a label is unknown.
 
     Arguments:
         features: which features of an image are computed, and the resolution at which inference runs. By default
@@ -61,6 +64,9 @@ class ImageCRF(AbstractCRF):
     Fitted attributes besides those of `AbstractCRF`: `features_`, the features in use; `ridge_`; `path_`, a
     `Trial` for every ridge that was tried. `independent()` is the same model without edges, fitted to the same images.
     Compare with it to see what the edges contribute.
+
+    An image whose prediction would take more than half of the memory is predicted in overlapping tiles of 640 x 640
+    pixels. The marginals of the 64 pixels at the border of a tile are discarded. `tiling(shape)` says which tiles.
 
     >>> import numpy as np
     >>> from riskfield import ImageCRF
@@ -84,6 +90,7 @@ class ImageCRF(AbstractCRF):
     baseline_results_: list[Fit]  # how it was fitted
     _fitted = (*AbstractCRF._fitted, "features_", "ridge_", "path_", "baseline_")
     _fits = (*AbstractCRF._fits, "baseline_results_")
+    _cache: FeatureCache | None = None  # of the features, during `fit`
 
     def __init__(
         self,
@@ -136,13 +143,24 @@ class ImageCRF(AbstractCRF):
         *,
         checkpoint: Checkpoints | str | os.PathLike[str] | None = None,
         resume: bool = False,
+        cache: str | os.PathLike[str] | None = None,
     ) -> Self:
-        """Fit the model to images and their labels, as `AbstractCRF.fit`."""
+        """Fit the model to images and their labels, as `AbstractCRF.fit`.
+
+        Arguments:
+            X, y, sample_weight, checkpoint, resume: as for `AbstractCRF.fit`.
+            cache: a folder for features. They are then written to files, and training reads them from there, image by
+                image, instead of keeping them in memory. Features that are there already are not computed again.
+        """
         self.features_ = ImageFeatures() if self.features is None else self.features
         if not isinstance(self.features_, ImageFeatures):
             raise TypeError(f"`features` must be an object such as `ImageFeatures()`. Got {self.features_!r}.")
         self.ridge_ = RIDGE if self.ridge is None else self.ridge
-        return super().fit(X, y, sample_weight, checkpoint=checkpoint, resume=resume)
+        self._cache = None if cache is None else FeatureCache(cache)
+        try:
+            return super().fit(X, y, sample_weight, checkpoint=checkpoint, resume=resume)
+        finally:
+            self._cache = None
 
     def _num_constants(self) -> int:
         return 0  # a `Constant()` is among the features where it is wanted
@@ -201,48 +219,39 @@ class ImageCRF(AbstractCRF):
         return super()._designs(X, sizes)
 
     def _design(self, example: Any, name: str) -> Design:
-        image = np.asarray(example)
-        as_floats(image, name)  # refuses what is no image
-        return _ImageDesign(image, self.features_)
+        if isinstance(example, ImageDesign | TileDesign):
+            return example
+        return ImageDesign.of(example, self.features_, name)
 
+    # -- large images -------------------------------------------------------------------------------------------------
 
-@dataclass(frozen=True, eq=False)
-class _ImageDesign:
-    """An image. Features are computed when they are needed, since they take far more memory than the image."""
+    def tiling(self, shape: tuple[int, ...]) -> list[Tile] | None:
+        """The tiles in which an image of this shape is predicted, or None if it is predicted as a whole."""
+        check_is_fitted(self)
+        return tiling_of(self.features_, shape, len(self.classes_))
 
-    image: npt.NDArray[Any]
-    features: ImageFeatures
+    def _predict(self, X: Any, of_examples: OfExamples, by_part: bool) -> list[Array]:
+        """As `AbstractCRF._predict`. Images too large for the memory are predicted tile by tile, if `by_part`."""
+        check_is_fitted(self)
+        sizes = Sizes(self.n_features_in_, self.n_edge_features_in_, self.arity_)
+        images = cast("list[ImageDesign]", self._designs(X, sizes))
+        tilings = [self.tiling(image.shape) if by_part else None for image in images]
+        designs: list[ImageDesign | TileDesign] = []
+        for image, tiling in zip(images, tilings, strict=True):
+            designs += [image] if tiling is None else image.tiles(tiling)
+        found = iter(super()._predict(designs, of_examples, by_part))
+        return [
+            next(found) if tiling is None else image.join(tiling, [next(found) for _ in tiling])
+            for image, tiling in zip(images, tilings, strict=True)
+        ]
 
-    @property
-    def structure(self) -> Grid:
-        """The grid at the resolution of inference."""
-        return Grid(*self.features.shape(*self.shape))
+    # -- features on the disk -----------------------------------------------------------------------------------------
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Rows and columns of the image."""
-        return self.image.shape[0], self.image.shape[1]
+    def _blocks(self) -> Blocks:
+        plain = super()._blocks()
+        if self._cache is None:
+            return plain
+        return MappedBlocks(plain.num_states, plain.device, plain.dtype, self._cache)
 
-    @property
-    def sizes(self) -> Sizes:
-        """The same for all images."""
-        return Sizes(self.features.num_pixel_features, self.features.num_edge_features, 2)
-
-    def inputs(self) -> dict[str, Tensor]:
-        """Compute the features."""
-        return self.features(self.image).inputs(torch.float32)
-
-    def reduce(self, codes: Codes) -> Codes:
-        """The label that covers most of each pixel of the grid."""
-        grid = self.structure
-        return reduce_labels(torch.from_numpy(codes), (grid.rows, grid.columns)).flatten().numpy()
-
-    def expand(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Marginals interpolated, or states repeated, at the resolution of the image."""
-        grid = self.structure
-        coarse = values.reshape(grid.rows, grid.columns, *values.shape[1:])
-        if values.ndim > 1:
-            return np.asarray(resize(torch.from_numpy(coarse), self.shape).numpy())
-        rows, columns = self.shape
-        row, column = np.arange(rows) * grid.rows // rows, np.arange(columns) * grid.columns // columns
-        return coarse[np.ix_(row, column)]
+    def _chunk_size(self, num_variables: int) -> int:
+        return super()._chunk_size(num_variables) if self._cache is None else 1

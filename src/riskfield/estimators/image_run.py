@@ -1,7 +1,8 @@
 """A fitted `ImageCRF` and an account of its training, in one folder.
 
 model.safetensors   the estimator
-run.json            the command, its settings, the classes, the history of the training, how long things took
+run.json            the command, its settings, the classes, the files, the ridges that were tried and the one that was
+                    chosen, the history of the training, how long things took
 checkpoint/         what is needed to resume the training
 """
 
@@ -41,6 +42,7 @@ class ImageRun:
         fits: how each loss was fitted.
         seconds: how long things took.
         reading: how the values in the files of masks became labels.
+        files: the names of the images it was fitted to.
     """
 
     name: str
@@ -52,6 +54,7 @@ class ImageRun:
     fits: tuple[Fit, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
     reading: MaskReading = field(default_factory=MaskReading)
+    files: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if list(self.classes) != self.crf.classes_.tolist():
@@ -89,6 +92,7 @@ class ImageRun:
                 tuple(map(load_fit, kept["fits"])),
                 {str(what): float(seconds) for what, seconds in kept["seconds"].items()},
                 MaskReading(**kept.get("reading", {})),
+                tuple(map(str, kept.get("files", ()))),
             )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise FileFormatError(f"{path / _RUN} is damaged: {error!r}") from error
@@ -107,6 +111,9 @@ class ImageRun:
                 "fits": [dump_fit(fit) for fit in self.fits],
                 "seconds": dict(self.seconds),
                 "reading": asdict(self.reading),
+                "files": list(self.files),
+                "ridge": self.crf.ridge_,
+                "ridges": [asdict(trial) for trial in self.crf.path_],
             },
         )
         self.crf.save(path / _MODEL)  # last: where there is a model, there is all of a run

@@ -21,13 +21,13 @@ from riskfield.adjoints.unroll import Unroll
 from riskfield.decoders import MAP, EqualCount, ExpectedValue, MaxMarginal, SoftArgmax, SoftEqualCount
 from riskfield.entropy import TRW, Bethe, CountingNumbers
 from riskfield.estimators.ridge_path import Trial
-from riskfield.features.image import (
+from riskfield.features.image import ImageFeatures
+from riskfield.features.kinds import (
     HOG,
     Colour,
     ColourDifference,
     Constant,
     Fourier,
-    ImageFeatures,
     Intensity,
     Position,
     SobelResponse,

@@ -1,13 +1,12 @@
 """Features of images, the inputs of models."""
 
-from riskfield.features.image import (
+from riskfield.features.image import FeatureMaps, ImageFeatures
+from riskfield.features.kinds import (
     HOG,
     Colour,
     ColourDifference,
     Constant,
-    FeatureMaps,
     Fourier,
-    ImageFeatures,
     Intensity,
     Position,
     SobelResponse,

@@ -63,10 +63,16 @@ def reduce_labels(labels: Tensor, shape: tuple[int, int]) -> Tensor:
 
 def _weights(old: int, new: int) -> Tensor:
     """The matrix (new, old) that resamples an axis from length `old` to length `new`."""
+    if new <= old:
+        return area_weights(old, new, slice(0, new), slice(0, old))
     pixels = torch.arange(old, dtype=torch.float64)
-    if new > old:
-        centres = ((torch.arange(new, dtype=torch.float64) + 0.5) * old / new - 0.5).clamp(0, old - 1)
-        return (1 - (centres[:, None] - pixels).abs()).clamp_min(0)
-    bounds = torch.arange(new + 1, dtype=torch.float64) * old / new
-    overlap = torch.minimum(bounds[1:, None], pixels + 1) - torch.maximum(bounds[:-1, None], pixels)
+    centres = ((torch.arange(new, dtype=torch.float64) + 0.5) * old / new - 0.5).clamp(0, old - 1)
+    return (1 - (centres[:, None] - pixels).abs()).clamp_min(0)
+
+
+def area_weights(old: int, new: int, cells: slice, pixels: slice) -> Tensor:
+    """The part (cells, pixels) of the matrix (new, old) that averages an axis of length `old` by area."""
+    first = torch.arange(pixels.start, pixels.stop, dtype=torch.float64)
+    bounds = torch.arange(cells.start, cells.stop + 1, dtype=torch.float64) * old / new
+    overlap = torch.minimum(bounds[1:, None], first + 1) - torch.maximum(bounds[:-1, None], first)
     return overlap.clamp_min(0) * (new / old)

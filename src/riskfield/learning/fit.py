@@ -34,6 +34,7 @@ from riskfield.learning.truncation import overstatement
 from riskfield.learning.validation import Validation, Watch
 from riskfield.learning.warm_start import check_warm_start
 from riskfield.losses.loss import LossLike, as_loss
+from riskfield.progress import Progress
 
 Callback = Callable[[Record, Module], bool | None]
 
@@ -93,7 +94,7 @@ def fit(
         resume: whether to continue from the newest checkpoint, if there is one. With the same arguments, the parameters
             are bit by bit those of an uninterrupted run.
         callbacks: called as `callback(record, model)` after each iteration. If one returns True, training ends.
-        progress: whether to show a progress bar.
+        progress: whether to show a progress bar, or print a line every ten seconds where there is no terminal.
         ranks: the processes that share the work, from `ranks()`. `data` and `validation` are then this rank's share.
         device: where to train, such as "cuda". Model, data and validation data are moved; the model stays there. By
             default they stay where they are, all on one device.
@@ -161,13 +162,15 @@ def fit(
     with (
         _continued(state, checkpoints, resume),
         _own_randomness(objective),
-        _Bar(optimiser, state, shown=progress and ranks.rank == 0) as bar,
+        Progress(
+            "training", optimiser.max_iterations, done=state.iteration, shown=progress and ranks.rank == 0
+        ) as shown,
     ):
         try:
             while state.goes_on(optimiser.max_iterations):
                 step = run.step(state.iteration + 1)  # examples -> theta -> loss -> gradient -> parameters
                 record = state.add(step, None if watch is None else watch.look(state.iteration + 1))
-                bar.show(record)
+                shown.advance(**_facts(record))
                 if _any_true([callback(record, model) for callback in callbacks], ranks):
                     state.end(Reason.CALLBACK, "a callback returned True")
                 if checkpoints is not None and record.iteration % checkpoints.every == 0:
@@ -274,30 +277,9 @@ def _any_true(answers: Sequence[bool | None], ranks: Ranks) -> bool:
     return bool(ranks.sum_(count) > 0)
 
 
-class _Bar:
-    """A progress bar. It imports tqdm only if it is shown."""
-
-    def __init__(self, optimiser: AbstractOptimiser, state: FitState, shown: bool):
-        self._bar: Any = None
-        if shown:
-            from tqdm import tqdm
-
-            self._bar = tqdm(total=optimiser.max_iterations, initial=state.iteration, unit="it", leave=False, delay=0.5)
-
-    def __enter__(self) -> _Bar:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-    def show(self, record: Record) -> None:
-        """Show the objective, the gradient and the evaluations per second."""
-        if self._bar is None:
-            return
-        shown = {"loss": f"{record.objective:.5g}", "gradient": f"{record.gradient_norm:.2g}"}
-        if record.validation is not None:
-            shown["validation"] = f"{record.validation:.5g}"
-        shown["eval/s"] = f"{record.evaluations / record.seconds:.3g}"
-        self._bar.set_postfix(shown, refresh=False)
-        self._bar.update(1)
+def _facts(record: Record) -> dict[str, str]:
+    """The objective, the gradient and the evaluations per second, for the progress report."""
+    facts = {"loss": f"{record.objective:.5g}", "gradient": f"{record.gradient_norm:.2g}"}
+    if record.validation is not None:
+        facts["validation"] = f"{record.validation:.5g}"
+    return {**facts, "eval/s": f"{record.evaluations / record.seconds:.3g}"}

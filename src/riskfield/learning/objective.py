@@ -196,7 +196,7 @@ class Objective:
 
     def _numerator(self, chunk: _Chunk) -> Tensor:
         """Compute the weighted loss of the examples of a chunk."""
-        part = chunk.examples
+        part = chunk.examples.to(self.parameters[0].device)  # data sets larger than the device are kept elsewhere
         theta = self.model(part.graph, part.inputs)
         if not (theta < math.inf).all():
             raise Diverged("the model returned a theta with NaN or +inf")

@@ -105,4 +105,4 @@ class RowLinear(nn.Linear):
         """Return the products of all rows with the weights."""
         if isinstance(input, SparseRows):
             return input.times(self.weight.T)
-        return super().forward(input)
+        return super().forward(input.to(self.weight.dtype))  # features may be kept in single precision
