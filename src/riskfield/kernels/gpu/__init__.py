@@ -6,13 +6,15 @@ Importing this package does not import Triton.
 from __future__ import annotations
 
 import math
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import torch
 
+from riskfield.kernels.gpu.chains import Chains, ChainRun, chains_of
 from riskfield.kernels.gpu.storage import power_of_two
-from riskfield.kernels.problem import EVERY_SWEEP, ForestProblem, MeanFieldProblem, Task
+from riskfield.kernels.problem import EVERY_SWEEP, ForestProblem, MeanFieldProblem, MessagePassingProblem, Task
 from riskfield.kernels.slow import warn_slow
 
 if TYPE_CHECKING:
@@ -26,8 +28,6 @@ def lacks(task: Task) -> str | None:
     """What the engine would need for `task` and does not have; None if it can run it."""
     if isinstance(task.problem, MeanFieldProblem):
         return "mean field"
-    if isinstance(task.problem, ForestProblem):
-        return "exact inference on forests"
     if find_spec("triton") is None:
         return "anything without Triton, which is not installed (`pip install triton`)"
     if task.theta.dtype not in (torch.float32, torch.float64):
@@ -36,6 +36,10 @@ def lacks(task: Task) -> str | None:
         return "several steps along a direction at once"
     if task.tangent is not None:
         return "second derivatives or forward mode"
+    if _chains(task) is not None:
+        return "autograd, forward mode or `torch.func`" if task.needs_autograd() else None
+    if isinstance(task.problem, ForestProblem):
+        return "exact inference on forests that are not chains of variables with one number of states"
     if task.record not in (None, EVERY_SWEEP):
         return "checkpoints (`Unroll(checkpoint=...)`) or the tape of `FixedPoint`"
     shapes = [group.shape for group in task.problem.graph.factor_groups]
@@ -50,11 +54,25 @@ def lacks(task: Task) -> str | None:
     return None
 
 
-def start(task: Task) -> MessagePassingRun:
+def _chains(task: Task) -> Chains | None:
+    """The chains that one sweep of this task solves exactly; None if it is another task."""
+    problem = task.problem
+    if isinstance(problem, MeanFieldProblem) or (isinstance(problem, MessagePassingProblem) and not problem.exact):
+        return None
+    return chains_of(problem.graph, task.theta.device)
+
+
+def start(task: Task) -> MessagePassingRun | ChainRun:
     """Start a run."""
     from riskfield.kernels.gpu.run import MessagePassingRun
 
-    assert not isinstance(task.problem, MeanFieldProblem | ForestProblem)  # see `lacks`
+    chains = _chains(task)
+    if chains is not None:
+        unswept = None
+        if isinstance(task.problem, MessagePassingProblem):
+            unswept = partial(MessagePassingRun, task.problem, task.theta, task.messages)
+        return ChainRun(task.problem.graph, chains, task.theta, task.messages, unswept)
+    assert isinstance(task.problem, MessagePassingProblem)  # see `lacks`
     run = MessagePassingRun(task.problem, task.theta, task.messages, record=task.record is not None)
     if run.deep:
         warn_slow(
