@@ -19,8 +19,9 @@ from riskfield import kernels
 from riskfield.graph.schedule import coloured_order
 from riskfield.kernels import MessagePassingProblem, slow
 from riskfield.kernels.gpu import lacks
+from riskfield.kernels.gpu.chains import ChainRun, chains_of
 from riskfield.kernels.gpu.plan import make_plan
-from riskfield.kernels.problem import Task, schedule_levels
+from riskfield.kernels.problem import ForestProblem, Task, schedule_levels
 from riskfield.kernels.torch_reference import MessagePassingRun as Reference
 
 TRITON = find_spec("triton") is not None
@@ -39,6 +40,10 @@ def mixed():
     return rf.FactorGraph([2, 3, 2, 1, 3], [(0, 1), (1, 0), (2, 0, 1), (1,), (3, 2)])
 
 
+def tree_like():
+    return rf.FactorGraph([2] * 4, [(0, 1), (0, 2), (0, 3)])
+
+
 def tied():
     return rf.FactorGraph([2] * 5, [(0, 1), (1, 2), (2, 3), (3, 4), (4, 0)], tables=[0, 0, 1, 0, 1])
 
@@ -54,7 +59,7 @@ CASES = [  # graph, entropy, schedule, damping, whether some states are impossib
     ("grid", rf.TRW(0.5), rf.Coloured(), 0.0, False),
     ("mixed", rf.Bethe(), rf.Sequential(), 0.0, True),
     ("four", rf.Bethe(), rf.Parallel(), 0.2, True),
-    ("tied", rf.TRW(0.7), rf.Sequential(), 0.0, False),
+    ("tied", rf.TRW(torch.tensor([0.7, 0.6, 0.8, 0.7, 0.9])), rf.Sequential(), 0.0, False),
     ("no factors", rf.Bethe(), rf.Sequential(), 0.0, False),
 ]
 MORE = [
@@ -141,14 +146,20 @@ def test_what_the_engine_lacks_has_a_name():
 
     assert found() is None
     assert found(record=kernels.EVERY_SWEEP) is None
-    assert "checkpoints" in found(record=3)
+    assert found(record=3) is None
+    assert found(record=kernels.LAST_SWEEP) is None
     assert "more than 4 variables" in found(rf.FactorGraph([2] * 5, [(0, 1, 2, 3, 4)]))
-    assert "8192 entries" in found(rf.chain(2, 100))
+    assert "8192 entries" in found(rf.chain(2, 100), damping=0.1)
+    assert found(rf.chain(2, 100)) is None  # as a chain
     assert "damping" in found(damping=torch.tensor(0.1, requires_grad=True))
     assert "complex128" in found(theta=graph.zeros()[None].to(torch.complex128))
     assert "autograd" in found(theta=graph.zeros()[None].requires_grad_())
+    assert "autograd" in found(tree_like(), tree_like().zeros()[None].requires_grad_())
     assert "forward mode" in found(tangent=graph.zeros()[None])
     assert "several steps" in found(along=(graph.zeros()[None], torch.ones(2, 1)))
+    tree = tree_like()
+    assert "not chains" in lacks(Task(ForestProblem(tree), tree.zeros()[None]))
+    assert lacks(Task(ForestProblem(graph), graph.zeros()[None])) is None
     assert "max-product" in found(maximise=True, record=kernels.EVERY_SWEEP)
     assert lacks(Task(kernels.MeanFieldProblem(graph), graph.zeros()[None])) == "mean field"
 
@@ -195,7 +206,7 @@ def check(name, entropy, schedule, damping, impossible, sweeps=2):
     messages = None if damping else messages.to(DEVICE)
     problem = MessagePassingProblem(graph, entropy.counting(graph), schedule, damping, False)
     reference = Reference(problem, theta, messages)
-    run = MessagePassingRun(problem, theta, messages, record=True)
+    run = MessagePassingRun(problem, theta, messages, record=kernels.EVERY_SWEEP)
     for _ in range(2):
         residuals = [one.advance(sweeps, -1.0)[0] for one in (run, reference)]
         if name != "no factors":
@@ -225,13 +236,114 @@ def test_more_sweeps_and_gradients(name, entropy, schedule, damping, impossible)
 
 
 @on_engine
+@pytest.mark.parametrize("schedule", [rf.Coloured(), rf.Parallel()], ids=repr)
+def test_checkpoints_give_the_same_gradient(schedule):
+    from riskfield.kernels.gpu.run import MessagePassingRun
+
+    graph = rf.FactorGraph([2, 2, 2], [(0, 1), (1, 2), (2, 0)])
+    theta = numbers(graph).to(DEVICE)
+    problem = MessagePassingProblem(graph, rf.TRW(0.7).counting(graph), schedule, 0.0, False)
+    grad = torch.ones(2, graph.mu_size, dtype=torch.float64, device=DEVICE).cumsum(1)
+    found = []
+    for record in (kernels.EVERY_SWEEP, 2):
+        run = MessagePassingRun(problem, theta, None, record=record)
+        for sweeps in (1, 2):
+            run.advance(sweeps, -1.0)
+        before = run.marginals(), run.messages()
+        found.append([run.backward(grad), run.backward(grad), run.marginals(), run.messages()])
+        assert all(map(torch.equal, before, found[-1][2:]))
+    for whole, again in zip(*found, strict=True):
+        torch.testing.assert_close(whole, again, rtol=1e-12, atol=1e-13)
+
+
+@on_engine
+def test_the_gradient_of_a_fixed_point(gpu):
+    graph = rf.FactorGraph([2, 2, 2, 2], [(0, 1), (1, 2), (2, 0)])
+    theta = 0.2 * numbers(graph)
+    algorithm, stop = rf.MessagePassing(rf.TRW(0.7), rf.Coloured()), rf.Stop(100, 1e-9)
+    results = []
+    for device, names in ((DEVICE, None), ("cpu", "torch")):
+        leaf = theta.to(device).requires_grad_()
+        solution = rf.infer(graph, leaf, algorithm, stop=stop, adjoint=rf.FixedPoint(1e-8), kernels=names)
+        results.append(torch.autograd.grad((solution.mu**2).sum(), leaf)[0].cpu())
+    torch.testing.assert_close(*results, rtol=1e-6, atol=1e-8)
+
+
+CHAINS = {  # a graph, and whether some states are impossible
+    "chain": (lambda: rf.chain(4, 3), True),
+    "one table": (lambda: rf.chain(4, 3, tied=True), False),
+    "several": (
+        lambda: rf.FactorGraph([2] * 8, [(1, 0), (1, 2), (4, 3), (6, 5), (5, 4)], tables=[0, 0, 1, 0, 1]),
+        False,
+    ),
+    "several, one table": (lambda: rf.FactorGraph([3] * 7, [(0, 1), (1, 2), (4, 3), (5, 6)], tables=[0] * 4), False),
+    "no factors": (lambda: rf.FactorGraph([3] * 3, []), False),
+}
+
+
+@on_engine
+@pytest.mark.parametrize("name", CHAINS)
+def test_chains_are_solved_exactly(name):
+    make, impossible = CHAINS[name]
+    graph = make()
+    theta = numbers(graph).to(DEVICE).requires_grad_()
+    if impossible:
+        with torch.no_grad():
+            theta[0, 1] = theta[1, 4] = theta[0, -2] = -torch.inf
+    problem = MessagePassingProblem(graph, rf.Bethe().counting(graph), rf.Sequential())
+    reference = Reference(problem, theta, None)
+    reference.advance(1, -1.0)
+    mu = reference.marginals()
+    chains = chains_of(graph, theta.device)
+    run = ChainRun(graph, chains, theta, None, lambda: reference)
+    run.advance(1, -1.0)
+    nodes = mu[:, : graph.node_size]
+    value = rf.MessagePassing().log_partition(graph, theta.detach(), mu.detach())
+    for found, expected in (
+        (run.marginals(), mu),
+        (run.node_marginals(), nodes),
+        (run.statistics(), graph.collapse(mu)),
+        (run.messages(), reference.messages()),
+        (run.log_partition(), value),
+    ):
+        torch.testing.assert_close(found, expected.detach(), rtol=1e-9, atol=1e-11)
+    for part in (mu, nodes):
+        grad = torch.randn(part.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2)).to(DEVICE)
+        (gradient,) = torch.autograd.grad(part, theta, grad, retain_graph=True)
+        torch.testing.assert_close(run.backward(grad), gradient, rtol=1e-8, atol=1e-10)
+
+
+@on_engine
+def test_infer_solves_chains_exactly(gpu):
+    graph = rf.chain(3, 2)
+    theta = numbers(graph, 3)
+    graph.factor_views(theta)[0][1, 0] = -torch.inf
+    run = rf.Exact().start(graph, theta.to(DEVICE), None, None)
+    assert type(run) is ChainRun
+    residual, _ = run.advance(1, 1.0)
+    assert torch.isnan(residual).tolist() == [False, True, False]
+    assert torch.isnan(run.marginals().sum(1)).tolist() == [False, True, False]
+    assert run.log_partition()[1] == -torch.inf
+    leaf = theta[:1].to(DEVICE).requires_grad_()
+    solution = rf.infer(graph, leaf, stop=rf.Stop(1, tol=1.0), adjoint=rf.Envelope())
+    (gradient,) = torch.autograd.grad(solution.log_partition.sum(), leaf)
+    expected = rf.infer(graph, theta[:1], rf.Exact(), kernels="torch")
+    torch.testing.assert_close(gradient.cpu(), expected.mu)
+    torch.testing.assert_close(solution.log_partition.detach().cpu(), expected.log_partition)
+    assert chains_of(tree_like(), torch.device("cpu")) is None
+
+
+@on_engine
 def test_rounding_does_not_grow():
     from riskfield.kernels.gpu.run import MessagePassingRun
 
     graph = rf.grid(3, 3, 2)
     theta = numbers(graph, batch=1).to(DEVICE).requires_grad_()
     problem = MessagePassingProblem(graph, rf.Bethe().counting(graph), rf.Coloured(), 0.0, False)
-    run, reference = MessagePassingRun(problem, theta, None, record=True), Reference(problem, theta, None)
+    run, reference = (
+        MessagePassingRun(problem, theta, None, record=kernels.EVERY_SWEEP),
+        Reference(problem, theta, None),
+    )
     for one in (run, reference):
         one.advance(14, -1.0)
     expected = reference.marginals()
@@ -249,7 +361,7 @@ def test_results_outlive_the_buffers_of_their_run():
     results = []
     for seed in (0, 1):
         theta = numbers(graph, 1, seed).to(DEVICE)
-        run = MessagePassingRun(problem, theta, None, record=True)
+        run = MessagePassingRun(problem, theta, None, record=kernels.EVERY_SWEEP)
         run.advance(1, -1.0)
         results.append([run.marginals(), run.messages(), run.backward(torch.ones(1, graph.mu_size).to(theta) * theta)])
         del run
@@ -270,7 +382,7 @@ def test_addresses_of_64_bits():
     found = []
     for wide in (False, True):
         engine_of(problem, theta).wide = wide
-        run = MessagePassingRun(problem, theta, None, record=True)
+        run = MessagePassingRun(problem, theta, None, record=kernels.EVERY_SWEEP)
         run.advance(1, -1.0)
         found.append([run.marginals(), run.backward(theta.new_ones(2, graph.mu_size).cumsum(1))])
     for narrow, wide in zip(*found, strict=True):
@@ -321,7 +433,7 @@ def test_impossible_models(gpu):
 
 @on_engine
 def test_infer_takes_the_engine_and_names_what_it_lacks(gpu):
-    graph = rf.chain(2, 2)
+    graph = rf.FactorGraph([2, 2], [(0, 1), (0, 1)])
     theta = numbers(graph).to(DEVICE)
     algorithm, stop = rf.MessagePassing(), rf.Stop(1, tol=None)
     assert type(algorithm.start(graph, theta, None, None)).__module__ == "riskfield.kernels.gpu.run"
@@ -334,11 +446,11 @@ def test_infer_takes_the_engine_and_names_what_it_lacks(gpu):
     (expected,) = torch.autograd.grad((mu**3).sum(), other, create_graph=True)
     torch.testing.assert_close(first, expected)
     torch.testing.assert_close(second, torch.autograd.grad((expected**2).sum(), other)[0])
-    with pytest.warns(rf.errors.PerformanceWarning, match="checkpoints"):
-        rf.infer(graph, leaf, algorithm, stop=stop, adjoint=rf.Unroll(checkpoint=1))
+    with pytest.warns(rf.errors.PerformanceWarning, match="mean field"):
+        rf.infer(graph, leaf, rf.MeanField(), stop=stop)
     with warnings.catch_warnings():
         warnings.simplefilter("error", rf.errors.PerformanceWarning)
-        rf.infer(graph, leaf, algorithm, stop=stop, adjoint=rf.Unroll(checkpoint=1))  # said once
+        rf.infer(graph, leaf, rf.MeanField(), stop=stop)  # said once
     empty = torch.zeros(0, graph.theta_size, dtype=torch.float64, device=DEVICE)
     assert rf.infer(graph, empty, algorithm, stop=stop).mu.shape == (0, graph.mu_size)
 

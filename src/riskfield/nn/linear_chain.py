@@ -180,7 +180,7 @@ class LinearChainCRF(Module):
     def _likelihood(self, unary: Tensor, tags: Tensor, mask: Tensor) -> Tensor:
         """The negative log-likelihood of each sequence."""
         graph, theta = self._padded(unary, mask)
-        _, value = solve(graph, theta, _LIKELIHOOD, log_partition=True)
+        _, value = solve(graph, theta, _LIKELIHOOD, log_partition=True, marginals=False)
         assert value is not None
         score = torch.where(mask, unary.gather(2, tags.unsqueeze(2)).squeeze(2), 0).sum(1)
         steps = self.transitions[tags[:, :-1], tags[:, 1:]].to(unary.dtype)

@@ -90,12 +90,17 @@ def solve(
     evidence: Evidence | None = None,
     *,
     log_partition: bool,
+    marginals: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
-    """Mu, and the log-partition value if it is wanted, inside `autocast` and the transforms of `torch.func` too."""
+    """Mu, and the log-partition value if it is wanted, inside `autocast` and the transforms of `torch.func` too.
+
+    Without `marginals`, which may be by far the largest result, anything may stand for mu.
+    """
 
     def run(theta: Tensor, states: Tensor | None) -> tuple[Tensor, Tensor]:
         solution = inference(graph, theta, evidence=evidence if states is None else states)
-        return solution.mu, solution.log_partition if log_partition else theta[..., 0]
+        mu = solution.mu if marginals else theta[..., :1].detach()
+        return mu, solution.log_partition if log_partition else theta[..., 0]
 
     with torch.autocast(theta.device.type, enabled=False):
         theta = at_least_float32(theta)

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from riskfield.kernels.gpu.chains import Chains, ChainRun, chains_of
+from riskfield.kernels.gpu.chains import ChainRun, Chains, chains_of
 from riskfield.kernels.gpu.storage import power_of_two
-from riskfield.kernels.problem import EVERY_SWEEP, ForestProblem, MeanFieldProblem, MessagePassingProblem, Task
+from riskfield.kernels.problem import ForestProblem, MeanFieldProblem, MessagePassingProblem, Task
 from riskfield.kernels.slow import warn_slow
 
 if TYPE_CHECKING:
@@ -40,8 +40,6 @@ def lacks(task: Task) -> str | None:
         return "autograd, forward mode or `torch.func`" if task.needs_autograd() else None
     if isinstance(task.problem, ForestProblem):
         return "exact inference on forests that are not chains of variables with one number of states"
-    if task.record not in (None, EVERY_SWEEP):
-        return "checkpoints (`Unroll(checkpoint=...)`) or the tape of `FixedPoint`"
     shapes = [group.shape for group in task.problem.graph.factor_groups]
     if any(len(shape) > _LARGEST_ARITY for shape in shapes):
         return f"factors of more than {_LARGEST_ARITY} variables"
@@ -73,7 +71,7 @@ def start(task: Task) -> MessagePassingRun | ChainRun:
             unswept = partial(MessagePassingRun, task.problem, task.theta, task.messages)
         return ChainRun(task.problem.graph, chains, task.theta, task.messages, unswept)
     assert isinstance(task.problem, MessagePassingProblem)  # see `lacks`
-    run = MessagePassingRun(task.problem, task.theta, task.messages, record=task.record is not None)
+    run = MessagePassingRun(task.problem, task.theta, task.messages, record=task.record)
     if run.deep:
         warn_slow(
             f"`{type(task.problem.schedule).__name__}` compiles into many small levels on this graph, which keep a GPU "

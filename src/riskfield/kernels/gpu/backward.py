@@ -2,39 +2,85 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from riskfield.kernels.gpu.ends import factor_gradient, factor_marginal_cotangent, node_marginal_cotangent
-from riskfield.kernels.gpu.engine import NODES, Buffers, Engine, rows
+from riskfield.kernels.gpu.engine import NODES, Buffers, Engine, State, rows
 from riskfield.kernels.gpu.plan import Block, Part
-from riskfield.kernels.gpu.storage import power_of_two, programs
+from riskfield.kernels.gpu.storage import LANES, power_of_two, programs
 from riskfield.kernels.gpu.sweeps import belief_cotangent, message_cotangent, table_cotangent
 
+_LOOK_EVERY = 4  # backward sweeps at a fixed point between two looks at their size
+# Relative to mu g, cotangents of messages that need not be known to the tolerance, as in `adjoints.fixed_point`.
+_NEGLIGIBLE = 1e-8
 
-def backward(engine: Engine, buffers: Buffers, sweeps: Tensor, grad_mu: Tensor) -> Tensor:
-    """d(grad_mu . mu) / dtheta through the first `sweeps` recorded sweeps of each item, of shape (batch, theta).
 
-    The state in `buffers` is the one these sweeps ended in.
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """Sweeps `first` to `first + sweeps` of a run. They are on the tape, or are run again from a checkpoint."""
+
+    first: int
+    sweeps: int
+    checkpoint: State | None = None
+
+
+def backward(engine: Engine, buffers: Buffers, sweeps: Tensor, grad_mu: Tensor, segments: list[Segment]) -> Tensor:
+    """d(grad_mu . mu) / dtheta through the first `sweeps` sweeps of each item, of shape (batch, theta).
+
+    The state in `buffers` is the one these sweeps ended in. The segments are all sweeps of the run.
     """
-    together = bool((sweeps == buffers.recorded).all())
-    found: _Backward | None = buffers.backward
-    if found is None or found.tape is not buffers.tape or found.recorded < buffers.recorded:
-        found = buffers.backward = _Backward(engine, buffers)
-        buffers.graphs = {key: graph for key, graph in buffers.graphs.items() if key[0] != "backward"}
-    going = found
+    ran = segments[-1].first + segments[-1].sweeps if segments else 0
+    going = _passes(engine, buffers, max((segment.sweeps for segment in segments), default=0))
     going.grad_mu.copy_(grad_mu.t())
     going.ended.copy_(sweeps)
-    counts = [buffers.recorded] if together else sorted(set(sweeps.tolist()))
-
-    def work() -> None:
-        going.run(set(counts), together)
-
-    if together:
-        engine.replay(buffers, ("backward", buffers.recorded, buffers.current), work)
+    if len(segments) == 1 and segments[0].checkpoint is None and bool((sweeps == ran).all()):
+        key = "backward", ran, buffers.current
+        engine.replay(buffers, key, lambda: going.run(segments, {ran}, buffers.state(), together=True))
     else:
-        work()
+        final, live = buffers.state(), buffers.live.clone()
+        again = any(segment.checkpoint is not None for segment in segments)
+        if again:
+            final = final.copy()
+        going.run(segments, set(sweeps.tolist()), final, together=False)
+        if again:
+            buffers.restore(final)
+            buffers.live.copy_(live)
     return rows(engine.plan.collapse(going.gradient))
+
+
+def backward_fixed_point(
+    engine: Engine, buffers: Buffers, grad_mu: Tensor, mu: Tensor, steps: int, tol: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same as if the state in `buffers`, a fixed point, had been reached by infinitely many sweeps.
+
+    One more sweep is recorded, and the pass goes back through it again and again. Cotangents of messages of all these
+    times add up. See `kernels.run.RecordingRun` for what is returned.
+    """
+    final, live = buffers.state().copy(), buffers.live.clone()
+    buffers.live.fill_(1)
+    buffers.recorded = 0
+    engine.sweep(buffers, 1, record=True)
+    going = _passes(engine, buffers, 1)
+    going.grad_mu.copy_(grad_mu.t())
+    going.ended.fill_(1)
+    floor = _NEGLIGIBLE * torch.linalg.vector_norm(torch.where(mu > 0, mu * grad_mu, 0.0), dim=1)
+    share, ran = going.run_at_fixed_point(buffers.state(), steps, tol, floor.double())
+    buffers.recorded = 0
+    buffers.restore(final)
+    buffers.live.copy_(live)
+    return rows(engine.plan.collapse(going.gradient)), share, ran
+
+
+def _passes(engine: Engine, buffers: Buffers, sweeps: int) -> _Backward:
+    """The buffers of backward passes through so many sweeps on the tape, kept with those of the run."""
+    found: _Backward | None = buffers.backward
+    if found is None or found.tape is not buffers.tape or found.recorded < sweeps:
+        found = buffers.backward = _Backward(engine, buffers, sweeps)
+        buffers.graphs = {key: graph for key, graph in buffers.graphs.items() if key[0] != "backward"}
+    return found
 
 
 class _Backward:
@@ -45,8 +91,8 @@ class _Backward:
     the order in which programs run.
     """
 
-    def __init__(self, engine: Engine, buffers: Buffers):
-        self.engine, self.buffers, self.tape, self.recorded = engine, buffers, buffers.tape, buffers.recorded
+    def __init__(self, engine: Engine, buffers: Buffers, sweeps: int):
+        self.engine, self.buffers, self.tape, self.recorded = engine, buffers, buffers.tape, sweeps
         plan = engine.plan
         updates = [
             (part.fresh[direction] == (0, part.degree) and not part.masked[direction], len(part.kind))
@@ -70,7 +116,7 @@ class _Backward:
         self.direct = empty(engine.node_size)
         self.theta = empty(engine.node_size)
         self.tables = empty(engine.table_size)
-        self.grads = empty(buffers.recorded * engine.grad_size)
+        self.grads = empty(sweeps * engine.grad_size)
         self.gradient = empty(engine.graph.mu_size, engine.batch)
         sizes = [engine.tape_size, engine.grad_size]
         self.sizes = torch.tensor(sizes, dtype=torch.int64, device=engine.device)
@@ -79,27 +125,63 @@ class _Backward:
             for kind, own in plan.kinds.items()
         }
 
-    def run(self, ends: set[int], together: bool) -> None:
-        """Through all sweeps; `ends` are the numbers of sweeps after which some item ended."""
+    def run(self, segments: list[Segment], ends: set[int], final: State, together: bool) -> None:
+        """Through all sweeps; `ends` are the numbers of sweeps after which some item ended, in the state `final`."""
+        self._begin(final, alternate=self.colours and together)
+        last = segments[-1].first + segments[-1].sweeps if segments else 0
+        for segment in reversed(segments):
+            if segment.checkpoint is not None:
+                self.engine.repeat(self.buffers, segment.checkpoint, segment.sweeps)
+            for k in range(segment.first + segment.sweeps, segment.first, -1):
+                if k in ends:
+                    self._marginals(k)
+                self._sweep(k - 1, k - 1 - segment.first, last=k == last)
+            self._table_sums(segment.first, segment.sweeps)
+        if 0 in ends:
+            self._marginals(0)
+        self._finish()
+
+    def run_at_fixed_point(self, final: State, steps: int, tol: float, floor: Tensor) -> tuple[Tensor, Tensor]:
+        """Through the one recorded sweep, up to `steps` times; the last share of each item, and how many times."""
+        self._begin(final, alternate=False)
+        self._marginals(1)
+        self.grads.zero_()  # empty slots, too, since sizes are measured
+        total, ran = torch.zeros_like(self.grads), 0
+        share = torch.full((self.engine.batch,), torch.inf, dtype=torch.float64)
+        while ran < steps and not bool((share <= tol).all()):
+            for _ in range(min(_LOOK_EVERY, steps - ran)):
+                self._sweep(0, 0, last=False)
+                total += self.grads
+                ran += 1
+            size = torch.maximum(self._norms(total), floor)
+            share = torch.where(size > 0, self._norms(self.grads) / size, 0.0).cpu()
+        self.grads.copy_(total)
+        self._table_sums(0, 1)
+        self._finish()
+        return share, torch.full((self.engine.batch,), ran)
+
+    def _norms(self, grads: Tensor) -> Tensor:
+        """The norm of the cotangents of each item's messages."""
+        engine = self.engine
+        squares = torch.zeros(engine.batch, dtype=torch.float64, device=engine.device)
+        for (block, part), (_, start) in zip(engine.launches(), engine.tape, strict=True):
+            places = part.degree * block.count * engine.batch
+            padded = -(-places // LANES) * LANES
+            own = grads[start : start + part.kind[0] * padded].double().reshape(-1, part.kind[0], LANES)
+            squares += own.square().sum(1).reshape(-1)[:places].reshape(-1, engine.batch).sum(0)
+        return squares.sqrt()
+
+    def _begin(self, final: State, alternate: bool) -> None:
         for zeroed in (*self.cavities, self.message, self.direct, self.theta, self.tables):
             zeroed.zero_()
-        self.alternate = self.colours and together
+        self.alternate, self.final = alternate, final
         self.pending: set[Block] = set()  # nodes whose direct cotangents are not yet used
         self.now = 0
-        sweeps = self.buffers.recorded
-        for k in range(sweeps, -1, -1):
-            if k in ends:
-                self._marginals(k)
-            if k:
-                self._sweep(k - 1, last=k == sweeps)
-        for block in self.engine.plan.blocks:  # the beliefs before the first sweep depend on theta too
-            self._beliefs(block)
-        self._tables()
 
     def _marginals(self, sweep: int) -> None:
         """Cotangents of the state, of items that ended after so many sweeps."""
         engine, buffers = self.engine, self.buffers
-        beliefs, messages = buffers.beliefs[buffers.current], buffers.messages[buffers.current]
+        messages, beliefs = self.final.messages, self.final.beliefs
         for states, nodes in engine.plan.nodes.items():
             first = engine.node_start[states]
             node_marginal_cotangent[programs(nodes.count * engine.batch, NODES)](
@@ -107,7 +189,7 @@ class _Backward:
                 engine.batch, S=states, SX=power_of_two(states), BN=NODES, WIDE=engine.wide,
             )  # fmt: skip
         for kind, own in engine.plan.kinds.items():
-            shape = engine.shape(kind)
+            shape = engine.shape(kind, own.mu.count * engine.batch)
             if own.mu.count:
                 factor_marginal_cotangent[programs(own.mu.count * engine.batch, shape["BN"])](
                     buffers.tables[kind], messages, beliefs, self.grad_mu, self.cavities[self.now], self.tables,
@@ -118,8 +200,8 @@ class _Backward:
                 )  # fmt: skip
         self.pending = set(engine.plan.blocks)
 
-    def _sweep(self, number: int, last: bool) -> None:
-        """Back through one sweep."""
+    def _sweep(self, number: int, place: int, last: bool) -> None:
+        """Back through sweep `number`, which is at `place` on the tape."""
         engine, stages, at_once = self.engine, self.engine.plan.stages, self.engine.plan.at_once
         launch = len(engine.tape)
         for k in range(len(stages) - 1, -1, -1):
@@ -127,17 +209,17 @@ class _Backward:
             add = not self.alternate or (last and k == len(stages) - 1)
             clear = not at_once and (not self.alternate or (number == 0 and k == 0))
             for block, _ in stages[k]:
-                self._beliefs(block)
+                self._beliefs(block, number)
             if at_once:
                 self.cavities[1 - self.now].zero_()
             for block, direction in reversed(stages[k]):
                 launch -= len(block.parts)
                 for j, part in enumerate(block.parts):
-                    self._messages(block, part, direction, number, engine.tape[launch + j], add, clear)
+                    self._messages(block, part, direction, number, place, engine.tape[launch + j], add, clear)
             if at_once:
                 self.now = 1 - self.now
 
-    def _beliefs(self, block: Block) -> None:
+    def _beliefs(self, block: Block, sweep: int) -> None:
         engine, start = self.engine, self.engine.node_start[block.states]
         parts: list[Part | None] = list(block.parts) or [None]
         for k, part in enumerate(parts):
@@ -148,42 +230,59 @@ class _Backward:
                 own = engine.message_start[part.kind]
             belief_cotangent[programs(block.count * engine.batch, NODES)](
                 self.cavities[self.now], self.belief[start:], self.direct[start:], self.theta[start:],
-                self.buffers.rates[block.states], neighbours, first, degree, block.first, block.count, engine.batch,
-                own, S=block.states, SX=power_of_two(block.states), BN=NODES, WIDE=engine.wide,
-                DIRECT=k == 0 and block in self.pending, FIRST=k == 0, LAST=k == len(parts) - 1,
+                self.buffers.rates[block.states], neighbours, self.ended, first, degree, block.first, block.count,
+                engine.batch, own, engine.rate_step, sweep, int(k == 0 and block in self.pending),
+                S=block.states, SX=power_of_two(block.states), BN=NODES, WIDE=engine.wide,
+                FIRST=k == 0, LAST=k == len(parts) - 1,
             )  # fmt: skip
         self.pending.discard(block)
 
     def _messages(
-        self, block: Block, part: Part, direction: int, sweep: int, tape: tuple[int, int], add: bool, clear: bool
+        self,
+        block: Block,
+        part: Part,
+        direction: int,
+        number: int,
+        place: int,
+        tape: tuple[int, int],
+        add: bool,
+        clear: bool,
     ) -> None:
         engine, buffers = self.engine, self.buffers
-        own, shape = engine.plan.kinds[part.kind], engine.shape(part.kind)
+        members = part.degree * block.count * engine.batch
+        own, shape = engine.plan.kinds[part.kind], engine.shape(part.kind, members)
         after = self.cavities[1 - self.now] if engine.plan.at_once else self.cavities[0]
         split = engine.plan.at_once and len(part.kind) > 2
         for slot in range(len(part.kind) if split else 1):
-            message_cotangent[programs(part.degree * block.count * engine.batch, shape["BN"])](
+            message_cotangent[programs(members, shape["BN"])](
                 buffers.tables[part.kind], self.cavities[self.now], after, self.message,
                 self.belief[engine.node_start[block.states]:], self.grads, buffers.counting[part.kind],
                 own.neighbours, own.cavities, own.tables, own.updated, engine.starts[part.kind], buffers.tape,
-                buffers.damping, part.first, part.degree, *part.fresh[direction], own.slots, block.first, block.count,
-                engine.batch, sweep * engine.tape_size + tape[0], sweep * engine.grad_size + tape[1], 1 << direction,
-                slot, engine.message_start[part.kind],
-                SHARED=own.shared, MASKED=part.masked[direction], DAMPED=engine.damped, KEEP=self.keep, ADD=add,
-                CLEAR=clear, SPLIT=split, **shape,
+                buffers.damping, self.ended, part.first, part.degree, *part.fresh[direction], own.slots, block.first,
+                block.count, engine.batch, place * engine.tape_size + tape[0], place * engine.grad_size + tape[1],
+                1 << direction, slot, engine.message_start[part.kind], engine.counting_step, number, int(add),
+                int(clear),
+                SHARED=own.shared, MASKED=part.masked[direction], DAMPED=engine.damped, KEEP=self.keep, SPLIT=split,
+                **shape,
             )  # fmt: skip
 
-    def _tables(self) -> None:
-        """The gradient, factor by factor, in the layout of mu."""
-        engine, buffers, plan = self.engine, self.buffers, self.engine.plan
+    def _table_sums(self, first: int, sweeps: int) -> None:
+        """Add what the messages of the sweeps on the tape, from number `first` on, passed on to their tables."""
+        engine, buffers = self.engine, self.buffers
         for (block, part), tape in zip(engine.launches(), engine.tape, strict=True):
-            own, shape = plan.kinds[part.kind], engine.shape(part.kind)
             members = part.degree * block.count
+            own, shape = engine.plan.kinds[part.kind], engine.shape(part.kind, members * engine.batch)
             table_cotangent[programs(members * engine.batch, shape["BN"])](
                 buffers.tables[part.kind], self.tables[engine.table_start[part.kind] :], own.neighbours, own.tables,
-                buffers.tape, self.grads, self.sizes, part.first, members, engine.batch, buffers.recorded, *tape,
-                SHARED=own.shared, **shape,
+                buffers.tape, self.grads, self.sizes, self.ended, part.first, members, engine.batch, first, sweeps,
+                *tape, SHARED=own.shared, **shape,
             )  # fmt: skip
+
+    def _finish(self) -> None:
+        """The gradient, factor by factor, in the layout of mu."""
+        engine, buffers, plan = self.engine, self.buffers, self.engine.plan
+        for block in plan.blocks:  # the beliefs before the first sweep depend on theta too
+            self._beliefs(block, -1)
         for states, nodes in plan.nodes.items():
             engine.unpack(self.theta[engine.node_start[states] :], self.gradient, nodes)
         for kind, own in plan.kinds.items():
@@ -191,6 +290,6 @@ class _Backward:
                 factor_gradient[programs(own.mu.count * engine.batch, NODES)](
                     self.tables, self.gradient, buffers.counting[kind], own.primary, own.mu.start, own.mu.order,
                     own.mu.offsets, own.cavities, own.maps, self.table_starts[kind], own.slots,
-                    engine.table_start[kind], len(own.mu.offsets), own.mu.count, engine.batch,
+                    engine.table_start[kind], len(own.mu.offsets), own.mu.count, engine.batch, engine.counting_step,
                     E=own.mu.entries, OTHERS=len(kind) - 1, BN=NODES, WIDE=engine.wide,
                 )  # fmt: skip

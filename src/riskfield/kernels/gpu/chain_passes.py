@@ -18,7 +18,7 @@ from riskfield.kernels.gpu.sweeps import NEG, _lse
 
 @triton.jit
 def _walks(begin, length, chains, batch, C: tl.constexpr):
-    """The walks of this program: whether there is one, chain, item, first position, and length, 0 where there is none."""
+    """The walks of this program: whether they exist, chain, item, first position, and length (else 0)."""
     q = tl.program_id(0) * C + tl.arange(0, C)
     inside = q < chains * batch
     chain, item = q // batch, q % batch
@@ -242,9 +242,7 @@ def pull_back(
         mean = tl.sum(tl.where(p > 0, p * later, 0.0), axis=1)
         later = later - mean[:, None]
         at = item * out_size + tl.load(node_at + start + t - 1, mask=here, other=0)
-        tl.store(
-            out + at[:, None] + x[None], tl.where(p > 0, p * (before + later), 0.0), mask=here[:, None] & states
-        )
+        tl.store(out + at[:, None] + x[None], tl.where(p > 0, p * (before + later), 0.0), mask=here[:, None] & states)
         joint = given * p[:, :, None]
         joint = tl.where(joint > 0, joint * (values - mean[:, None, None] + before[:, :, None]), 0.0)
         if SUM:

@@ -59,16 +59,17 @@ def unpack(
         tl.store(columns + (first + tl.load(row + x, mask=there, other=0)) * batch + item, v, mask=there)
 
 
-@triton.jit(do_not_specialize=["count", "batch"])
+@triton.jit(do_not_specialize=["count", "batch", "rate_step"])
 def uniform_beliefs(
-    node_theta, rate, beliefs, count, batch, S: tl.constexpr, SX: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr
-):
+    node_theta, rate, beliefs, count, batch, rate_step,
+    S: tl.constexpr, SX: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
     """Log-beliefs where all messages are uniform."""
     q, k, _, inside = _places(count, batch, BN, WIDE)
     x = tl.arange(0, SX)
     own = (x < S)[:, None] & inside[None]
     at = _at(q[None], x[:, None], S)
-    b = tl.load(node_theta + at, mask=own, other=NEG) * tl.load(rate + k, mask=inside, other=1.0)[None]
+    b = tl.load(node_theta + at, mask=own, other=NEG) * tl.load(rate + k * rate_step, mask=inside, other=1.0)[None]
     tl.store(beliefs + at, b - _lse(b, 0)[None], mask=own)
 
 
@@ -178,22 +179,22 @@ def factor_marginal_cotangent(
     if OTHERS > 0:
         others = tl.sum(g, axis=0)
         if OTHERS == 1:
-            _pass_on(cavity_grad, cavities, starts, 0, slots, e, item, batch, inside, others, D1, Q1, False)
+            _pass_on(cavity_grad, cavities, starts, 0, slots, e, item, batch, inside, others, D1, Q1, 0)
         else:
             cube = tl.reshape(others, [Q1, Q2, Q3, BN])
             first = tl.sum(tl.sum(cube, axis=2), axis=1)
-            _pass_on(cavity_grad, cavities, starts, 0, slots, e, item, batch, inside, first, D1, Q1, False)
+            _pass_on(cavity_grad, cavities, starts, 0, slots, e, item, batch, inside, first, D1, Q1, 0)
             second = tl.sum(tl.sum(cube, axis=2), axis=0)
-            _pass_on(cavity_grad, cavities, starts, 1, slots, e, item, batch, inside, second, D2, Q2, False)
+            _pass_on(cavity_grad, cavities, starts, 1, slots, e, item, batch, inside, second, D2, Q2, 0)
             if OTHERS > 2:
                 third = tl.sum(tl.sum(cube, axis=1), axis=0)
-                _pass_on(cavity_grad, cavities, starts, 2, slots, e, item, batch, inside, third, D3, Q3, False)
+                _pass_on(cavity_grad, cavities, starts, 2, slots, e, item, batch, inside, third, D3, Q3, 0)
 
 
-@triton.jit(do_not_specialize=["slots", "own_tables", "orders", "count", "batch"])
+@triton.jit(do_not_specialize=["slots", "own_tables", "orders", "count", "batch", "counting_step"])
 def factor_gradient(
     table_grad, gradient, counting, primary, mu_start, order, offsets, cavities, maps, table_starts,
-    slots, own_tables, orders, count, batch,
+    slots, own_tables, orders, count, batch, counting_step,
     E: tl.constexpr, OTHERS: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """The cotangent of each factor's table: the sum of what the messages to its variables passed on, in columns."""
@@ -201,7 +202,7 @@ def factor_gradient(
     e = tl.load(primary + k, mask=inside, other=0).to(k.dtype)
     which = tl.load(order + k, mask=inside, other=0)
     first = tl.load(mu_start + k, mask=inside, other=0)
-    rate = 1.0 / tl.load(counting + e, mask=inside, other=1.0)
+    rate = 1.0 / tl.load(counting + e * counting_step, mask=inside, other=1.0)
     r = e * batch + item
     for x in range(E):
         total = tl.load(table_grad + own_tables + (r // 32) * (32 * E) + x * 32 + r % 32, mask=inside, other=0.0)

@@ -8,9 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from riskfield.entropy import Counting
+from riskfield.graph.factor_graph import FactorGraph
 from riskfield.graph.schedule import Parallel
 from riskfield.kernels.gpu.ends import factor_marginals, pack, uniform_beliefs, unpack
 from riskfield.kernels.gpu.incidences import Kind
@@ -22,6 +25,20 @@ from riskfield.kernels.problem import MessagePassingProblem, schedule_levels
 
 _KEPT = 4  # sets of buffers that are kept for later runs
 NODES = 4 * LANES  # places of a program that has little to do for each
+# With fewer places than this, smaller programs spread over more of the GPU.
+_MANY_PLACES = 200_000
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """Messages and beliefs of all items, in the storage of a plan."""
+
+    messages: Tensor
+    beliefs: Tensor
+
+    def copy(self) -> State:
+        """The same in memory of its own."""
+        return State(self.messages.clone(), self.beliefs.clone())
 
 
 @dataclass(eq=False)
@@ -42,11 +59,20 @@ class Buffers:
     live: Tensor  # int8 (batch,): 0 for items that have converged
     mu: Tensor  # in columns: (mu, batch)
     tape: Tensor
-    given: tuple[Tensor, Tensor] | None = None  # counting numbers that `counting` and `rates` were made from
+    given: weakref.ref[Counting] | None = None  # constants that `counting` and `rates` were made from
     current: int = 0
     recorded: int = 0  # sweeps on the tape
     graphs: dict[tuple[Any, ...], Any] = field(default_factory=dict)  # launches that can be replayed
     backward: Any = None  # buffers of the backward pass
+
+    def state(self) -> State:
+        """The state now. It changes with the next sweep."""
+        return State(self.messages[self.current], self.beliefs[self.current])
+
+    def restore(self, state: State) -> None:
+        """Go back to a state."""
+        self.messages[self.current].copy_(state.messages)
+        self.beliefs[self.current].copy_(state.beliefs)
 
 
 # Buffers of runs that are over, oldest first. They hold a tape each, so there are few.
@@ -57,10 +83,18 @@ class Engine:
     """A plan with the addresses of a batch of so many items."""
 
     def __init__(
-        self, problem: MessagePassingProblem, plan: Plan, batch: int, dtype: torch.dtype, device: torch.device
+        self,
+        problem: MessagePassingProblem,
+        plan: Plan,
+        sharing: Sharing,
+        batch: int,
+        dtype: torch.dtype,
+        device: torch.device,
     ):
         self.graph, self.plan, self.batch, self.dtype, self.device = problem.graph, plan, batch, dtype, device
         self.maximise, self.damped = problem.maximise, problem.damping > 0
+        # How far apart counting numbers lie: where all are equal there is only one.
+        self.counting_step, self.rate_step = int(not sharing.factors), int(not sharing.variables)
         self.node_start, self.node_size = _starts({s: s * padded(n.count * batch) for s, n in plan.nodes.items()})
         sizes = {kind: padded(own.slots * batch) for kind, own in plan.kinds.items()}
         self.message_start, self.message_size = _starts({kind: kind[0] * sizes[kind] for kind in sizes})
@@ -108,9 +142,9 @@ class Engine:
             empty(self.graph.theta_size, batch),
             {kind: empty(math.prod(kind) * padded(own.theta.count * batch)) for kind, own in plan.kinds.items()},
             empty(self.node_size),
-            {kind: empty(own.slots) for kind, own in plan.kinds.items()},
+            {kind: empty(own.slots if self.counting_step else 1) for kind, own in plan.kinds.items()},
             {kind: empty(own.theta.count) for kind, own in plan.kinds.items()},
-            {states: empty(nodes.count) for states, nodes in plan.nodes.items()},
+            {states: empty(nodes.count if self.rate_step else 1) for states, nodes in plan.nodes.items()},
             empty(1),
             [empty(self.message_size) for _ in range(copies)],
             [empty(self.node_size) for _ in range(copies)],
@@ -149,24 +183,25 @@ class Engine:
 
     def start(self, buffers: Buffers, problem: MessagePassingProblem, theta: Tensor, messages: Tensor | None) -> None:
         """Pack theta of shape (batch, theta), and begin from uniform messages or from these."""
-        self._set_counting(buffers, problem)
+        self._set_counting(buffers, problem.counting)
+        buffers.live.fill_(1)
         buffers.damping.fill_(float(problem.damping))
         buffers.theta.copy_(theta.t())
         self.replay(buffers, ("start",), lambda: self._start(buffers))
         if messages is not None:
             self._start_from(buffers, starting_messages(self.graph, theta, messages).t().contiguous())
 
-    def _set_counting(self, buffers: Buffers, problem: MessagePassingProblem) -> None:
-        given = problem.counting.factor.detach(), problem.counting.node_total.detach()
-        if buffers.given is not None and all(map(torch.equal, given, buffers.given)):
+    def _set_counting(self, buffers: Buffers, counting: Counting) -> None:
+        if counting.constant and buffers.given is not None and buffers.given() is counting:
             return
-        buffers.given = given[0].clone(), given[1].clone()
-        factor, total = (numbers.to(self.device, self.dtype) for numbers in given)
+        buffers.given = weakref.ref(counting)
+        factor = counting.factor.detach().to(self.device, self.dtype)
+        total = counting.node_total.detach().to(self.device, self.dtype)
         for kind, own in self.plan.kinds.items():
-            buffers.counting[kind].copy_(factor[own.slot_factor])
+            buffers.counting[kind].copy_(factor[own.slot_factor] if self.counting_step else factor[0])
             buffers.table_rates[kind].copy_(1 / factor[own.table_factor])
         for states, variables in self.plan.variables.items():
-            buffers.rates[states].copy_(1 / total[variables])
+            buffers.rates[states].copy_(1 / (total[variables] if self.rate_step else total[0]))
 
     def _start(self, buffers: Buffers) -> None:
         for kind, own in self.plan.kinds.items():
@@ -176,7 +211,7 @@ class Engine:
             self.pack(buffers.theta, buffers.node_theta[first:], nodes)
             uniform_beliefs[programs(nodes.count * self.batch, NODES)](
                 buffers.node_theta[first:], buffers.rates[states], buffers.beliefs[0][first:], nodes.count, self.batch,
-                S=states, SX=power_of_two(states), BN=NODES, WIDE=self.wide,
+                self.rate_step, S=states, SX=power_of_two(states), BN=NODES, WIDE=self.wide,
             )  # fmt: skip
         for kind, first in self.message_start.items():
             size = kind[0] * padded(self.plan.kinds[kind].slots * self.batch)
@@ -211,7 +246,7 @@ class Engine:
     # Forward --------------------------------------------------------------------------------------------------------
 
     def sweep(self, buffers: Buffers, sweeps: int, record: bool, live: Tensor | None = None) -> Tensor:
-        """Sweep all items, or those that are `live`.
+        """Sweep all items, or those that are `live`; an item that once was not must never be again.
 
         Returns the largest undamped change of a belief in the last sweep, of shape (batch,): 2 if one is NaN.
         """
@@ -219,12 +254,23 @@ class Engine:
             self._reserve(buffers, buffers.recorded + sweeps)
         if live is not None:
             buffers.live.copy_(live)
-        key = "sweep", sweeps, record, buffers.recorded if record else 0, buffers.current, live is not None
-        self.replay(buffers, key, lambda: self._sweep(buffers, sweeps, record, live is not None))
+            if self.plan.at_once:  # what is not swept any more is the same in both
+                buffers.messages[1 - buffers.current].copy_(buffers.messages[buffers.current])
+                buffers.beliefs[1 - buffers.current].copy_(buffers.beliefs[buffers.current])
+        key = "sweep", sweeps, record, buffers.recorded if record else 0, buffers.current
+        self.replay(buffers, key, lambda: self._sweep(buffers, sweeps, record))
         buffers.recorded += sweeps if record else 0
         if self.plan.at_once:
             buffers.current = (buffers.current + sweeps) % 2
         return buffers.residual
+
+    def repeat(self, buffers: Buffers, checkpoint: State, sweeps: int) -> None:
+        """Run sweeps from a checkpoint once more, and record them at the beginning of the tape."""
+        buffers.live.fill_(1)
+        buffers.current = buffers.recorded = 0
+        buffers.restore(checkpoint)
+        self.sweep(buffers, sweeps, record=True)
+        buffers.recorded = 0
 
     def _reserve(self, buffers: Buffers, sweeps: int) -> None:
         """Make room on the tape for so many sweeps."""
@@ -237,7 +283,7 @@ class Engine:
             buffers.tape = longer
             buffers.graphs = {}
 
-    def _sweep(self, buffers: Buffers, sweeps: int, record: bool, settled: bool) -> None:
+    def _sweep(self, buffers: Buffers, sweeps: int, record: bool) -> None:
         now = buffers.current
         for k in range(sweeps):
             last = k == sweeps - 1
@@ -248,7 +294,7 @@ class Engine:
             for stage in self.plan.stages:
                 for block, direction in stage:
                     places = [offset + next(tape)[0] for _ in block.parts] if record else None
-                    self._update(buffers, block, direction, now=now, measure=last, tape=places, settled=settled)
+                    self._update(buffers, block, direction, now=now, measure=last, tape=places)
                 if self.plan.at_once:
                     now = 1 - now
 
@@ -262,13 +308,12 @@ class Engine:
         now: int = 0,
         measure: bool = False,
         tape: list[int] | None = None,
-        settled: bool = False,
     ) -> None:
         """Send messages to the nodes of a block, or none, and compute their beliefs."""
         then = 1 - now if self.plan.at_once else now
         start = self.node_start[block.states]
         for k, part in enumerate(block.parts):
-            own, shape = self.plan.kinds[part.kind], self.shape(part.kind)
+            own, shape = self.plan.kinds[part.kind], self.shape(part.kind, block.count * self.batch)
             fresh = part.fresh[direction] if send else (part.degree, part.degree)
             update_block[programs(block.count * self.batch, shape["BN"])](
                 buffers.tables[part.kind], buffers.messages[now], buffers.messages[then], buffers.beliefs[now],
@@ -276,22 +321,28 @@ class Engine:
                 buffers.rates[block.states], buffers.counting[part.kind], own.neighbours, own.cavities, own.tables,
                 own.updated, self.starts[part.kind], buffers.tape, buffers.residual, buffers.damping, buffers.live,
                 part.first, part.degree, *fresh, own.slots, block.first, block.count, self.batch,
-                tape[k] if tape else 0, 1 << direction, start, self.message_start[part.kind],
+                tape[k] if tape else 0, 1 << direction, start, self.message_start[part.kind], self.counting_step,
+                self.rate_step, int(measure),
                 SHARED=own.shared, MASKED=part.masked[direction], MAXIMISE=self.maximise, DAMPED=self.damped,
-                RECORD=tape is not None, FIRST=k == 0, LAST=k == len(block.parts) - 1, MEASURE=measure,
-                SETTLED=settled, **shape,
+                RECORD=tape is not None, FIRST=k == 0, LAST=k == len(block.parts) - 1,
+                AHEAD=_ahead(part, tile_size(part.kind)), **shape,
             )  # fmt: skip
 
-    def shape(self, kind: Kind) -> dict[str, Any]:
-        """The shape of a tile: a thread holds all states of a place while they are few."""
+    def shape(self, kind: Kind, places: int) -> dict[str, Any]:
+        """The shape of a tile for so many places: a thread holds all states of a place while they are few."""
         dims = [*kind[1:], 1, 1, 1][:3]
         pads = [power_of_two(d) for d in dims]
         tile = tile_size(kind)
-        places, warps = (128, 4) if tile <= 16 else (32, 1) if tile <= 64 else (max(4, 8192 // tile), 4)
+        if tile <= 16:
+            size, warps = (128, 4) if places >= _MANY_PLACES else (32, 1)
+        elif tile <= 64:
+            size, warps = (32, 1) if places >= _MANY_PLACES else (8, 1)
+        else:
+            size, warps = max(4, 8192 // tile), 4
         return {
             "S": kind[0], "SX": power_of_two(kind[0]), "OTHERS": len(kind) - 1,
             "D1": dims[0], "D2": dims[1], "D3": dims[2],
-            "Q1": pads[0], "Q2": pads[1], "Q3": pads[2], "BN": places, "WIDE": self.wide, "num_warps": warps,
+            "Q1": pads[0], "Q2": pads[1], "Q3": pads[2], "BN": size, "WIDE": self.wide, "num_warps": warps,
         }  # fmt: skip
 
     # End ------------------------------------------------------------------------------------------------------------
@@ -306,7 +357,7 @@ class Engine:
         for states, nodes in self.plan.nodes.items():
             self.unpack(buffers.beliefs[now][self.node_start[states] :], buffers.mu, nodes, exp=True)
         for kind, own in self.plan.kinds.items():
-            shape = self.shape(kind)
+            shape = self.shape(kind, own.mu.count * self.batch)
             if own.mu.count:
                 factor_marginals[programs(own.mu.count * self.batch, shape["BN"])](
                     buffers.tables[kind], buffers.messages[now], buffers.beliefs[now], buffers.mu, own.primary,
@@ -345,12 +396,60 @@ def tile_size(kind: Kind) -> int:
     return math.prod(power_of_two(states) for states in kind)
 
 
+def _ahead(part: Part, tile: int) -> int:
+    """How many messages to a node are computed at the same time, as registers allow: see `update_block`."""
+    return min(4 if tile <= 4 else 2 if tile <= 16 else 1, power_of_two(part.degree))
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """Which counting numbers are equal."""
+
+    factors: bool  # those of all factors
+    variables: bool  # those of all variables
+    tables: bool  # those of factors with one table
+
+
+# Counting numbers made from plain numbers are kept with their graph; what follows from them is kept with them.
+_sharing: weakref.WeakKeyDictionary[Counting, Sharing] = weakref.WeakKeyDictionary()
+
+
+def _sharing_of(graph: FactorGraph, counting: Counting) -> Sharing:
+    if not counting.constant:
+        return _compare(graph, counting)
+    if counting not in _sharing:
+        _sharing[counting] = _compare(graph, counting)
+    return _sharing[counting]
+
+
+def _compare(graph: FactorGraph, counting: Counting) -> Sharing:
+    factor, total = counting.factor.detach().numpy(), counting.node_total.detach().numpy()
+    factors = bool((factor == factor[:1]).all())
+    tables = factors
+    if not factors:
+        tables = all(
+            (factor[group.factors] == _of_last(factor[group.factors], group.tables)).all()
+            for group in graph.factor_groups
+            if group.tied
+        )
+    return Sharing(factors, bool((total == total[:1]).all()), tables)
+
+
+def _of_last(numbers: np.ndarray, tables: np.ndarray) -> np.ndarray:
+    """For each factor, the number of the last one with its table."""
+    last = np.empty(tables.max() + 1, numbers.dtype)
+    last[tables] = numbers
+    return last[tables]
+
+
 def engine_of(problem: MessagePassingProblem, theta: Tensor) -> Engine:
     """The engine for such problems, kept with the graph."""
     graph, schedule, device = problem.graph, problem.schedule, theta.device
     at_once = isinstance(schedule, Parallel)
+    sharing = _sharing_of(graph, problem.counting)
     plan = graph.derived(
-        ("gpu plan", schedule, device), lambda: make_plan(graph, schedule_levels(graph, schedule), at_once, device)
+        ("gpu plan", schedule, device, sharing.tables),
+        lambda: make_plan(graph, schedule_levels(graph, schedule), at_once, device, share_tables=sharing.tables),
     )
-    key = "gpu engine", schedule, device, len(theta), theta.dtype, problem.maximise, problem.damping > 0
-    return graph.derived(key, lambda: Engine(problem, plan, len(theta), theta.dtype, device))
+    key = "gpu engine", schedule, device, sharing, len(theta), theta.dtype, problem.maximise, problem.damping > 0
+    return graph.derived(key, lambda: Engine(problem, plan, sharing, len(theta), theta.dtype, device))

@@ -36,13 +36,13 @@ class Incidences:
     mu: np.ndarray  # start in mu, or -1 where the variable is not the factor's first
 
 
-def find_incidences(graph: FactorGraph) -> tuple[dict[Kind, Incidences], list[EntryOrder]]:
+def find_incidences(graph: FactorGraph, share_tables: bool = True) -> tuple[dict[Kind, Incidences], list[EntryOrder]]:
     """All incidences of factors and variables by kind, and the orders of entries that they refer to."""
     views, orders = _enumerate(graph)
     members: dict[Kind, list[tuple[int, int]]] = {}
     for place, (kind, *_) in views.items():
         members.setdefault(kind, []).append(place)
-    return {kind: _collect(graph, kind, own, views) for kind, own in members.items()}, orders
+    return {kind: _collect(graph, kind, own, views, share_tables) for kind, own in members.items()}, orders
 
 
 def _enumerate(graph: FactorGraph) -> tuple[_Views, list[EntryOrder]]:
@@ -66,7 +66,9 @@ def _enumerate(graph: FactorGraph) -> tuple[_Views, list[EntryOrder]]:
     return places, list(zip(orders, maps, [slot for _, slot in places], strict=True))
 
 
-def _collect(graph: FactorGraph, kind: Kind, members: list[tuple[int, int]], places: _Views) -> Incidences:
+def _collect(
+    graph: FactorGraph, kind: Kind, members: list[tuple[int, int]], places: _Views, share_tables: bool
+) -> Incidences:
     pieces = []
     for g, slot in members:
         group = graph.factor_groups[g]
@@ -92,6 +94,6 @@ def _collect(graph: FactorGraph, kind: Kind, members: list[tuple[int, int]], pla
     mates = [np.concatenate([piece[2][o] for piece in pieces]) for o in range(len(kind) - 1)]
     variable, neighbours, factor, base, entries, message, mu = joined
     table = np.arange(len(variable))
-    if any(graph.factor_groups[g].tied for g, _ in members):
+    if share_tables and any(graph.factor_groups[g].tied for g, _ in members):
         table = np.unique(base * (entries.max() + 1) + entries, return_inverse=True)[1].reshape(-1)
     return Incidences(variable, neighbours, mates, pieces[0][3], factor, base, entries, message, table, mu)

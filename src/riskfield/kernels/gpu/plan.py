@@ -113,9 +113,14 @@ class Plan:
         return torch.cat(parts)
 
 
-def make_plan(graph: FactorGraph, levels: Levels, at_once: bool, device: torch.device) -> Plan:
-    """Compile a schedule: forwards and backwards through `levels`, or all at once."""
-    kinds, orders = find_incidences(graph)
+def make_plan(
+    graph: FactorGraph, levels: Levels, at_once: bool, device: torch.device, *, share_tables: bool = True
+) -> Plan:
+    """Compile a schedule: forwards and backwards through `levels`, or all at once.
+
+    Tables are stored divided by the counting numbers of their factors. Without `share_tables` every factor has its own.
+    """
+    kinds, orders = find_incidences(graph, share_tables)
     position, nodes, blocks, block_of = _order_nodes(graph, levels, kinds)
     parts: list[list[Part]] = [[] for _ in blocks]
     slot_of, total = {}, {}

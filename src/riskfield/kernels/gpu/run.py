@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from riskfield.kernels.convergence import Convergence, Gap
-from riskfield.kernels.gpu.backward import backward
+from riskfield.kernels.gpu.backward import Segment, backward, backward_fixed_point
 from riskfield.kernels.gpu.engine import engine_of
-from riskfield.kernels.problem import MessagePassingProblem
+from riskfield.kernels.problem import EVERY_SWEEP, LAST_SWEEP, MessagePassingProblem
 from riskfield.kernels.torch_reference import MessagePassingRun as Reference
 
 _FEW_SWEEPS = 8  # before a run with a tolerance looks whether it has converged
@@ -17,10 +19,13 @@ _MANY_STAGES, _FEW_NODES = 100, 10_000
 
 
 class MessagePassingRun:
-    """Sum-product (or max-product) sweeps over a batch of thetas, with a tape of its sweeps if it is to record."""
+    """Sum-product (or max-product) sweeps over a batch of thetas. See `kernels.start` for what it can record."""
 
-    def __init__(self, problem: MessagePassingProblem, theta: Tensor, messages: Tensor | None, *, record: bool = False):
+    def __init__(
+        self, problem: MessagePassingProblem, theta: Tensor, messages: Tensor | None, *, record: int | None = None
+    ):
         self._problem, self._theta, self._record = problem, theta.detach(), record
+        self._segments: list[Segment] = []
         self._engine = engine_of(problem, theta)
         self._buffers = self._engine.take()
         self._engine.start(self._buffers, problem, self._theta, messages)
@@ -47,13 +52,13 @@ class MessagePassingRun:
         """Sweep; items that reached `tol` are left as they are."""
         ran = torch.zeros(len(self._theta), dtype=torch.int64)
         if tol < 0 and sweeps > 0:
-            self._convergence.residual = _residual(self._engine.sweep(self._buffers, sweeps, self._record))
+            self._convergence.residual = self._sweep(sweeps)
             ran += sweeps
             sweeps = 0
         while sweeps > 0 and not (done := self._convergence.done(tol)).all():
             count = min(_FEW_SWEEPS, sweeps)
             live = (~done).to(torch.int8) if done.any() else None
-            change = _residual(self._engine.sweep(self._buffers, count, self._record, live))
+            change = self._sweep(count, live)
             possible = ~torch.isnan(change)
             self._convergence.judge(~done & possible, change, count, tol, self._gap)
             self._convergence.residual[~done & ~possible] = torch.nan
@@ -61,6 +66,26 @@ class MessagePassingRun:
             sweeps -= count
         self._sweeps += ran
         return self._convergence.residual.clone(), ran
+
+    def _sweep(self, sweeps: int, live: Tensor | None = None) -> Tensor:
+        """Sweep, and record. Returns the change that the last sweep made."""
+        engine, buffers, every = self._engine, self._buffers, self._record
+        if every is None or every == LAST_SWEEP:
+            return _residual(engine.sweep(buffers, sweeps, False, live))
+        if every == EVERY_SWEEP:
+            change = engine.sweep(buffers, sweeps, True, live)
+            self._segments = [Segment(0, buffers.recorded)]
+            return _residual(change)
+        while sweeps > 0:
+            last = self._segments[-1] if self._segments else None
+            if last is None or last.sweeps == every:
+                last = Segment(0 if last is None else last.first + every, 0, buffers.state().copy())
+                self._segments.append(last)
+            count = min(sweeps, every - last.sweeps)
+            change = engine.sweep(buffers, count, False, live)
+            self._segments[-1] = replace(last, sweeps=last.sweeps + count)
+            sweeps, live = sweeps - count, None
+        return _residual(change)
 
     def _gap(self) -> Gap:
         """How far the state is from a fixed point, by the torch kernels."""
@@ -78,15 +103,15 @@ class MessagePassingRun:
 
     def backward(self, grad_mu: Tensor) -> Tensor:
         """d(grad_mu . mu) / dtheta, of shape (batch, theta), through the recorded sweeps."""
-        return backward(self._engine, self._buffers, self._sweeps, grad_mu)
+        return backward(self._engine, self._buffers, self._sweeps, grad_mu, self._segments)
 
     def backward_counting(self, grad_mu: Tensor) -> tuple[Tensor, Tensor]:
         """Refused by `lacks` before a run starts."""
         raise NotImplementedError("The GPU kernels have no gradients of counting numbers.")
 
     def backward_fixed_point(self, grad_mu: Tensor, steps: int, tol: float) -> tuple[Tensor, Tensor, Tensor]:
-        """Refused by `lacks` before a run starts."""
-        raise NotImplementedError("The GPU kernels have no tape of the last sweep alone.")
+        """The same as if the last sweep had run for ever. See `kernels.run.RecordingRun`."""
+        return backward_fixed_point(self._engine, self._buffers, grad_mu, self.marginals(), steps, tol)
 
 
 def _residual(changes: Tensor) -> Tensor:
