@@ -18,7 +18,7 @@ from importlib.util import find_spec
 import torch
 
 import riskfield as rf
-from riskfield.kernels import MessagePassingProblem, native_available
+from riskfield.kernels import EVERY_SWEEP, MessagePassingProblem, native_available
 
 SWEEPS = 20
 
@@ -82,7 +82,7 @@ def _alone(problem, theta, grad, sweeps):
     torch.cuda.synchronize()
     times = {"first_call_s": time.perf_counter() - began}
     times["sweeps"] = clock(lambda: run.advance(sweeps, -1.0)) / len(theta)
-    recorded = MessagePassingRun(problem, theta, None, record=True)
+    recorded = MessagePassingRun(problem, theta, None, record=EVERY_SWEEP)
     recorded.advance(sweeps, -1.0)
     times["backward"] = clock(lambda: recorded.backward(grad)) / len(theta)
     return times

@@ -214,6 +214,9 @@ def check(name, entropy, schedule, damping, impossible, sweeps=2):
     expected = reference.marginals()
     torch.testing.assert_close(run.marginals(), expected, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(run.messages(), reference.messages(), rtol=1e-9, atol=1e-11)
+    found, gap = run._gap(), reference.gap()
+    torch.testing.assert_close(found.marginals, gap.marginals, rtol=1e-7, atol=1e-12)
+    torch.testing.assert_close(found.messages, gap.messages, rtol=1e-7, atol=1e-12)
     grad = torch.randn(expected.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2)).to(DEVICE)
     (gradient,) = torch.autograd.grad(expected, theta, grad)
     found = [run.backward(grad) for _ in range(2 if DEVICE == "cpu" else 4)]  # from the third on a replay

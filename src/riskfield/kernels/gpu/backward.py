@@ -40,14 +40,14 @@ def backward(engine: Engine, buffers: Buffers, sweeps: Tensor, grad_mu: Tensor, 
         key = "backward", ran, buffers.current
         engine.replay(buffers, key, lambda: going.run(segments, {ran}, buffers.state(), together=True))
     else:
-        final, live = buffers.state(), buffers.live.clone()
+        final, settled = buffers.state(), buffers.settled
         again = any(segment.checkpoint is not None for segment in segments)
         if again:
             final = final.copy()
         going.run(segments, set(sweeps.tolist()), final, together=False)
         if again:
             buffers.restore(final)
-            buffers.live.copy_(live)
+            buffers.settled = settled
     return rows(engine.plan.collapse(going.gradient))
 
 
@@ -59,9 +59,8 @@ def backward_fixed_point(
     One more sweep is recorded, and the pass goes back through it again and again. Cotangents of messages of all these
     times add up. See `kernels.run.RecordingRun` for what is returned.
     """
-    final, live = buffers.state().copy(), buffers.live.clone()
-    buffers.live.fill_(1)
-    buffers.recorded = 0
+    final, settled = buffers.state().copy(), buffers.settled
+    buffers.settled, buffers.recorded = False, 0
     engine.sweep(buffers, 1, record=True)
     going = _passes(engine, buffers, 1)
     going.grad_mu.copy_(grad_mu.t())
@@ -70,7 +69,7 @@ def backward_fixed_point(
     share, ran = going.run_at_fixed_point(buffers.state(), steps, tol, floor.double())
     buffers.recorded = 0
     buffers.restore(final)
-    buffers.live.copy_(live)
+    buffers.settled = settled
     return rows(engine.plan.collapse(going.gradient)), share, ran
 
 
@@ -223,15 +222,13 @@ class _Backward:
         engine, start = self.engine, self.engine.node_start[block.states]
         parts: list[Part | None] = list(block.parts) or [None]
         for k, part in enumerate(parts):
-            if part is None:  # nodes without factors
-                neighbours, first, degree, own = engine.plan.nodes[block.states].order, 0, 0, 0
-            else:
-                neighbours, first, degree = engine.plan.kinds[part.kind].neighbours, part.first, part.degree
-                own = engine.message_start[part.kind]
+            first, degree, own = 0, 0, 0  # nodes without factors
+            if part is not None:
+                first, degree, own = part.first, part.degree, engine.message_start[part.kind]
             belief_cotangent[programs(block.count * engine.batch, NODES)](
                 self.cavities[self.now], self.belief[start:], self.direct[start:], self.theta[start:],
-                self.buffers.rates[block.states], neighbours, self.ended, first, degree, block.first, block.count,
-                engine.batch, own, engine.rate_step, sweep, int(k == 0 and block in self.pending),
+                self.buffers.rates[block.states], self.ended, first, degree, block.first, block.count, engine.batch,
+                own, engine.rate_step, sweep, int(k == 0 and block in self.pending),
                 S=block.states, SX=power_of_two(block.states), BN=NODES, WIDE=engine.wide,
                 FIRST=k == 0, LAST=k == len(parts) - 1,
             )  # fmt: skip
@@ -257,7 +254,7 @@ class _Backward:
             message_cotangent[programs(members, shape["BN"])](
                 buffers.tables[part.kind], self.cavities[self.now], after, self.message,
                 self.belief[engine.node_start[block.states]:], self.grads, buffers.counting[part.kind],
-                own.neighbours, own.cavities, own.tables, own.updated, engine.starts[part.kind], buffers.tape,
+                own.cavities, own.tables, own.updated, engine.starts[part.kind], buffers.tape,
                 buffers.damping, self.ended, part.first, part.degree, *part.fresh[direction], own.slots, block.first,
                 block.count, engine.batch, place * engine.tape_size + tape[0], place * engine.grad_size + tape[1],
                 1 << direction, slot, engine.message_start[part.kind], engine.counting_step, number, int(add),

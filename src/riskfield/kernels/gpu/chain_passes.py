@@ -40,10 +40,13 @@ def _messages(position, item, batch, x, S: tl.constexpr):
 
 
 @triton.jit
-def _entries(size, table_at, flipped, position, item, here, x, S: tl.constexpr):
-    """Where the entries of the table before a variable lie, and whether they exist: (walk, x, y)."""
+def _entries(size, table_at, flipped, position, item, here, x, S: tl.constexpr, LATER: tl.constexpr):
+    """Where the entries of the table before a variable lie, and whether they exist: (walk, x, y).
+
+    LATER turns the last two axes round. Sums over the last axis are faster than over the one before.
+    """
     first = item * size + tl.load(table_at + position, mask=here, other=0)
-    turned = tl.load(flipped + position, mask=here, other=0) != 0
+    turned = tl.load(flipped + position, mask=here, other=0) == (0 if LATER else 1)
     across, along = tl.where(turned, 1, S), tl.where(turned, S, 1)
     at = first[:, None, None] + across[:, None, None] * x[None, :, None] + along[:, None, None] * x[None, None, :]
     return at, here[:, None, None] & (x < S)[None, :, None] & (x < S)[None, None, :]
@@ -74,16 +77,16 @@ def collect(
     scale = tl.zeros([C], tl.float64)
     following = _nodes(theta, theta_size, node_at, start + 1, item, inside & (n > 1), x, S, NEG)
     if SAME:
-        at, there = _entries(theta_size, table_at, flipped, start + 1, item, inside & (n > 1), x, S)
-        table = tl.load(theta + at, mask=there, other=NEG)
+        table_from, has_table = _entries(theta_size, table_at, flipped, start + 1, item, inside & (n > 1), x, S, True)
+        table = tl.load(theta + table_from, mask=has_table, other=NEG)
     for t in range(1, tl.max(n, axis=0)):
         here = inside & (t < n)
         own = following  # loaded one step ahead
         following = _nodes(theta, theta_size, node_at, start + t + 1, item, inside & (t + 1 < n), x, S, NEG)
         if not SAME:
-            at, there = _entries(theta_size, table_at, flipped, start + t, item, here, x, S)
-            table = tl.load(theta + at, mask=there, other=NEG)
-        message, total = _normalised(_lse(weight[:, :, None] + table, 1))
+            table_from, has_table = _entries(theta_size, table_at, flipped, start + t, item, here, x, S, True)
+            table = tl.load(theta + table_from, mask=has_table, other=NEG)
+        message, total = _normalised(_lse(table + weight[:, None, :], 2))
         tl.store(ahead + _messages(start + t, item, batch, x, S), message, mask=here[:, None] & states)
         scale += tl.where(here, total, 0.0).to(tl.float64)
         weight = tl.where(here[:, None], message + own, weight)
@@ -116,8 +119,8 @@ def distribute(
     if SUM:
         total = tl.zeros([C, SX, SX], weight.dtype)
     if SAME:
-        at, there = _entries(theta_size, table_at, flipped, start + 1, item, inside & (n > 1), x, S)
-        table = tl.load(theta + at, mask=there, other=NEG)
+        table_from, has_table = _entries(theta_size, table_at, flipped, start + 1, item, inside & (n > 1), x, S, False)
+        table = tl.load(theta + table_from, mask=has_table, other=NEG)
     most = tl.max(n, axis=0)
     for k in range(1, most):
         t = most - k
@@ -126,8 +129,8 @@ def distribute(
         message_at = _messages(start + t - 1, item, batch, x, S)
         message = tl.load(ahead + message_at, mask=here[:, None] & states, other=NEG)
         if not SAME:
-            at, there = _entries(theta_size, table_at, flipped, start + t, item, here, x, S)
-            table = tl.load(theta + at, mask=there, other=NEG)
+            table_from, has_table = _entries(theta_size, table_at, flipped, start + t, item, here, x, S, False)
+            table = tl.load(theta + table_from, mask=has_table, other=NEG)
         full = table + weight[:, None, :]
         top = tl.max(full, axis=2)
         shift = tl.where(top > NEG, top, 0.0)
@@ -142,8 +145,8 @@ def distribute(
         if PAIRS or SUM:
             joint *= tl.where(mass > 0, p / mass, 0.0)[:, :, None]
         if PAIRS:
-            at, there = _entries(out_size, mu_at, flipped, start + t, item, here, x, S)
-            tl.store(out + at, joint, mask=there)
+            pair_at, has_pair = _entries(out_size, mu_at, flipped, start + t, item, here, x, S, False)
+            tl.store(out + pair_at, joint, mask=has_pair)
         if SUM:
             total += tl.where(here[:, None, None], joint, 0.0)
         weight = tl.where(here[:, None], before + sent, weight)
@@ -184,8 +187,8 @@ def pull_back(
     x = tl.arange(0, SX)
     states = (x < S)[None]
     if SAME:
-        at, there = _entries(theta_size, table_at, flipped, start + 1, item, inside & (n > 1), x, S)
-        table = tl.load(theta + at, mask=there, other=NEG)
+        table_from, has_table = _entries(theta_size, table_at, flipped, start + 1, item, inside & (n > 1), x, S, True)
+        table = tl.load(theta + table_from, mask=has_table, other=NEG)
     most = tl.max(n, axis=0)
     p = _nodes(nodes, node_size, node_at, start, item, inside, x, S, 0.0)
     g = _nodes(grad_mu, mu_size, node_at, start, item, inside, x, S, 0.0)
@@ -194,24 +197,27 @@ def pull_back(
     for t in range(1, most):
         here = inside & (t < n)
         weight = _nodes(theta, theta_size, node_at, start + t - 1, item, here, x, S, NEG)
-        at = _messages(start + t - 1, item, batch, x, S)
-        weight += tl.load(ahead + at, mask=here[:, None] & states, other=NEG)
+        ahead_at = _messages(start + t - 1, item, batch, x, S)
+        weight += tl.load(ahead + ahead_at, mask=here[:, None] & states, other=NEG)
         if not SAME:
-            at, there = _entries(theta_size, table_at, flipped, start + t, item, here, x, S)
-            table = tl.load(theta + at, mask=there, other=NEG)
-        full = weight[:, :, None] + table
-        total = _lse(full, 1)
-        given = tl.exp(full - tl.where(total > NEG, total, 0.0)[:, None, :])  # of x, given y
-        values = tl.broadcast_to(before[:, :, None], [C, SX, SX])
+            table_from, has_table = _entries(theta_size, table_at, flipped, start + t, item, here, x, S, True)
+            table = tl.load(theta + table_from, mask=has_table, other=NEG)
+        full = table + weight[:, None, :]  # (walk, y, x)
+        total = _lse(full, 2)
+        given = tl.exp(full - tl.where(total > NEG, total, 0.0)[:, :, None])  # of x, given y
+        values = tl.broadcast_to(before[:, None, :], [C, SX, SX])
         if PAIRS:
-            at, there = _entries(mu_size, mu_at, flipped, start + t, item, here, x, S)
-            values += tl.load(grad_mu + at, mask=there, other=0.0)
+            grad_at, has_grad = _entries(mu_size, mu_at, flipped, start + t, item, here, x, S, True)
+            values += tl.load(grad_mu + grad_at, mask=has_grad, other=0.0)
         p = _nodes(nodes, node_size, node_at, start + t, item, here, x, S, 0.0)
         g = _nodes(grad_mu, mu_size, node_at, start + t, item, here, x, S, 0.0)
-        g += tl.sum(tl.where(given > 0, given * values, 0.0), axis=1)
+        g += tl.sum(tl.where(given > 0, given * values, 0.0), axis=2)
         before = tl.where(here[:, None], _centred(g, p), before)
         tl.store(gathered + _messages(start + t, item, batch, x, S), before, mask=here[:, None] & states)
     tl.debug_barrier()
+    if SAME:
+        table_from, has_table = _entries(theta_size, table_at, flipped, start + 1, item, inside & (n > 1), x, S, False)
+        table = tl.load(theta + table_from, mask=has_table, other=NEG)
     last = start + n - 1
     p = _nodes(nodes, node_size, node_at, last, item, inside, x, S, 0.0)
     at = item * out_size + tl.load(node_at + last, mask=inside, other=0)
@@ -226,15 +232,15 @@ def pull_back(
         weight = _nodes(theta, theta_size, node_at, start + t, item, here, x, S, NEG)
         weight += tl.load(back + _messages(start + t, item, batch, x, S), mask=here[:, None] & states, other=NEG)
         if not SAME:
-            at, there = _entries(theta_size, table_at, flipped, start + t, item, here, x, S)
-            table = tl.load(theta + at, mask=there, other=NEG)
+            table_from, has_table = _entries(theta_size, table_at, flipped, start + t, item, here, x, S, False)
+            table = tl.load(theta + table_from, mask=has_table, other=NEG)
         full = table + weight[:, None, :]
         total = _lse(full, 2)
         given = tl.exp(full - tl.where(total > NEG, total, 0.0)[:, :, None])  # of y, given x
         values = tl.broadcast_to(after[:, None, :], [C, SX, SX])
         if PAIRS:
-            at, there = _entries(mu_size, mu_at, flipped, start + t, item, here, x, S)
-            values += tl.load(grad_mu + at, mask=there, other=0.0)
+            grad_at, has_grad = _entries(mu_size, mu_at, flipped, start + t, item, here, x, S, False)
+            values += tl.load(grad_mu + grad_at, mask=has_grad, other=0.0)
         message_at = _messages(start + t - 1, item, batch, x, S)
         before = tl.load(gathered + message_at, mask=here[:, None] & states, other=0.0)
         p = _nodes(nodes, node_size, node_at, start + t - 1, item, here, x, S, 0.0)
@@ -248,8 +254,8 @@ def pull_back(
         if SUM:
             added += tl.where(here[:, None, None], joint, 0.0)
         else:
-            at, there = _entries(out_size, mu_at, flipped, start + t, item, here, x, S)
-            tl.store(out + at, joint, mask=there)
+            pair_at, has_pair = _entries(out_size, mu_at, flipped, start + t, item, here, x, S, False)
+            tl.store(out + pair_at, joint, mask=has_pair)
         own = _nodes(grad_mu, mu_size, node_at, start + t - 1, item, here, x, S, 0.0)
         after = tl.where(here[:, None], _centred(own + later, p), after)
     if SUM:

@@ -90,11 +90,17 @@ def _joint(
         _table(table, tables, e, r, item, batch, x, joint, exists, inside, S, D1 * D2 * D3, SHARED) + cavity[:, None, :]
     )
     if OTHERS > 0:
-        full += _cavity(beliefs, messages, neighbours, cavities, starts, 0, slots, e, item, batch, y1, D1, inside)[None]
+        full += _cavity(
+            beliefs, messages, neighbours, cavities, starts, 0, slots, e, item, batch, y1, D1, inside, inside
+        )[None]
     if OTHERS > 1:
-        full += _cavity(beliefs, messages, neighbours, cavities, starts, 1, slots, e, item, batch, y2, D2, inside)[None]
+        full += _cavity(
+            beliefs, messages, neighbours, cavities, starts, 1, slots, e, item, batch, y2, D2, inside, inside
+        )[None]
     if OTHERS > 2:
-        full += _cavity(beliefs, messages, neighbours, cavities, starts, 2, slots, e, item, batch, y3, D3, inside)[None]
+        full += _cavity(
+            beliefs, messages, neighbours, cavities, starts, 2, slots, e, item, batch, y3, D3, inside, inside
+        )[None]
     total = _lse(_lse(full, 1), 0)
     return tl.exp(full - total[None, None, :])
 

@@ -15,7 +15,9 @@ from torch import Tensor
 from riskfield.entropy import Counting
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.graph.schedule import Parallel
+from riskfield.kernels.convergence import ROUNDING, Gap
 from riskfield.kernels.gpu.ends import factor_marginals, pack, uniform_beliefs, unpack
+from riskfield.kernels.gpu.gap import gap_block, operand_sizes
 from riskfield.kernels.gpu.incidences import Kind
 from riskfield.kernels.gpu.plan import Block, KindStorage, Part, Places, Plan, make_plan
 from riskfield.kernels.gpu.storage import LANES, padded, power_of_two, programs
@@ -56,10 +58,14 @@ class Buffers:
     beliefs: list[Tensor]
     accumulator: Tensor
     residual: Tensor
-    live: Tensor  # int8 (batch,): 0 for items that have converged
+    live: Tensor  # int8 (batch,): 0 for items that are not swept any more
     mu: Tensor  # in columns: (mu, batch)
+    columns: Tensor  # messages in columns: (message, batch)
+    sizes: Tensor  # one number for each message
+    gap: Tensor  # (2, batch): see `Gap`
     tape: Tensor
     given: weakref.ref[Counting] | None = None  # constants that `counting` and `rates` were made from
+    settled: bool = False  # whether there are such items
     current: int = 0
     recorded: int = 0  # sweeps on the tape
     graphs: dict[tuple[Any, ...], Any] = field(default_factory=dict)  # launches that can be replayed
@@ -100,6 +106,11 @@ class Engine:
         self.message_start, self.message_size = _starts({kind: kind[0] * sizes[kind] for kind in sizes})
         self.table_start, self.table_size = _starts({kind: math.prod(kind) * sizes[kind] for kind in sizes})
         self.starts = {kind: self._operand_starts(own) for kind, own in plan.kinds.items()}
+        self.size_start, self.size_size = _starts(sizes)  # one number for each message
+        self.size_starts = {
+            kind: torch.tensor([self.size_start[other] for other in own.other_kinds] or [0], device=device)
+            for kind, own in plan.kinds.items()
+        }
         self.tape: list[tuple[int, int]] = []  # per launch of a sweep: where its cavities begin, and its cotangents
         self.tape_size = self.grad_size = longest = 0
         for block, part in self.launches():
@@ -152,6 +163,9 @@ class Engine:
             empty(batch),
             empty(batch, dtype=torch.int8),
             empty(self.graph.mu_size, batch),
+            empty(self.graph.message_size, batch),
+            empty(self.size_size),
+            empty(2, batch),
             empty(0),
         )
 
@@ -184,7 +198,7 @@ class Engine:
     def start(self, buffers: Buffers, problem: MessagePassingProblem, theta: Tensor, messages: Tensor | None) -> None:
         """Pack theta of shape (batch, theta), and begin from uniform messages or from these."""
         self._set_counting(buffers, problem.counting)
-        buffers.live.fill_(1)
+        buffers.settled = False
         buffers.damping.fill_(float(problem.damping))
         buffers.theta.copy_(theta.t())
         self.replay(buffers, ("start",), lambda: self._start(buffers))
@@ -257,8 +271,10 @@ class Engine:
             if self.plan.at_once:  # what is not swept any more is the same in both
                 buffers.messages[1 - buffers.current].copy_(buffers.messages[buffers.current])
                 buffers.beliefs[1 - buffers.current].copy_(buffers.beliefs[buffers.current])
-        key = "sweep", sweeps, record, buffers.recorded if record else 0, buffers.current
-        self.replay(buffers, key, lambda: self._sweep(buffers, sweeps, record))
+            buffers.settled = True
+        settled = buffers.settled
+        key = "sweep", sweeps, record, buffers.recorded if record else 0, buffers.current, settled
+        self.replay(buffers, key, lambda: self._sweep(buffers, sweeps, record, settled))
         buffers.recorded += sweeps if record else 0
         if self.plan.at_once:
             buffers.current = (buffers.current + sweeps) % 2
@@ -266,7 +282,7 @@ class Engine:
 
     def repeat(self, buffers: Buffers, checkpoint: State, sweeps: int) -> None:
         """Run sweeps from a checkpoint once more, and record them at the beginning of the tape."""
-        buffers.live.fill_(1)
+        buffers.settled = False  # those that are, go on; the backward pass does not look at that
         buffers.current = buffers.recorded = 0
         buffers.restore(checkpoint)
         self.sweep(buffers, sweeps, record=True)
@@ -283,7 +299,7 @@ class Engine:
             buffers.tape = longer
             buffers.graphs = {}
 
-    def _sweep(self, buffers: Buffers, sweeps: int, record: bool) -> None:
+    def _sweep(self, buffers: Buffers, sweeps: int, record: bool, settled: bool) -> None:
         now = buffers.current
         for k in range(sweeps):
             last = k == sweeps - 1
@@ -294,7 +310,7 @@ class Engine:
             for stage in self.plan.stages:
                 for block, direction in stage:
                     places = [offset + next(tape)[0] for _ in block.parts] if record else None
-                    self._update(buffers, block, direction, now=now, measure=last, tape=places)
+                    self._update(buffers, block, direction, now=now, measure=last, tape=places, settled=settled)
                 if self.plan.at_once:
                     now = 1 - now
 
@@ -308,6 +324,7 @@ class Engine:
         now: int = 0,
         measure: bool = False,
         tape: list[int] | None = None,
+        settled: bool = False,
     ) -> None:
         """Send messages to the nodes of a block, or none, and compute their beliefs."""
         then = 1 - now if self.plan.at_once else now
@@ -325,8 +342,13 @@ class Engine:
                 self.rate_step, int(measure),
                 SHARED=own.shared, MASKED=part.masked[direction], MAXIMISE=self.maximise, DAMPED=self.damped,
                 RECORD=tape is not None, FIRST=k == 0, LAST=k == len(block.parts) - 1,
-                AHEAD=_ahead(part, tile_size(part.kind)), **shape,
+                AHEAD=self._ahead(part, block), SETTLED=settled, **shape,
             )  # fmt: skip
+
+    def _ahead(self, part: Part, block: Block) -> int:
+        """How many messages to a node are computed at the same time: several if there is little else to do."""
+        few = tile_size(part.kind) <= 4 and block.count * self.batch < _MANY_PLACES
+        return min(4, power_of_two(part.degree)) if few else 1
 
     def shape(self, kind: Kind, places: int) -> dict[str, Any]:
         """The shape of a tile for so many places: a thread holds all states of a place while they are few."""
@@ -336,7 +358,7 @@ class Engine:
         if tile <= 16:
             size, warps = (128, 4) if places >= _MANY_PLACES else (32, 1)
         elif tile <= 64:
-            size, warps = (32, 1) if places >= _MANY_PLACES else (8, 1)
+            size, warps = 32, 1
         else:
             size, warps = max(4, 8192 // tile), 4
         return {
@@ -366,15 +388,44 @@ class Engine:
                     self.batch, SHARED=own.shared, **shape,
                 )  # fmt: skip
 
-    def state(self, buffers: Buffers) -> tuple[Tensor, Tensor]:
-        """Log-messages and log-beliefs in the caller's layout."""
-        messages = torch.empty(self.graph.message_size, self.batch, dtype=self.dtype, device=self.device)
-        beliefs = torch.empty(self.graph.node_size, self.batch, dtype=self.dtype, device=self.device)
+    def messages(self, buffers: Buffers) -> Tensor:
+        """Log-messages in the caller's layout."""
+        self.replay(buffers, ("messages", buffers.current), lambda: self._messages(buffers))
+        return rows(buffers.columns)
+
+    def _messages(self, buffers: Buffers) -> None:
         for kind, own in self.plan.kinds.items():
-            self.unpack(buffers.messages[buffers.current][self.message_start[kind] :], messages, own.messages)
-        for states, nodes in self.plan.nodes.items():
-            self.unpack(buffers.beliefs[buffers.current][self.node_start[states] :], beliefs, nodes)
-        return rows(messages), rows(beliefs)
+            start = self.message_start[kind]
+            self.unpack(buffers.messages[buffers.current][start:], buffers.columns, own.messages)
+
+    def gap(self, buffers: Buffers) -> Gap:
+        """How far the state is from a fixed point."""
+        self.replay(buffers, ("gap", buffers.current), lambda: self._gap(buffers))
+        return Gap(*buffers.gap)
+
+    def _gap(self, buffers: Buffers) -> None:
+        buffers.gap.zero_()
+        messages, beliefs = buffers.messages[buffers.current], buffers.beliefs[buffers.current]
+        blocks = [(block, part) for block in self.plan.blocks for part in block.parts]
+        for block, part in blocks:
+            own, start, members = self.plan.kinds[part.kind], self.node_start[block.states], part.degree * block.count
+            operand_sizes[programs(members * self.batch, NODES)](
+                messages, beliefs, buffers.node_theta[start:], buffers.rates[block.states], own.updated, buffers.sizes,
+                part.first, part.degree, block.first, block.count, self.batch, start, self.message_start[part.kind],
+                self.size_start[part.kind], self.rate_step, S=block.states, SX=power_of_two(block.states), BN=NODES,
+                WIDE=self.wide,
+            )  # fmt: skip
+        for block, part in blocks:
+            own, members = self.plan.kinds[part.kind], part.degree * block.count * self.batch
+            shape = self.shape(part.kind, members)
+            gap_block[programs(members, shape["BN"])](
+                buffers.tables[part.kind], messages, beliefs, buffers.counting[part.kind], own.neighbours, own.cavities,
+                own.tables, own.updated, self.starts[part.kind], buffers.sizes, self.size_starts[part.kind],
+                buffers.damping, buffers.gap[0], buffers.gap[1], part.first, part.degree, own.slots, block.first,
+                block.count, self.batch, self.node_start[block.states], self.message_start[part.kind],
+                self.size_start[part.kind], self.counting_step,
+                SHARED=own.shared, MAXIMISE=self.maximise, ROUNDING=ROUNDING * torch.finfo(self.dtype).eps, **shape,
+            )  # fmt: skip
 
 
 def rows(columns: Tensor) -> Tensor:
@@ -394,11 +445,6 @@ def _starts(sizes: dict[Any, int]) -> tuple[dict[Any, int], int]:
 def tile_size(kind: Kind) -> int:
     """Entries of a table with every axis padded to a power of two."""
     return math.prod(power_of_two(states) for states in kind)
-
-
-def _ahead(part: Part, tile: int) -> int:
-    """How many messages to a node are computed at the same time, as registers allow: see `update_block`."""
-    return min(4 if tile <= 4 else 2 if tile <= 16 else 1, power_of_two(part.degree))
 
 
 @dataclass(frozen=True)

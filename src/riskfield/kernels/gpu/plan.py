@@ -50,9 +50,8 @@ class KindStorage:
     cavities: Tensor  # int32 (others, slot): slot of the message to that variable, among those of its own kind
     other_kinds: tuple[Kind, ...]
     tables: Tensor  # int32 (slot,): which packed table
-    updated: (
-        Tensor  # int8 (slot,): bit 0, updated in the forward direction; bit 1, backward; then its slot in the factor
-    )
+    updated: Tensor  # int8 (slot,): bit 0, updated in the forward direction; bit 1, backward; then its slot in the
+    # factor; -1 for an empty slot
     shared: bool  # whether some factors share a table; else every slot has its own, at its place
     slot_factor: Tensor  # int64 (slot,): number of the factor, 0 in an empty slot
     table_factor: Tensor  # int64 (table,): number of a factor that uses the table
@@ -300,7 +299,7 @@ def _store(
         _tensor(cavities, np.int32, device),
         found.mate_kinds,
         _tensor(placed(table, own, slots), np.int32, device),
-        _tensor(placed(flags + 4 * np.array([orders[k][2] for k in used])[order], own, slots), np.int8, device),
+        _tensor(placed(flags + 4 * np.array([orders[k][2] for k in used])[order], own, slots, -1), np.int8, device),
         shared,
         _tensor(placed(found.factor, own, slots), np.int64, device),
         _tensor(placed(found.factor, table, num_tables), np.int64, device),

@@ -11,7 +11,6 @@ from riskfield.kernels.convergence import Convergence, Gap
 from riskfield.kernels.gpu.backward import Segment, backward, backward_fixed_point
 from riskfield.kernels.gpu.engine import engine_of
 from riskfield.kernels.problem import EVERY_SWEEP, LAST_SWEEP, MessagePassingProblem
-from riskfield.kernels.torch_reference import MessagePassingRun as Reference
 
 _FEW_SWEEPS = 8  # before a run with a tolerance looks whether it has converged
 # A schedule is deep if it has more stages in a sweep than this, and they update fewer nodes than this on average.
@@ -88,14 +87,11 @@ class MessagePassingRun:
         return _residual(change)
 
     def _gap(self) -> Gap:
-        """How far the state is from a fixed point, by the torch kernels."""
-        reference = Reference(self._problem, self._theta, None)
-        reference.log_messages, reference.log_beliefs = self._engine.state(self._buffers)
-        return reference.gap()
+        return self._engine.gap(self._buffers)
 
     def messages(self) -> Tensor:
         """Normalised log-messages."""
-        return self._engine.state(self._buffers)[0]
+        return self._engine.messages(self._buffers)
 
     def marginals(self) -> Tensor:
         """Mu; NaN for an impossible model."""

@@ -45,11 +45,13 @@ def _others(p, D1: tl.constexpr, D2: tl.constexpr, D3: tl.constexpr, Q2: tl.cons
 
 @triton.jit
 def _cavity(
-    beliefs, messages, neighbours, cavities, starts, o: tl.constexpr, slots, e, item, batch, y, D: tl.constexpr, valid
-):
+    beliefs, messages, neighbours, cavities, starts, o: tl.constexpr, slots, e, item, batch, y, D: tl.constexpr, valid,
+    inside,
+):  # fmt: skip
     """log b_j / m_cj at states y of other o: shape (joint state, place). 0 / 0 is 0."""
+    # An empty slot has cavity 0, so that this address need not wait for `valid`.
+    slot = tl.load(cavities + o * slots + e, mask=inside, other=0).to(e.dtype)
     node = tl.load(neighbours + o * slots + e, mask=valid, other=0).to(e.dtype)
-    slot = tl.load(cavities + o * slots + e, mask=valid, other=0).to(e.dtype)
     b = tl.load(
         beliefs + tl.load(starts + 2 * o) + _at((node * batch + item)[None], y[:, None], D), mask=valid[None], other=0.0
     )
@@ -88,24 +90,27 @@ def _update(
     table, messages, beliefs, neighbours, cavities, tables, updated, starts, damping, bit, slots, batch, own_messages,
     e, item, x, y1, y2, y3, exists, joint, inside,
     S: tl.constexpr, OTHERS: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, D3: tl.constexpr,
-    SHARED: tl.constexpr, MASKED: tl.constexpr, MAXIMISE: tl.constexpr, DAMPED: tl.constexpr,
+    SHARED: tl.constexpr, MASKED: tl.constexpr, MAXIMISE: tl.constexpr, DAMPED: tl.constexpr, TOTAL: tl.constexpr,
 ):  # fmt: skip
-    """The new log-messages from slots e, the cavities that they are made of, and which slots are not empty."""
+    """The new log-messages from slots e, the cavities that they are made of, and which slots are not empty.
+
+    TOTAL returns the logarithm of the sum of each message, before it was normalised, in place of the first cavity.
+    """
     r = e * batch + item
     valid = inside & (tl.load(neighbours + e, mask=inside, other=-1) >= 0)
     mine = (x < S)[:, None] & valid[None]
-    full = _table(table, tables, e, r, item, batch, x, joint, exists, valid, S, D1 * D2 * D3, SHARED)
+    full = _table(table, tables, e, r, item, batch, x, joint, exists, inside, S, D1 * D2 * D3, SHARED)
     c1 = full
     c2 = full
     c3 = full
     if OTHERS > 0:
-        c1 = _cavity(beliefs, messages, neighbours, cavities, starts, 0, slots, e, item, batch, y1, D1, valid)
+        c1 = _cavity(beliefs, messages, neighbours, cavities, starts, 0, slots, e, item, batch, y1, D1, valid, inside)
         full += c1[None]
     if OTHERS > 1:
-        c2 = _cavity(beliefs, messages, neighbours, cavities, starts, 1, slots, e, item, batch, y2, D2, valid)
+        c2 = _cavity(beliefs, messages, neighbours, cavities, starts, 1, slots, e, item, batch, y2, D2, valid, inside)
         full += c2[None]
     if OTHERS > 2:
-        c3 = _cavity(beliefs, messages, neighbours, cavities, starts, 2, slots, e, item, batch, y3, D3, valid)
+        c3 = _cavity(beliefs, messages, neighbours, cavities, starts, 2, slots, e, item, batch, y3, D3, valid, inside)
         full += c3[None]
     if DAMPED or MASKED:
         old = tl.load(messages + own_messages + _at(r[None], x[:, None], S), mask=mine, other=NEG)
@@ -113,7 +118,10 @@ def _update(
         u = tl.max(full, axis=1)
     else:
         u = _lse(full, 1)
-    u = u - _lse(u, 0)[None]
+    total = _lse(u, 0)
+    if TOTAL:
+        c1 = total
+    u = u - total[None]
     if DAMPED:
         kept = tl.load(damping)
         mixed = (1 - kept) * u + kept * tl.where(old == NEG, -1e30, old)
@@ -175,12 +183,12 @@ def update_block(
     S: tl.constexpr, SX: tl.constexpr, OTHERS: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, D3: tl.constexpr,
     Q1: tl.constexpr, Q2: tl.constexpr, Q3: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr,
     SHARED: tl.constexpr, MASKED: tl.constexpr, MAXIMISE: tl.constexpr, DAMPED: tl.constexpr, RECORD: tl.constexpr,
-    FIRST: tl.constexpr, LAST: tl.constexpr, AHEAD: tl.constexpr,
+    FIRST: tl.constexpr, LAST: tl.constexpr, AHEAD: tl.constexpr, SETTLED: tl.constexpr,
 ):  # fmt: skip
     """Messages to the nodes of a block from factors of one kind, then, after the last kind, beliefs.
 
-    Items that are not `live` stay as they are. AHEAD messages to a node (1, 2 or 4) are computed before the first of
-    them is stored, so that the operands of all of them are on their way at the same time.
+    SETTLED: some items are not `live`; they stay as they are. AHEAD messages to a node (1, 2 or 4) are computed before
+    the first of them is stored, so that the operands of all of them are on their way at the same time.
     """
     pid = tl.program_id(0)
     if WIDE:
@@ -188,7 +196,8 @@ def update_block(
     q = pid * BN + tl.arange(0, BN)
     local, item = q // batch, q % batch
     inside = local < count
-    inside = inside & (tl.load(live + item, mask=inside, other=0) != 0)
+    if SETTLED:
+        inside = inside & (tl.load(live + item, mask=inside, other=0) != 0)
     x = tl.arange(0, SX)
     own = (x < S)[:, None] & inside[None]
     node_at = _at(((first_node + local) * batch + item)[None], x[:, None], S)
@@ -206,27 +215,27 @@ def update_block(
         u, c1, c2, c3, valid = _update(
             table, messages_in, beliefs_in, neighbours, cavities, tables, updated, starts, damping, bit, slots, batch,
             own_messages, e, item, x, y1, y2, y3, exists, joint, inside,
-            S, OTHERS, D1, D2, D3, SHARED, MASKED, MAXIMISE, DAMPED,
+            S, OTHERS, D1, D2, D3, SHARED, MASKED, MAXIMISE, DAMPED, False,
         )  # fmt: skip
         if AHEAD > 1:
             e_b, place_b = e + count, place + count * batch
             u_b, c1_b, c2_b, c3_b, valid_b = _update(
                 table, messages_in, beliefs_in, neighbours, cavities, tables, updated, starts, damping, bit, slots,
                 batch, own_messages, e_b, item, x, y1, y2, y3, exists, joint, inside & (e_b < end),
-                S, OTHERS, D1, D2, D3, SHARED, MASKED, MAXIMISE, DAMPED,
+                S, OTHERS, D1, D2, D3, SHARED, MASKED, MAXIMISE, DAMPED, False,
             )  # fmt: skip
         if AHEAD > 2:
             e_c, place_c = e + 2 * count, place + 2 * count * batch
             u_c, c1_c, c2_c, c3_c, valid_c = _update(
                 table, messages_in, beliefs_in, neighbours, cavities, tables, updated, starts, damping, bit, slots,
                 batch, own_messages, e_c, item, x, y1, y2, y3, exists, joint, inside & (e_c < end),
-                S, OTHERS, D1, D2, D3, SHARED, MASKED, MAXIMISE, DAMPED,
+                S, OTHERS, D1, D2, D3, SHARED, MASKED, MAXIMISE, DAMPED, False,
             )  # fmt: skip
             e_d, place_d = e + 3 * count, place + 3 * count * batch
             u_d, c1_d, c2_d, c3_d, valid_d = _update(
                 table, messages_in, beliefs_in, neighbours, cavities, tables, updated, starts, damping, bit, slots,
                 batch, own_messages, e_d, item, x, y1, y2, y3, exists, joint, inside & (e_d < end),
-                S, OTHERS, D1, D2, D3, SHARED, MASKED, MAXIMISE, DAMPED,
+                S, OTHERS, D1, D2, D3, SHARED, MASKED, MAXIMISE, DAMPED, False,
             )  # fmt: skip
         total += _receive(
             messages_out, tape, counting, counting_step, own_messages, u, c1, c2, c3, valid, e, item, place, batch, x,
@@ -271,7 +280,7 @@ def update_block(
     ]
 )
 def belief_cotangent(
-    cavity_grad, belief_grad, direct_grad, theta_grad, rate, neighbours, ended,
+    cavity_grad, belief_grad, direct_grad, theta_grad, rate, ended,
     first_slot, degree, first_node, count, batch, own_messages, rate_step, sweep, direct,
     S: tl.constexpr, SX: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr,
 ):  # fmt: skip
@@ -285,25 +294,25 @@ def belief_cotangent(
     q = pid * BN + tl.arange(0, BN)
     local, item = q // batch, q % batch
     inside = local < count
-    inside = inside & (tl.load(ended + item, mask=inside, other=-1) > sweep)
+    live = inside & (tl.load(ended + item, mask=inside, other=-1) > sweep)  # only stores wait for it
     x = tl.arange(0, SX)
     own = (x < S)[:, None] & inside[None]
+    stored = (x < S)[:, None] & live[None]
     node_at = _at(((first_node + local) * batch + item)[None], x[:, None], S)
     total = tl.zeros([SX, BN], belief_grad.dtype.element_ty)
     if direct != 0:
         total += tl.load(direct_grad + node_at, mask=own, other=0.0)
-        tl.store(direct_grad + node_at, tl.zeros([SX, BN], belief_grad.dtype.element_ty), mask=own)
+        tl.store(direct_grad + node_at, tl.zeros([SX, BN], belief_grad.dtype.element_ty), mask=stored)
     if not FIRST:
         total += tl.load(belief_grad + node_at, mask=own, other=0.0)
     for d in range(degree):
-        e = first_slot + d * count + local
-        valid = inside & (tl.load(neighbours + e, mask=inside, other=-1) >= 0)
+        e = first_slot + d * count + local  # cotangents of empty slots are 0
         at = own_messages + _at((e * batch + item)[None], x[:, None], S)
-        total += tl.load(cavity_grad + at, mask=(x < S)[:, None] & valid[None], other=0.0)
+        total += tl.load(cavity_grad + at, mask=own, other=0.0)
     if LAST:
         total *= tl.load(rate + (first_node + local) * rate_step, mask=inside, other=1.0)[None]
-        tl.store(theta_grad + node_at, tl.load(theta_grad + node_at, mask=own, other=0.0) + total, mask=own)
-    tl.store(belief_grad + node_at, total, mask=own)
+        tl.store(theta_grad + node_at, tl.load(theta_grad + node_at, mask=own, other=0.0) + total, mask=stored)
+    tl.store(belief_grad + node_at, total, mask=stored)
 
 
 @triton.jit(
@@ -314,7 +323,7 @@ def belief_cotangent(
 )
 def message_cotangent(
     table, cavity_in, cavity_out, message_grad, belief_grad, grad_tape, counting,
-    neighbours, cavities, tables, updated, starts, tape, damping, ended,
+    cavities, tables, updated, starts, tape, damping, ended,
     first_slot, degree, fresh_first, fresh_last, slots, first_node, count, batch, tape_start, grad_start, bit, slot,
     own_messages, counting_step, sweep, add, clear,
     S: tl.constexpr, SX: tl.constexpr, OTHERS: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, D3: tl.constexpr,
@@ -333,41 +342,44 @@ def message_cotangent(
     place = pid * BN + tl.arange(0, BN)
     within, item = place // batch, place % batch
     inside = within < degree * count
-    inside = inside & (tl.load(ended + item, mask=inside, other=-1) > sweep)
     d, local = within // count, within % count
     e = first_slot + within
     r = e * batch + item
-    valid = inside & (tl.load(neighbours + e, mask=inside, other=-1) >= 0)
+    # Loads do not wait for what tells which slots and items there are; stores do.
+    flags = tl.load(updated + e, mask=inside, other=-1)
+    valid = inside & (flags >= 0) & (tl.load(ended + item, mask=inside, other=-1) > sweep)
     if SPLIT:
-        valid = valid & ((tl.load(updated + e, mask=inside, other=0) >> 2) == slot)
+        valid = valid & ((flags >> 2) == slot)
     x = tl.arange(0, SX)
+    own = (x < S)[:, None] & inside[None]
     mine = (x < S)[:, None] & valid[None]
     message_at = own_messages + _at(r[None], x[:, None], S)
-    g = tl.load(counting + e * counting_step, mask=valid, other=0.0)[None] * tl.load(
-        belief_grad + _at(((first_node + local) * batch + item)[None], x[:, None], S), mask=mine, other=0.0
+    g = tl.load(counting + e * counting_step, mask=inside, other=0.0)[None] * tl.load(
+        belief_grad + _at(((first_node + local) * batch + item)[None], x[:, None], S), mask=own, other=0.0
     )
-    g -= tl.load(cavity_in + message_at, mask=mine, other=0.0)
-    if clear != 0:
-        tl.store(cavity_in + message_at, tl.zeros([SX, BN], g.dtype), mask=mine)
+    g -= tl.load(cavity_in + message_at, mask=own, other=0.0)
     if KEEP:
-        g += tl.load(message_grad + message_at, mask=mine, other=0.0)
-    fresh = valid & (d >= fresh_first) & (d < fresh_last)
+        g += tl.load(message_grad + message_at, mask=own, other=0.0)
+    sent = inside & (d >= fresh_first) & (d < fresh_last)
+    fresh = valid & sent
     if MASKED:
-        fresh = fresh & ((tl.load(updated + e, mask=valid, other=0) & bit) != 0)
+        fresh = fresh & ((flags & bit) != 0)
     p = tl.arange(0, Q1 * Q2 * Q3)
     y1, y2, y3, exists, joint = _others(p, D1, D2, D3, Q2, Q3)
     v = tl.zeros([Q1 * Q2 * Q3, BN], table.dtype.element_ty)
     rows: tl.constexpr = D1 + (D2 if OTHERS > 1 else 0) + (D3 if OTHERS > 2 else 0)
-    read = fresh[None] & exists[:, None]
+    read = sent[None] & exists[:, None]
     if OTHERS > 0:
         v += tl.load(tape + tape_start + _at(place[None], y1[:, None], rows), mask=read, other=NEG)
     if OTHERS > 1:
         v += tl.load(tape + tape_start + _at(place[None], (D1 + y2)[:, None], rows), mask=read, other=NEG)
     if OTHERS > 2:
         v += tl.load(tape + tape_start + _at(place[None], (D1 + D2 + y3)[:, None], rows), mask=read, other=NEG)
-    full = _table(table, tables, e, r, item, batch, x, joint, exists, fresh, S, D1 * D2 * D3, SHARED) + v[None]
+    full = _table(table, tables, e, r, item, batch, x, joint, exists, sent, S, D1 * D2 * D3, SHARED) + v[None]
     u = _lse(full, 1)
     share = full - u[:, None, :]
+    if clear != 0:
+        tl.store(cavity_in + message_at, tl.zeros([SX, BN], g.dtype), mask=mine)
     # Messages are normalised, so their cotangents sum to zero over states. Rounding breaks that, and the error would
     # grow with every sweep.
     g -= tl.where(u > NEG, tl.exp(u - _lse(u, 0)[None]), 0.0) * tl.sum(g, axis=0)[None]

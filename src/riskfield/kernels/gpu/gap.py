@@ -1,0 +1,95 @@
+"""Triton kernels that measure how far a state is from a fixed point. `torch_reference` has the formulas, in `gap`."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from riskfield.kernels.gpu.sweeps import NEG, _at, _lse, _others, _update
+
+_SIZES = [
+    *["first_slot", "degree", "slots", "first_node", "count", "batch", "own_nodes", "own_messages", "own_sizes"],
+    *["counting_step", "rate_step"],
+]
+
+
+@triton.jit
+def _operands(
+    messages, beliefs, updated, first_slot, degree, first_node, count, batch, own_nodes, own_messages, x,
+    S: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Slots of a block, log-beliefs and log-messages. Impossible states are -inf in the belief, 0 in the message."""
+    pid = tl.program_id(0)
+    if WIDE:
+        pid = pid.to(tl.int64)
+    place = pid * BN + tl.arange(0, BN)
+    within, item = place // batch, place % batch
+    inside = within < degree * count
+    e = first_slot + within
+    valid = inside & (tl.load(updated + e, mask=inside, other=-1) >= 0)
+    mine = (x < S)[:, None] & valid[None]
+    node_at = _at(((first_node + within % count) * batch + item)[None], x[:, None], S)
+    b = tl.load(beliefs + own_nodes + node_at, mask=mine, other=NEG)
+    m = tl.load(messages + own_messages + _at((e * batch + item)[None], x[:, None], S), mask=mine, other=NEG)
+    possible = (b > NEG) & (m > NEG)
+    return e, within, item, valid, node_at, possible, tl.where(possible, b, NEG), tl.where(possible, m, 0.0)
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def operand_sizes(
+    messages, beliefs, node_theta, rate, updated, sizes, first_slot, degree, first_node, count, batch, own_nodes,
+    own_messages, own_sizes, rate_step,
+    S: tl.constexpr, SX: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """The expected magnitude of the numbers whose sum a log-cavity is, of each slot."""
+    x = tl.arange(0, SX)
+    e, within, item, valid, node_at, possible, b, m = _operands(
+        messages, beliefs, updated, first_slot, degree, first_node, count, batch, own_nodes, own_messages, x,
+        S, BN, WIDE,
+    )  # fmt: skip
+    given = tl.load(node_theta + node_at, mask=possible, other=0.0)
+    given *= tl.load(rate + (first_node + within % count) * rate_step, mask=valid, other=0.0)[None]
+    numbers = tl.where(possible, tl.exp(b) * (tl.abs(b) + tl.abs(m) + tl.abs(given)), 0.0)
+    tl.store(sizes + own_sizes + e * batch + item, tl.sum(numbers, axis=0), mask=valid)
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def gap_block(
+    table, messages, beliefs, counting, neighbours, cavities, tables, updated, starts, sizes, size_starts, damping,
+    marginals, steps, first_slot, degree, slots, first_node, count, batch, own_nodes, own_messages, own_sizes,
+    counting_step,
+    S: tl.constexpr, SX: tl.constexpr, OTHERS: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, D3: tl.constexpr,
+    Q1: tl.constexpr, Q2: tl.constexpr, Q3: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr,
+    SHARED: tl.constexpr, MAXIMISE: tl.constexpr, ROUNDING: tl.constexpr,
+):  # fmt: skip
+    """The largest inconsistency of marginals and the largest undamped step of a message of each item, in a block."""
+    x = tl.arange(0, SX)
+    e, _, item, valid, _, possible, b, m = _operands(
+        messages, beliefs, updated, first_slot, degree, first_node, count, batch, own_nodes, own_messages, x,
+        S, BN, WIDE,
+    )  # fmt: skip
+    y1, y2, y3, exists, joint = _others(tl.arange(0, Q1 * Q2 * Q3), D1, D2, D3, Q2, Q3)
+    size = tl.load(sizes + own_sizes + e * batch + item, mask=valid, other=0.0)
+    for o in tl.static_range(OTHERS):
+        slot = tl.load(cavities + o * slots + e, mask=valid, other=0).to(e.dtype)
+        size += tl.load(sizes + tl.load(size_starts + o) + slot * batch + item, mask=valid, other=0.0)
+    update, total, _, _, _ = _update(
+        table, messages, beliefs, neighbours, cavities, tables, updated, starts, damping, 0, slots, batch, own_messages,
+        e, item, x, y1, y2, y3, exists, joint, valid, S, OTHERS, D1, D2, D3, SHARED, False, MAXIMISE, False, True,
+    )  # fmt: skip
+    moved = tl.where(possible, update - m, 0.0)
+    step = moved - _lse(b + moved, 0)[None]
+    sent = tl.where(update > NEG, tl.abs(update + total[None]), 0.0)
+    rounding = ROUNDING * (1.0 + size + tl.sum(tl.where(possible, tl.exp(b) * sent, 0.0), axis=0))
+    step = tl.where(possible & (tl.abs(step) > rounding[None]), step, 0.0)
+    p = tl.where(possible, tl.exp(b), 0.0)
+    violation = tl.where(step < 1, p * tl.minimum(tl.abs(step), 1.0), tl.exp(b + step))
+    largest = tl.max(violation, axis=0)
+    c = tl.load(counting + e * counting_step, mask=valid, other=0.0)
+    if not MAXIMISE:
+        cavity = tl.where(possible, b - m, 0.0)
+        at_best = tl.max(tl.where(b == tl.max(b, axis=0)[None], cavity, NEG), axis=0)
+        weighted = tl.where(violation > 0, tl.abs(cavity - at_best[None]) * violation, 0.0)
+        largest = tl.maximum(largest, c * tl.sum(weighted, axis=0))
+    tl.atomic_max(marginals + item, tl.where(valid, largest, 0.0), mask=valid)
+    tl.atomic_max(steps + item, tl.where(valid, c * tl.max(tl.abs(step), axis=0), 0.0), mask=valid)
