@@ -22,6 +22,7 @@ from riskfield.kernels.gpu import lacks
 from riskfield.kernels.gpu.chains import ChainRun, chains_of
 from riskfield.kernels.gpu.plan import make_plan
 from riskfield.kernels.problem import ForestProblem, Task, schedule_levels
+from riskfield.kernels.torch_reference import MeanFieldRun as MeanFieldReference
 from riskfield.kernels.torch_reference import MessagePassingRun as Reference
 
 TRITON = find_spec("triton") is not None
@@ -161,7 +162,7 @@ def test_what_the_engine_lacks_has_a_name():
     assert "not chains" in lacks(Task(ForestProblem(tree), tree.zeros()[None]))
     assert lacks(Task(ForestProblem(graph), graph.zeros()[None])) is None
     assert "max-product" in found(maximise=True, record=kernels.EVERY_SWEEP)
-    assert lacks(Task(kernels.MeanFieldProblem(graph), graph.zeros()[None])) == "mean field"
+    assert lacks(Task(kernels.MeanFieldProblem(graph), graph.zeros()[None])) is None
 
 
 @pytest.mark.skipif(TRITON, reason="Triton is installed")
@@ -172,8 +173,6 @@ def test_without_triton_the_torch_kernels_run_and_say_so(monkeypatch):
     with pytest.warns(rf.errors.PerformanceWarning, match="without Triton"):
         rf.infer(graph, graph.zeros())
     rf.infer(graph, graph.zeros())  # once
-    with pytest.warns(rf.errors.PerformanceWarning, match="mean field"):
-        rf.infer(graph, graph.zeros(), rf.MeanField())
 
 
 @pytest.mark.skipif(not TRITON or INTERPRETED or DEVICE == "cuda", reason="runs here, or not at all")
@@ -270,6 +269,47 @@ def test_the_gradient_of_a_fixed_point(gpu):
         solution = rf.infer(graph, leaf, algorithm, stop=stop, adjoint=rf.FixedPoint(1e-8), kernels=names)
         results.append(torch.autograd.grad((solution.mu**2).sum(), leaf)[0].cpu())
     torch.testing.assert_close(*results, rtol=1e-6, atol=1e-8)
+
+
+@on_engine
+@pytest.mark.parametrize(
+    ("name", "impossible"), [("mixed", True), ("tied", False), ("four", True), ("no factors", False)]
+)
+def test_mean_field_and_its_gradient(name, impossible):
+    from riskfield.kernels.gpu.mean_field import MeanFieldRun
+
+    graph = GRAPHS[name]()
+    theta = numbers(graph, impossible=impossible).to(DEVICE).requires_grad_()
+    start = torch.randn(2, graph.node_size, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    problem = kernels.MeanFieldProblem(graph)
+    reference = MeanFieldReference(problem, theta, start)
+    run = MeanFieldRun(problem, theta, start, record=kernels.EVERY_SWEEP)
+    for sweeps in (1, 2):
+        residuals = [one.advance(sweeps, -1.0)[0] for one in (run, reference)]
+        torch.testing.assert_close(*residuals, rtol=1e-9, atol=1e-12)
+    expected = reference.marginals()
+    torch.testing.assert_close(run.marginals(), expected, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(run.messages(), reference.messages(), rtol=1e-9, atol=1e-11)
+    grad = torch.randn(expected.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2)).to(DEVICE)
+    (gradient,) = torch.autograd.grad(expected, theta, grad)
+    found = [run.backward(grad) for _ in range(2 if DEVICE == "cpu" else 4)]
+    torch.testing.assert_close(found[0], gradient, rtol=1e-9, atol=1e-11)
+    assert all(torch.equal(again, found[0]) for again in found[1:])
+
+
+@on_engine
+def test_mean_field_to_a_tolerance(gpu):
+    graph = rf.FactorGraph([2, 2, 3], [(0, 1), (1, 2), (2, 0)])
+    theta = 0.5 * numbers(graph) * torch.tensor([[0.01], [1.0]], dtype=torch.float64)
+    for adjoint in (rf.Unroll(), rf.FixedPoint(1e-8)):
+        results = []
+        for device, names in ((DEVICE, None), ("cpu", "torch")):
+            leaf = theta.to(device).requires_grad_()
+            solution = rf.infer(graph, leaf, rf.MeanField(), stop=rf.Stop(100, 1e-9), adjoint=adjoint, kernels=names)
+            assert solution.converged.all()
+            results.append([solution.mu.cpu(), *(g.cpu() for g in torch.autograd.grad((solution.mu**2).sum(), leaf))])
+        for found, expected in zip(*results, strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)
 
 
 CHAINS = {  # a graph, and whether some states are impossible
@@ -449,11 +489,12 @@ def test_infer_takes_the_engine_and_names_what_it_lacks(gpu):
     (expected,) = torch.autograd.grad((mu**3).sum(), other, create_graph=True)
     torch.testing.assert_close(first, expected)
     torch.testing.assert_close(second, torch.autograd.grad((expected**2).sum(), other)[0])
-    with pytest.warns(rf.errors.PerformanceWarning, match="mean field"):
-        rf.infer(graph, leaf, rf.MeanField(), stop=stop)
+    damped = rf.MessagePassing(damping=torch.tensor(0.1, requires_grad=True))
+    with pytest.warns(rf.errors.PerformanceWarning, match="damping"):
+        rf.infer(graph, leaf, damped, stop=stop)
     with warnings.catch_warnings():
         warnings.simplefilter("error", rf.errors.PerformanceWarning)
-        rf.infer(graph, leaf, rf.MeanField(), stop=stop)  # said once
+        rf.infer(graph, leaf, damped, stop=stop)  # said once
     empty = torch.zeros(0, graph.theta_size, dtype=torch.float64, device=DEVICE)
     assert rf.infer(graph, empty, algorithm, stop=stop).mu.shape == (0, graph.mu_size)
 

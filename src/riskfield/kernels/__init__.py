@@ -1,7 +1,7 @@
 """Kernels: the sweeps. `start` begins a run on the fastest kernels that can do what is asked.
 
 There are three, which tests compare with each other: `native` is the C++ engine, for the CPU; `gpu` is the engine in
-Triton, for message passing on GPUs; `torch_reference` is short, runs on any device, and autograd can differentiate it.
+Triton, for GPUs; `torch_reference` is short, runs on any device, and autograd can differentiate it.
 Each is a module with `lacks(task)`, which names what it would need for a task and does not have, and `start(task)`.
 Nothing outside this package asks on which device a tensor is.
 """

@@ -1,4 +1,4 @@
-"""Message passing on GPUs, in Triton. See `plan` for the storage, `sweeps` and `ends` for the kernels.
+"""Message passing, mean field and chains on GPUs, in Triton. See `plan` for the storage, `sweeps` for the kernels.
 
 Importing this package does not import Triton.
 """
@@ -18,6 +18,7 @@ from riskfield.kernels.problem import ForestProblem, MeanFieldProblem, MessagePa
 from riskfield.kernels.slow import warn_slow
 
 if TYPE_CHECKING:
+    from riskfield.kernels.gpu.mean_field import MeanFieldRun
     from riskfield.kernels.gpu.run import MessagePassingRun
 
 _LARGEST_ARITY = 4
@@ -26,8 +27,6 @@ _LARGEST_TILE = 8192  # entries of a table with axes padded to powers of two: wh
 
 def lacks(task: Task) -> str | None:
     """What the engine would need for `task` and does not have; None if it can run it."""
-    if isinstance(task.problem, MeanFieldProblem):
-        return "mean field"
     if find_spec("triton") is None:
         return "anything without Triton, which is not installed (`pip install triton`)"
     if task.theta.dtype not in (torch.float32, torch.float64):
@@ -47,7 +46,7 @@ def lacks(task: Task) -> str | None:
         return f"tables of more than {_LARGEST_TILE} entries, with axes padded to powers of two"
     if task.needs_autograd() or task.differentiates_counting():
         return "autograd, forward mode or `torch.func`, or gradients of damping and counting numbers"
-    if task.record is not None and task.problem.maximise:
+    if task.record is not None and isinstance(task.problem, MessagePassingProblem) and task.problem.maximise:
         return "the tape of max-product"
     return None
 
@@ -60,10 +59,13 @@ def _chains(task: Task) -> Chains | None:
     return chains_of(problem.graph, task.theta.device)
 
 
-def start(task: Task) -> MessagePassingRun | ChainRun:
+def start(task: Task) -> MessagePassingRun | MeanFieldRun | ChainRun:
     """Start a run."""
+    from riskfield.kernels.gpu.mean_field import MeanFieldRun
     from riskfield.kernels.gpu.run import MessagePassingRun
 
+    if isinstance(task.problem, MeanFieldProblem):
+        return MeanFieldRun(task.problem, task.theta, task.messages, record=task.record)
     chains = _chains(task)
     if chains is not None:
         unswept = None

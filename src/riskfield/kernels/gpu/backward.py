@@ -7,15 +7,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from riskfield.kernels.gpu.buffers import Buffers, State
+from riskfield.kernels.gpu.cotangents import belief_cotangent, message_cotangent, table_cotangent
 from riskfield.kernels.gpu.ends import factor_gradient, factor_marginal_cotangent, node_marginal_cotangent
-from riskfield.kernels.gpu.engine import NODES, Buffers, Engine, State, rows
+from riskfield.kernels.gpu.engine import NODES, Engine, norms, rows
+from riskfield.kernels.gpu.incidences import Kind
 from riskfield.kernels.gpu.plan import Block, Part
-from riskfield.kernels.gpu.storage import LANES, power_of_two, programs
-from riskfield.kernels.gpu.sweeps import belief_cotangent, message_cotangent, table_cotangent
+from riskfield.kernels.gpu.storage import power_of_two, programs
 
-_LOOK_EVERY = 4  # backward sweeps at a fixed point between two looks at their size
+LOOK_EVERY = 4  # backward sweeps at a fixed point between two looks at their size
 # Relative to mu g, cotangents of messages that need not be known to the tolerance, as in `adjoints.fixed_point`.
-_NEGLIGIBLE = 1e-8
+NEGLIGIBLE = 1e-8
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +67,7 @@ def backward_fixed_point(
     going = _passes(engine, buffers, 1)
     going.grad_mu.copy_(grad_mu.t())
     going.ended.fill_(1)
-    floor = _NEGLIGIBLE * torch.linalg.vector_norm(torch.where(mu > 0, mu * grad_mu, 0.0), dim=1)
+    floor = NEGLIGIBLE * torch.linalg.vector_norm(torch.where(mu > 0, mu * grad_mu, 0.0), dim=1)
     share, ran = going.run_at_fixed_point(buffers.state(), steps, tol, floor.double())
     buffers.recorded = 0
     buffers.restore(final)
@@ -80,6 +82,14 @@ def _passes(engine: Engine, buffers: Buffers, sweeps: int) -> _Backward:
         found = buffers.backward = _Backward(engine, buffers, sweeps)
         buffers.graphs = {key: graph for key, graph in buffers.graphs.items() if key[0] != "backward"}
     return found
+
+
+def other_tables(engine: Engine) -> dict[Kind, Tensor]:
+    """For each kind, where the tables begin as the other variables of its factors see them."""
+    return {
+        kind: torch.tensor([engine.table_start[k] for k in own.other_kinds] or [0], device=engine.device)
+        for kind, own in engine.plan.kinds.items()
+    }
 
 
 class _Backward:
@@ -119,10 +129,7 @@ class _Backward:
         self.gradient = empty(engine.graph.mu_size, engine.batch)
         sizes = [engine.tape_size, engine.grad_size]
         self.sizes = torch.tensor(sizes, dtype=torch.int64, device=engine.device)
-        self.table_starts = {
-            kind: torch.tensor([engine.table_start[k] for k in own.other_kinds] or [0], device=engine.device)
-            for kind, own in plan.kinds.items()
-        }
+        self.table_starts = other_tables(engine)
 
     def run(self, segments: list[Segment], ends: set[int], final: State, together: bool) -> None:
         """Through all sweeps; `ends` are the numbers of sweeps after which some item ended, in the state `final`."""
@@ -145,30 +152,21 @@ class _Backward:
         self._begin(final, alternate=False)
         self._marginals(1)
         self.grads.zero_()  # empty slots, too, since sizes are measured
+        launches = zip(self.engine.launches(), self.engine.tape, strict=True)
+        pieces = [(start, part.kind[0], part.degree * block.count) for (block, part), (_, start) in launches]
         total, ran = torch.zeros_like(self.grads), 0
         share = torch.full((self.engine.batch,), torch.inf, dtype=torch.float64)
         while ran < steps and not bool((share <= tol).all()):
-            for _ in range(min(_LOOK_EVERY, steps - ran)):
+            for _ in range(min(LOOK_EVERY, steps - ran)):
                 self._sweep(0, 0, last=False)
                 total += self.grads
                 ran += 1
-            size = torch.maximum(self._norms(total), floor)
-            share = torch.where(size > 0, self._norms(self.grads) / size, 0.0).cpu()
+            size = torch.maximum(norms(total, pieces, self.engine.batch), floor)
+            share = torch.where(size > 0, norms(self.grads, pieces, self.engine.batch) / size, 0.0).cpu()
         self.grads.copy_(total)
         self._table_sums(0, 1)
         self._finish()
         return share, torch.full((self.engine.batch,), ran)
-
-    def _norms(self, grads: Tensor) -> Tensor:
-        """The norm of the cotangents of each item's messages."""
-        engine = self.engine
-        squares = torch.zeros(engine.batch, dtype=torch.float64, device=engine.device)
-        for (block, part), (_, start) in zip(engine.launches(), engine.tape, strict=True):
-            places = part.degree * block.count * engine.batch
-            padded = -(-places // LANES) * LANES
-            own = grads[start : start + part.kind[0] * padded].double().reshape(-1, part.kind[0], LANES)
-            squares += own.square().sum(1).reshape(-1)[:places].reshape(-1, engine.batch).sum(0)
-        return squares.sqrt()
 
     def _begin(self, final: State, alternate: bool) -> None:
         for zeroed in (*self.cavities, self.message, self.direct, self.theta, self.tables):
@@ -277,16 +275,23 @@ class _Backward:
 
     def _finish(self) -> None:
         """The gradient, factor by factor, in the layout of mu."""
-        engine, buffers, plan = self.engine, self.buffers, self.engine.plan
-        for block in plan.blocks:  # the beliefs before the first sweep depend on theta too
+        engine, buffers = self.engine, self.buffers
+        for block in engine.plan.blocks:  # the beliefs before the first sweep depend on theta too
             self._beliefs(block, -1)
-        for states, nodes in plan.nodes.items():
-            engine.unpack(self.theta[engine.node_start[states] :], self.gradient, nodes)
-        for kind, own in plan.kinds.items():
-            if own.mu.count:
-                factor_gradient[programs(own.mu.count * engine.batch, NODES)](
-                    self.tables, self.gradient, buffers.counting[kind], own.primary, own.mu.start, own.mu.order,
-                    own.mu.offsets, own.cavities, own.maps, self.table_starts[kind], own.slots,
-                    engine.table_start[kind], len(own.mu.offsets), own.mu.count, engine.batch, engine.counting_step,
-                    E=own.mu.entries, OTHERS=len(kind) - 1, BN=NODES, WIDE=engine.wide,
-                )  # fmt: skip
+        gather(engine, buffers, self.theta, self.tables, self.table_starts, self.gradient)
+
+
+def gather(
+    engine: Engine, buffers: Buffers, theta: Tensor, tables: Tensor, table_starts: dict[Kind, Tensor], gradient: Tensor
+) -> None:
+    """Cotangents of nodes, and of the tables of all slots, in storage -> the gradient in columns of mu."""
+    for states, nodes in engine.plan.nodes.items():
+        engine.unpack(theta[engine.node_start[states] :], gradient, nodes)
+    for kind, own in engine.plan.kinds.items():
+        if own.mu.count:
+            factor_gradient[programs(own.mu.count * engine.batch, NODES)](
+                tables, gradient, buffers.counting[kind], own.primary, own.mu.start, own.mu.order,
+                own.mu.offsets, own.cavities, own.maps, table_starts[kind], own.slots,
+                engine.table_start[kind], len(own.mu.offsets), own.mu.count, engine.batch, engine.counting_step,
+                E=own.mu.entries, OTHERS=len(kind) - 1, BN=NODES, WIDE=engine.wide,
+            )  # fmt: skip

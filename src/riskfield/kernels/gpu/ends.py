@@ -9,7 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from riskfield.kernels.gpu.sweeps import NEG, _at, _cavity, _lse, _others, _pass_on, _table
+from riskfield.kernels.gpu.cotangents import _pass_on
+from riskfield.kernels.gpu.sweeps import NEG, _at, _cavity, _lse, _others, _table
 
 
 @triton.jit

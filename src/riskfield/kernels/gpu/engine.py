@@ -5,21 +5,20 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from riskfield.entropy import Counting
-from riskfield.graph.factor_graph import FactorGraph
 from riskfield.graph.schedule import Parallel
 from riskfield.kernels.convergence import ROUNDING, Gap
+from riskfield.kernels.gpu.buffers import Buffers, State
 from riskfield.kernels.gpu.ends import factor_marginals, pack, uniform_beliefs, unpack
 from riskfield.kernels.gpu.gap import gap_block, operand_sizes
 from riskfield.kernels.gpu.incidences import Kind
 from riskfield.kernels.gpu.plan import Block, KindStorage, Part, Places, Plan, make_plan
+from riskfield.kernels.gpu.sharing import Sharing, sharing_of
 from riskfield.kernels.gpu.storage import LANES, padded, power_of_two, programs
 from riskfield.kernels.gpu.sweeps import update_block
 from riskfield.kernels.initial_state import starting_messages
@@ -29,56 +28,6 @@ _KEPT = 4  # sets of buffers that are kept for later runs
 NODES = 4 * LANES  # places of a program that has little to do for each
 # With fewer places than this, smaller programs spread over more of the GPU.
 _MANY_PLACES = 200_000
-
-
-@dataclass(frozen=True, eq=False)
-class State:
-    """Messages and beliefs of all items, in the storage of a plan."""
-
-    messages: Tensor
-    beliefs: Tensor
-
-    def copy(self) -> State:
-        """The same in memory of its own."""
-        return State(self.messages.clone(), self.beliefs.clone())
-
-
-@dataclass(eq=False)
-class Buffers:
-    """The numbers of one run. They stay where they are, so that launches can be replayed for another run."""
-
-    theta: Tensor  # in columns: (theta, batch)
-    tables: dict[Kind, Tensor]
-    node_theta: Tensor
-    counting: dict[Kind, Tensor]
-    table_rates: dict[Kind, Tensor]
-    rates: dict[int, Tensor]
-    damping: Tensor
-    messages: list[Tensor]  # where all are sent at once there are two, and `current` is the one to read
-    beliefs: list[Tensor]
-    accumulator: Tensor
-    residual: Tensor
-    live: Tensor  # int8 (batch,): 0 for items that are not swept any more
-    mu: Tensor  # in columns: (mu, batch)
-    columns: Tensor  # messages in columns: (message, batch)
-    sizes: Tensor  # one number for each message
-    gap: Tensor  # (2, batch): see `Gap`
-    tape: Tensor
-    given: weakref.ref[Counting] | None = None  # constants that `counting` and `rates` were made from
-    settled: bool = False  # whether there are such items
-    current: int = 0
-    recorded: int = 0  # sweeps on the tape
-    graphs: dict[tuple[Any, ...], Any] = field(default_factory=dict)  # launches that can be replayed
-    backward: Any = None  # buffers of the backward pass
-
-    def state(self) -> State:
-        """The state now. It changes with the next sweep."""
-        return State(self.messages[self.current], self.beliefs[self.current])
-
-    def restore(self, state: State) -> None:
-        """Go back to a state."""
-        self.messages[self.current].copy_(state.messages)
-        self.beliefs[self.current].copy_(state.beliefs)
 
 
 # Buffers of runs that are over, oldest first. They hold a tape each, so there are few.
@@ -433,6 +382,15 @@ def rows(columns: Tensor) -> Tensor:
     return columns.t().clone(memory_format=torch.contiguous_format)
 
 
+def norms(numbers: Tensor, pieces: list[tuple[int, int, int]], batch: int) -> Tensor:
+    """The norm of each batch item, in float64. Pieces have a start in `numbers`, entries and members."""
+    squares = torch.zeros(batch, dtype=torch.float64, device=numbers.device)
+    for start, entries, members in pieces:
+        own = numbers[start : start + entries * padded(members * batch)].double().reshape(-1, entries, LANES)
+        squares += own.square().sum(1).reshape(-1)[: members * batch].reshape(members, batch).sum(0)
+    return squares.sqrt()
+
+
 def _starts(sizes: dict[Any, int]) -> tuple[dict[Any, int], int]:
     """Where pieces of these sizes begin, one after the other, and where the last one ends."""
     starts, end = {}, 0
@@ -447,52 +405,11 @@ def tile_size(kind: Kind) -> int:
     return math.prod(power_of_two(states) for states in kind)
 
 
-@dataclass(frozen=True)
-class Sharing:
-    """Which counting numbers are equal."""
-
-    factors: bool  # those of all factors
-    variables: bool  # those of all variables
-    tables: bool  # those of factors with one table
-
-
-# Counting numbers made from plain numbers are kept with their graph; what follows from them is kept with them.
-_sharing: weakref.WeakKeyDictionary[Counting, Sharing] = weakref.WeakKeyDictionary()
-
-
-def _sharing_of(graph: FactorGraph, counting: Counting) -> Sharing:
-    if not counting.constant:
-        return _compare(graph, counting)
-    if counting not in _sharing:
-        _sharing[counting] = _compare(graph, counting)
-    return _sharing[counting]
-
-
-def _compare(graph: FactorGraph, counting: Counting) -> Sharing:
-    factor, total = counting.factor.detach().numpy(), counting.node_total.detach().numpy()
-    factors = bool((factor == factor[:1]).all())
-    tables = factors
-    if not factors:
-        tables = all(
-            (factor[group.factors] == _of_last(factor[group.factors], group.tables)).all()
-            for group in graph.factor_groups
-            if group.tied
-        )
-    return Sharing(factors, bool((total == total[:1]).all()), tables)
-
-
-def _of_last(numbers: np.ndarray, tables: np.ndarray) -> np.ndarray:
-    """For each factor, the number of the last one with its table."""
-    last = np.empty(tables.max() + 1, numbers.dtype)
-    last[tables] = numbers
-    return last[tables]
-
-
 def engine_of(problem: MessagePassingProblem, theta: Tensor) -> Engine:
     """The engine for such problems, kept with the graph."""
     graph, schedule, device = problem.graph, problem.schedule, theta.device
     at_once = isinstance(schedule, Parallel)
-    sharing = _sharing_of(graph, problem.counting)
+    sharing = sharing_of(graph, problem.counting)
     plan = graph.derived(
         ("gpu plan", schedule, device, sharing.tables),
         lambda: make_plan(graph, schedule_levels(graph, schedule), at_once, device, share_tables=sharing.tables),

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from riskfield.kernels.convergence import Convergence, Gap
 from riskfield.kernels.gpu.backward import Segment, backward, backward_fixed_point
-from riskfield.kernels.gpu.engine import engine_of
+from riskfield.kernels.gpu.engine import Engine, engine_of
 from riskfield.kernels.problem import EVERY_SWEEP, LAST_SWEEP, MessagePassingProblem
 
 _FEW_SWEEPS = 8  # before a run with a tolerance looks whether it has converged
@@ -17,31 +17,14 @@ _FEW_SWEEPS = 8  # before a run with a tolerance looks whether it has converged
 _MANY_STAGES, _FEW_NODES = 100, 10_000
 
 
-class MessagePassingRun:
-    """Sum-product (or max-product) sweeps over a batch of thetas. See `kernels.start` for what it can record."""
+class GpuRun:
+    """What runs of message passing and of mean field share. A run gives back its buffers when it is deleted."""
 
-    def __init__(
-        self, problem: MessagePassingProblem, theta: Tensor, messages: Tensor | None, *, record: int | None = None
-    ):
-        self._problem, self._theta, self._record = problem, theta.detach(), record
-        self._segments: list[Segment] = []
-        self._engine = engine_of(problem, theta)
-        self._buffers = self._engine.take()
-        self._engine.start(self._buffers, problem, self._theta, messages)
-        self._convergence = Convergence(len(theta), float(problem.damping))
+    def __init__(self, engine: Engine, theta: Tensor, damping: float, record: int | None):
+        self._engine, self._theta, self._record = engine, theta.detach(), record
+        self._buffers = engine.take()
+        self._convergence = Convergence(len(theta), damping)
         self._sweeps = torch.zeros(len(theta), dtype=torch.int64)
-
-    @property
-    def deep(self) -> bool:
-        """Whether launches take longer than the work in them, on a graph with loops.
-
-        On a tree, few sweeps of a deep schedule do what takes many sweeps of a wide one.
-        """
-        graph, stages = self._problem.graph, len(self._engine.plan.stages)
-        ends = sum(group.variables.size for group in graph.factor_groups)
-        if stages <= _MANY_STAGES or ends < graph.num_variables + graph.num_factors:
-            return False
-        return 2 * graph.num_variables * len(self._theta) < _FEW_NODES * stages
 
     def __del__(self) -> None:
         if hasattr(self, "_buffers"):
@@ -68,13 +51,49 @@ class MessagePassingRun:
 
     def _sweep(self, sweeps: int, live: Tensor | None = None) -> Tensor:
         """Sweep, and record. Returns the change that the last sweep made."""
+        raise NotImplementedError
+
+    def _gap(self) -> Gap:
+        """How far the state is from a fixed point."""
+        raise NotImplementedError
+
+    def backward_counting(self, grad_mu: Tensor) -> tuple[Tensor, Tensor]:
+        """Refused by `lacks` before a run starts."""
+        raise NotImplementedError("The GPU kernels have no gradients of counting numbers.")
+
+
+class MessagePassingRun(GpuRun):
+    """Sum-product (or max-product) sweeps over a batch of thetas. See `kernels.start` for what it can record."""
+
+    def __init__(
+        self, problem: MessagePassingProblem, theta: Tensor, messages: Tensor | None, *, record: int | None = None
+    ):
+        super().__init__(engine_of(problem, theta), theta, float(problem.damping), record)
+        self._problem = problem
+        self._segments: list[Segment] = []
+        self._engine.start(self._buffers, problem, self._theta, messages)
+
+    @property
+    def deep(self) -> bool:
+        """Whether launches take longer than the work in them, on a graph with loops.
+
+        On a tree, few sweeps of a deep schedule do what takes many sweeps of a wide one.
+        """
+        graph, stages = self._problem.graph, len(self._engine.plan.stages)
+        ends = sum(group.variables.size for group in graph.factor_groups)
+        if stages <= _MANY_STAGES or ends < graph.num_variables + graph.num_factors:
+            return False
+        return 2 * graph.num_variables * len(self._theta) < _FEW_NODES * stages
+
+    def _sweep(self, sweeps: int, live: Tensor | None = None) -> Tensor:
+        """Sweep, and record. Returns the change that the last sweep made."""
         engine, buffers, every = self._engine, self._buffers, self._record
         if every is None or every == LAST_SWEEP:
-            return _residual(engine.sweep(buffers, sweeps, False, live))
+            return residuals(engine.sweep(buffers, sweeps, False, live))
         if every == EVERY_SWEEP:
             change = engine.sweep(buffers, sweeps, True, live)
             self._segments = [Segment(0, buffers.recorded)]
-            return _residual(change)
+            return residuals(change)
         while sweeps > 0:
             last = self._segments[-1] if self._segments else None
             if last is None or last.sweeps == every:
@@ -84,7 +103,7 @@ class MessagePassingRun:
             change = engine.sweep(buffers, count, False, live)
             self._segments[-1] = replace(last, sweeps=last.sweeps + count)
             sweeps, live = sweeps - count, None
-        return _residual(change)
+        return residuals(change)
 
     def _gap(self) -> Gap:
         return self._engine.gap(self._buffers)
@@ -101,16 +120,12 @@ class MessagePassingRun:
         """d(grad_mu . mu) / dtheta, of shape (batch, theta), through the recorded sweeps."""
         return backward(self._engine, self._buffers, self._sweeps, grad_mu, self._segments)
 
-    def backward_counting(self, grad_mu: Tensor) -> tuple[Tensor, Tensor]:
-        """Refused by `lacks` before a run starts."""
-        raise NotImplementedError("The GPU kernels have no gradients of counting numbers.")
-
     def backward_fixed_point(self, grad_mu: Tensor, steps: int, tol: float) -> tuple[Tensor, Tensor, Tensor]:
         """The same as if the last sweep had run for ever. See `kernels.run.RecordingRun`."""
         return backward_fixed_point(self._engine, self._buffers, grad_mu, self.marginals(), steps, tol)
 
 
-def _residual(changes: Tensor) -> Tensor:
+def residuals(changes: Tensor) -> Tensor:
     """Changes on the CPU, NaN for impossible models: no probability changes by more than 1."""
     found = changes.to("cpu", torch.float64)
     found[found > 1.5] = torch.nan

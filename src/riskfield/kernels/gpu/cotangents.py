@@ -1,0 +1,220 @@
+"""Triton kernels that go back through the updates of `sweeps`, block by block. Storage and tiles are the same."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from riskfield.kernels.gpu.sweeps import _SIZES, NEG, _at, _lse, _others, _table
+
+
+@triton.jit(
+    do_not_specialize=[
+        *["first_slot", "degree", "first_node", "count", "batch", "own_messages", "rate_step", "sweep", "direct"]
+    ]
+)
+def belief_cotangent(
+    cavity_grad, belief_grad, direct_grad, theta_grad, rate, ended,
+    first_slot, degree, first_node, count, batch, own_messages, rate_step, sweep, direct,
+    S: tl.constexpr, SX: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr,
+):  # fmt: skip
+    """Sum the cotangents of a belief; after the last kind, pass it on to theta, scaled to that of each message.
+
+    `direct`: there are cotangents of the beliefs themselves, too. Items that ended before this sweep take no part.
+    """
+    pid = tl.program_id(0)
+    if WIDE:
+        pid = pid.to(tl.int64)
+    q = pid * BN + tl.arange(0, BN)
+    local, item = q // batch, q % batch
+    inside = local < count
+    live = inside & (tl.load(ended + item, mask=inside, other=-1) > sweep)  # only stores wait for it
+    x = tl.arange(0, SX)
+    own = (x < S)[:, None] & inside[None]
+    stored = (x < S)[:, None] & live[None]
+    node_at = _at(((first_node + local) * batch + item)[None], x[:, None], S)
+    total = tl.zeros([SX, BN], belief_grad.dtype.element_ty)
+    if direct != 0:
+        total += tl.load(direct_grad + node_at, mask=own, other=0.0)
+        tl.store(direct_grad + node_at, tl.zeros([SX, BN], belief_grad.dtype.element_ty), mask=stored)
+    if not FIRST:
+        total += tl.load(belief_grad + node_at, mask=own, other=0.0)
+    for d in range(degree):
+        e = first_slot + d * count + local  # cotangents of empty slots are 0
+        at = own_messages + _at((e * batch + item)[None], x[:, None], S)
+        total += tl.load(cavity_grad + at, mask=own, other=0.0)
+    if LAST:
+        total *= tl.load(rate + (first_node + local) * rate_step, mask=inside, other=1.0)[None]
+        tl.store(theta_grad + node_at, tl.load(theta_grad + node_at, mask=own, other=0.0) + total, mask=stored)
+    tl.store(belief_grad + node_at, total, mask=stored)
+
+
+@triton.jit(
+    do_not_specialize=[
+        *(name for name in _SIZES if name not in ("own_nodes", "rate_step")),
+        *["grad_start", "slot", "sweep", "add", "clear"],
+    ]
+)
+def message_cotangent(
+    table, cavity_in, cavity_out, message_grad, belief_grad, grad_tape, counting,
+    cavities, tables, updated, starts, tape, damping, ended,
+    first_slot, degree, fresh_first, fresh_last, slots, first_node, count, batch, tape_start, grad_start, bit, slot,
+    own_messages, counting_step, sweep, add, clear,
+    S: tl.constexpr, SX: tl.constexpr, OTHERS: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, D3: tl.constexpr,
+    Q1: tl.constexpr, Q2: tl.constexpr, Q3: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr,
+    SHARED: tl.constexpr, MASKED: tl.constexpr, DAMPED: tl.constexpr, KEEP: tl.constexpr, SPLIT: tl.constexpr,
+):  # fmt: skip
+    """From the cotangents of the messages a block received to those of the cavities and tables behind them.
+
+    `add` adds to the cotangents of cavities that are there; `clear` removes those that have been used. Where several
+    variables of a factor receive at once, SPLIT takes those in one slot of their factors, so that no two messages of a
+    launch pass cotangents on to the same cavity. Items that ended before this sweep take no part.
+    """
+    pid = tl.program_id(0)
+    if WIDE:
+        pid = pid.to(tl.int64)
+    place = pid * BN + tl.arange(0, BN)
+    within, item = place // batch, place % batch
+    inside = within < degree * count
+    d, local = within // count, within % count
+    e = first_slot + within
+    r = e * batch + item
+    # Loads do not wait for what tells which slots and items there are; stores do.
+    flags = tl.load(updated + e, mask=inside, other=-1)
+    valid = inside & (flags >= 0) & (tl.load(ended + item, mask=inside, other=-1) > sweep)
+    if SPLIT:
+        valid = valid & ((flags >> 2) == slot)
+    x = tl.arange(0, SX)
+    own = (x < S)[:, None] & inside[None]
+    mine = (x < S)[:, None] & valid[None]
+    message_at = own_messages + _at(r[None], x[:, None], S)
+    g = tl.load(counting + e * counting_step, mask=inside, other=0.0)[None] * tl.load(
+        belief_grad + _at(((first_node + local) * batch + item)[None], x[:, None], S), mask=own, other=0.0
+    )
+    g -= tl.load(cavity_in + message_at, mask=own, other=0.0)
+    if KEEP:
+        g += tl.load(message_grad + message_at, mask=own, other=0.0)
+    sent = inside & (d >= fresh_first) & (d < fresh_last)
+    fresh = valid & sent
+    if MASKED:
+        fresh = fresh & ((flags & bit) != 0)
+    p = tl.arange(0, Q1 * Q2 * Q3)
+    y1, y2, y3, exists, joint = _others(p, D1, D2, D3, Q2, Q3)
+    v = tl.zeros([Q1 * Q2 * Q3, BN], table.dtype.element_ty)
+    rows: tl.constexpr = D1 + (D2 if OTHERS > 1 else 0) + (D3 if OTHERS > 2 else 0)
+    read = sent[None] & exists[:, None]
+    if OTHERS > 0:
+        v += tl.load(tape + tape_start + _at(place[None], y1[:, None], rows), mask=read, other=NEG)
+    if OTHERS > 1:
+        v += tl.load(tape + tape_start + _at(place[None], (D1 + y2)[:, None], rows), mask=read, other=NEG)
+    if OTHERS > 2:
+        v += tl.load(tape + tape_start + _at(place[None], (D1 + D2 + y3)[:, None], rows), mask=read, other=NEG)
+    full = _table(table, tables, e, r, item, batch, x, joint, exists, sent, S, D1 * D2 * D3, SHARED) + v[None]
+    u = _lse(full, 1)
+    share = full - u[:, None, :]
+    if clear != 0:
+        tl.store(cavity_in + message_at, tl.zeros([SX, BN], g.dtype), mask=mine)
+    # Messages are normalised, so their cotangents sum to zero over states. Rounding breaks that, and the error would
+    # grow with every sweep.
+    g -= tl.where(u > NEG, tl.exp(u - _lse(u, 0)[None]), 0.0) * tl.sum(g, axis=0)[None]
+    kept = 0.0
+    if DAMPED:
+        kept = tl.load(damping)
+    if KEEP:
+        tl.store(message_grad + message_at, tl.where(fresh[None], kept * g, g), mask=mine)
+    g = tl.where(fresh[None], (1 - kept) * g, 0.0)
+    gv = tl.where(share > NEG, tl.exp(share) * g[:, None, :], 0.0)
+    tl.store(grad_tape + grad_start + _at(place[None], x[:, None], S), g, mask=mine)
+    if OTHERS > 0:
+        gc = tl.sum(gv, axis=0)
+        if OTHERS == 1:
+            _pass_on(cavity_out, cavities, starts, 0, slots, e, item, batch, fresh, gc, D1, Q1, add)
+        else:
+            cube = tl.reshape(gc, [Q1, Q2, Q3, BN])
+            first = tl.sum(tl.sum(cube, axis=2), axis=1)
+            _pass_on(cavity_out, cavities, starts, 0, slots, e, item, batch, fresh, first, D1, Q1, add)
+            second = tl.sum(tl.sum(cube, axis=2), axis=0)
+            _pass_on(cavity_out, cavities, starts, 1, slots, e, item, batch, fresh, second, D2, Q2, add)
+            if OTHERS > 2:
+                third = tl.sum(tl.sum(cube, axis=1), axis=0)
+                _pass_on(cavity_out, cavities, starts, 2, slots, e, item, batch, fresh, third, D3, Q3, add)
+
+
+@triton.jit
+def _pass_on(
+    cavity_out,
+    cavities,
+    starts,
+    o: tl.constexpr,
+    slots,
+    e,
+    item,
+    batch,
+    fresh,
+    grad,
+    D: tl.constexpr,
+    Q: tl.constexpr,
+    add,
+):
+    """Store the cotangent of a cavity, or add it to what is there."""
+    y = tl.arange(0, Q)
+    slot = tl.load(cavities + o * slots + e, mask=fresh, other=0).to(e.dtype)
+    at = tl.load(starts + 2 * o + 1) + _at((slot * batch + item)[None], y[:, None], D)
+    there = (y < D)[:, None] & fresh[None]
+    if add != 0:
+        grad += tl.load(cavity_out + at, mask=there, other=0.0)
+    tl.store(cavity_out + at, grad, mask=there)
+
+
+@triton.jit(do_not_specialize=["first_slot", "members", "batch", "first", "sweeps", "tape_start", "grad_start"])
+def table_cotangent(
+    table, table_grad, neighbours, tables, tape, grad_tape, sizes, ended,
+    first_slot, members, batch, first, sweeps, tape_start, grad_start,
+    S: tl.constexpr, SX: tl.constexpr, OTHERS: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, D3: tl.constexpr,
+    Q1: tl.constexpr, Q2: tl.constexpr, Q3: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr,
+    SHARED: tl.constexpr,
+):  # fmt: skip
+    """Add to the cotangent of each factor's table what its messages of all sweeps on the tape passed on.
+
+    These are `sweeps` sweeps from number `first` on. `sizes` are those of the two tapes per sweep, as int64: a product
+    with a number of sweeps may exceed 32 bits.
+    """
+    pid = tl.program_id(0)
+    if WIDE:
+        pid = pid.to(tl.int64)
+    place = pid * BN + tl.arange(0, BN)
+    inside = place // batch < members
+    e, item = first_slot + place // batch, place % batch
+    r = e * batch + item
+    valid = inside & (tl.load(neighbours + e, mask=inside, other=-1) >= 0)
+    x = tl.arange(0, SX)
+    p = tl.arange(0, Q1 * Q2 * Q3)
+    y1, y2, y3, exists, joint = _others(p, D1, D2, D3, Q2, Q3)
+    rows: tl.constexpr = D1 + (D2 if OTHERS > 1 else 0) + (D3 if OTHERS > 2 else 0)
+    t = _table(table, tables, e, r, item, batch, x, joint, exists, valid, S, D1 * D2 * D3, SHARED)
+    entry = x[:, None] * (D1 * D2 * D3) + joint[None]
+    there = ((x < S)[:, None] & exists[None])[:, :, None] & valid[None, None]
+    table_at = _at(r[None, None], entry[:, :, None], S * D1 * D2 * D3)
+    total = tl.load(table_grad + table_at, mask=there, other=0.0)
+    tape_size, grad_size = tl.load(sizes), tl.load(sizes + 1)
+    last = tl.load(ended + item, mask=inside, other=0) - first
+    for k in range(sweeps):
+        ran = valid & (k < last)
+        read = ran[None] & exists[:, None]
+        at = tape + tape_start + tape_size * k
+        v = tl.zeros([Q1 * Q2 * Q3, BN], table.dtype.element_ty)
+        if OTHERS > 0:
+            v += tl.load(at + _at(place[None], y1[:, None], rows), mask=read, other=NEG)
+        if OTHERS > 1:
+            v += tl.load(at + _at(place[None], (D1 + y2)[:, None], rows), mask=read, other=NEG)
+        if OTHERS > 2:
+            v += tl.load(at + _at(place[None], (D1 + D2 + y3)[:, None], rows), mask=read, other=NEG)
+        g = tl.load(
+            grad_tape + grad_start + grad_size * k + _at(place[None], x[:, None], S),
+            mask=(x < S)[:, None] & ran[None],
+            other=0.0,
+        )
+        full = t + v[None]
+        share = full - _lse(full, 1)[:, None, :]
+        total += tl.where((share > NEG) & (g[:, None, :] != 0), tl.exp(share) * g[:, None, :], 0.0)
+    tl.store(table_grad + table_at, total, mask=there)
