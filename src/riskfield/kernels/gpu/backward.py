@@ -59,7 +59,7 @@ def backward_fixed_point(
     """The same as if the state in `buffers`, a fixed point, had been reached by infinitely many sweeps.
 
     One more sweep is recorded, and the pass goes back through it again and again. Cotangents of messages of all these
-    times add up. See `kernels.run.RecordingRun` for what is returned.
+    times add up. See `kernels.protocols.RecordingRun` for what is returned.
     """
     final, settled = buffers.state().copy(), buffers.settled
     buffers.settled, buffers.recorded = False, 0

@@ -14,7 +14,7 @@ from torch import Tensor
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.kernels.gpu.storage import power_of_two
 from riskfield.kernels.initial_state import messages_like
-from riskfield.kernels.run import Run
+from riskfield.kernels.protocols import Run
 
 MOST_STATES = 128  # the table of a chain must fit into the registers of a program
 

@@ -173,7 +173,7 @@ class MeanFieldRun(GpuRun):
         return rows(engine.plan.collapse(going.gradient))
 
     def backward_fixed_point(self, grad_mu: Tensor, steps: int, tol: float) -> tuple[Tensor, Tensor, Tensor]:
-        """The same as if the last sweep had run for ever. See `kernels.run.RecordingRun`."""
+        """The same as if the last sweep had run for ever. See `kernels.protocols.RecordingRun`."""
         mu = self.marginals()
         floor = NEGLIGIBLE * torch.linalg.vector_norm(torch.where(mu > 0, mu * grad_mu, 0.0), dim=1)
         going = self._backward(grad_mu)

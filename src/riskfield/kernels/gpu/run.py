@@ -121,7 +121,7 @@ class MessagePassingRun(GpuRun):
         return backward(self._engine, self._buffers, self._sweeps, grad_mu, self._segments)
 
     def backward_fixed_point(self, grad_mu: Tensor, steps: int, tol: float) -> tuple[Tensor, Tensor, Tensor]:
-        """The same as if the last sweep had run for ever. See `kernels.run.RecordingRun`."""
+        """The same as if the last sweep had run for ever. See `kernels.protocols.RecordingRun`."""
         return backward_fixed_point(self._engine, self._buffers, grad_mu, self.marginals(), steps, tol)
 
 
