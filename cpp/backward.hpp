@@ -19,12 +19,12 @@ class Backward {
   Backward(const Context<T>& context, const Item<T>& item, Gradients<T>& grad, Scratch<T>& scratch)
       : context_(context), plan_(*context.plan), item_(item), grad_(grad), scratch_(scratch), layout_(context, item) {}
 
-  void begin(const T* grad_mu, bool counting) {
+  void begin(const ConstRows<T>& grad_mu, bool counting) {
     grad_.clear();
     if (counting) grad_.begin_counting(plan_);
-    for (Index p = 0; p < plan_.num_variables; ++p) {
-      from_node(p, grad_mu + plan_.node_start[plan_.variable[p]]);
+    for (Index p = 0; p < plan_.num_nodes; ++p) {
       scratch_.tick(plan_.states[p]);
+      if (is_used(p)) from_node(p, grad_mu[plan_.copy_of(p)] + plan_.node_start[plan_.variable[p]]);
     }
     for (int g = 0; g < static_cast<int>(plan_.groups.size()); ++g)
       with_algebra(context_, item_, g, [&](auto algebra) {
@@ -64,10 +64,29 @@ class Backward {
     }
   }
 
-  // Through all sweeps of a tape.
-  void unroll(const Tape<T>& tape) {
+  // The same for a sweep that left the models in `stopped` as they were.
+  template <Pass P>
+  void sweep_some(const T* at, LaneSet stopped) {
+    if (!stopped) return sweep<P>(at);
+    std::vector<KeptLanes<T>> kept;
+    auto buffers = [&] {
+      std::vector<Buffer<T>*> found{&grad_.beliefs, &grad_.node_theta, &grad_.messages[grad_.current]};
+      if (P == Pass::kCounting) found.insert(found.end(), {&grad_.seen, &grad_.of_belief});
+      return found;
+    };
+    for (Buffer<T>* buffer : buffers()) {
+      kept.emplace_back(stopped, buffer->get(), buffer->size());
+      kept.back().clear(buffer->get());
+    }
+    sweep<P>(at);
+    auto next = kept.begin();
+    for (Buffer<T>* buffer : buffers()) (next++)->restore(buffer->get());
+  }
+
+  // Through all sweeps of a tape; the first of them is number `first` of the run.
+  void unroll(const Tape<T>& tape, Index first) {
     if (tape.size() == 1) {  // nothing to add up
-      sweep<Pass::kWhole>(tape.end(0));
+      sweep_some<Pass::kWhole>(tape.end(0), item_.stopped[first]);
       return;
     }
     for (Index s = tape.size(); s-- > 0;) {
@@ -76,30 +95,41 @@ class Backward {
       if (!rates.get()) rates.allocate(rates_size());
       grad_.rates = rates.get();
       deferred_.tape[deferred_.count++] = tape.end(s);
-      sweep<Pass::kDeferred>(tape.end(s));
+      sweep_some<Pass::kDeferred>(tape.end(s), item_.stopped[first + s]);
     }
     add_deferred_tables();  // before the tape may go
   }
 
   // As if the sweep that `tape` ends had been repeated for ever: goes back through it up to `steps` times, or until one
-  // more time adds at most the share `tol` to the gradients of its messages. Returns how often.
-  Index repeat(const T* tape, Index steps, double tol, double& residual) {
-    residual = std::numeric_limits<double>::infinity();
+  // more time adds at most the share `tol` to the gradients of its messages. Reports for each model the last share and
+  // how often.
+  void repeat(const T* tape, Index steps, double tol, double* residual, Index* ran) {
     if (!grad_.sum.get()) grad_.sum.allocate(plan_.message_size);
     grad_.sum.fill(0);
-    double scale = 0;
-    for (int l = 0; l < kLanes<T>; ++l) scale += grad_.scale[l];
-    Index ran = 0;
-    for (; ran < steps && residual > tol; ++ran) {
+    for (const Model& model : item_.models) {
+      residual[model.number] = std::numeric_limits<double>::infinity();
+      ran[model.number] = 0;
+    }
+    if (!tape) return;  // no sweep has run
+    for (Index step = 0; step < steps; ++step) {
+      LaneSet stopped = 0;
+      for (int c = 0; c < item_.num_models(); ++c)
+        if (!(residual[item_.models[c].number] > tol)) stopped |= LaneSet(1) << c;
+      if (stopped == item_.all_models()) break;
       grad_.square = V<T>{};
-      sweep<Pass::kSum>(tape);
-      double square = 0, total = 0;
-      for (int l = 0; l < kLanes<T>; ++l) square += grad_.square[l];
-      for (Index k = 0; k < grad_.sum.size(); ++k) total += double(grad_.sum.get()[k]) * grad_.sum.get()[k];
-      residual = square == 0 ? 0 : std::sqrt(square) / (std::sqrt(total) + kNegligible * std::sqrt(scale));
+      sweep_some<Pass::kSum>(tape, stopped);
+      double total[kLanes<T>] = {};
+      for (Index k = 0; k < grad_.sum.size(); ++k)
+        total[plan_.copy_of(k)] += double(grad_.sum.get()[k]) * grad_.sum.get()[k];
+      for (int c = 0; c < item_.num_models(); ++c) {
+        if (stopped >> c & 1) continue;
+        const double square = sum_of<T>(plan_, grad_.square, c), scale = sum_of<T>(plan_, grad_.scale, c);
+        const double size = std::sqrt(total[c]) + kNegligible * std::sqrt(scale);
+        residual[item_.models[c].number] = square == 0 ? 0 : std::sqrt(square) / size;
+        ++ran[item_.models[c].number];
+      }
     }
     sweep<Pass::kTables>(tape);
-    return ran;
   }
 
   // Gradients of counting numbers, in the caller's order of factors.
@@ -112,13 +142,14 @@ class Backward {
   }
 
   // Into the caller's layout, where several factors may add to one table.
-  void finish(T* out) {
+  void finish(const Rows<T>& out) {
     // The beliefs a run starts with are made of theta and the first messages; mean field's are given.
     if (!mean_field()) reverse_nodes(0, static_cast<Index>(plan_.node_tiles.size()), nullptr);
-    for (Index p = 0; p < plan_.num_variables; ++p) {
-      const T* from = grad_.node_theta.get() + plan_.node_address[p];
-      T* to = out + plan_.node_start[plan_.variable[p]];
+    for (Index p = 0; p < plan_.num_nodes; ++p) {
       scratch_.tick(plan_.states[p]);
+      if (!is_used(p)) continue;
+      const T* from = grad_.node_theta.get() + plan_.node_address[p];
+      T* to = out[plan_.copy_of(p)] + plan_.node_start[plan_.variable[p]];
       const bool ratio = one_row(plan_.states[p]);
       for (int x = 0; x < plan_.states[p]; ++x)
         to[x] += ratio && x == 0 ? -from[plan_.node_stride[p]] : from[Index(x) * plan_.node_stride[p]];
@@ -126,13 +157,16 @@ class Backward {
     for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
       const Group& group = plan_.groups[g];
       for (Index f = 0; f < group.count; ++f)
-        if (group.shared[f] < 0) write_table(g, f, group.table_stride[f], out);
+        if (group.shared[f] < 0 && is_used(f)) write_table(g, f, out);
     }
-    for (const SharedTable& shared : plan_.shared_tables) write_table(shared.group, shared.factor, 1, out);
+    for (const SharedTable& shared : plan_.shared_tables)
+      for (int c = 0; c < item_.num_models(); ++c) write_table(shared.group, shared.factor + c, out);
   }
 
  private:
   bool mean_field() const { return context_.kind == Kind::kMeanField; }
+  // Whether a packed node or a factor belongs to one of the models.
+  bool is_used(Index node_or_factor) const { return plan_.copy_of(node_or_factor) < item_.num_models(); }
   bool one_row(int states) const { return keeps_ratio(context_, item_, states); }
 
   // From the gradient of a node marginal p to that of the log-belief: p(x) (g(x) - p . g); for mean field, whose log-
@@ -149,7 +183,7 @@ class Backward {
     for (int x = 0; x < n; ++x) {
       const T share = weight(x) / total * gradient[x];
       mean += share;
-      set_lane<T>(grad_.scale, 0, T(grad_.scale[0]) + share * share);
+      set_lane<T>(grad_.scale, plan_.copy_of(p), T(grad_.scale[plan_.copy_of(p)]) + share * share);
     }
     if (mean_field()) mean = 0;
     for (int x = 0; x < (one_row(n) ? 1 : n); ++x) to[x * stride] += weight(x) / total * (gradient[x] - mean);
@@ -267,10 +301,11 @@ class Backward {
     });
   }
 
-  void write_table(std::size_t g, Index f, Index stride, T* out) const {
+  void write_table(std::size_t g, Index f, const Rows<T>& out) const {
     const Group& group = plan_.groups[g];
     scratch_.tick(group.table_size);
-    T* to = out + user_table(plan_, group, f);
+    T* to = out[plan_.copy_of(f)] + user_table(plan_, group, f);
+    const Index stride = group.table_stride[f];
     const Index* map = group.entry_maps[group.permutation[f]].data();
     const T* from = grad_.tables.get() + group.table[f];
     const T inverse = context_.inverse[g][f];

@@ -44,8 +44,8 @@ struct Context {
       counting.push_back(std::move(c));
       inverse.push_back(std::move(inverse_c));
     }
-    node_inverse.assign(plan->num_variables + kLanes<T>, T(1));
-    for (Index p = 0; p < plan->num_variables && !mean_field; ++p) {
+    node_inverse.assign(plan->num_nodes + kLanes<T>, T(1));
+    for (Index p = 0; p < plan->num_nodes && !mean_field; ++p) {
       const double total = in.node_counting[plan->variable[p]];
       node_inverse[p] = static_cast<T>(1 / total);
       node_power |= total != 1;

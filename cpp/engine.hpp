@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 #include <stdexcept>
 
 #include "backward.hpp"
@@ -21,29 +22,25 @@ class EngineRun final : public Run<T> {
         record_(input.record),
         workers_(plan_),
         sweeps_(context_, input, workers_) {
-    items_.resize(input.batch);
     workers_.reserve(threads);
-    Workers<T>::for_each(input.rows, threads, [&](Index r, int thread, int team) {
-      const T* state = input.state ? input.state + r * state_size() : nullptr;
-      std::vector<Packed<T>> models;
-      for (Index b = r; b < input.batch; b += input.rows) {
-        const Index start = r * input.theta_size;
-        const Theta<T> theta{input.theta + start, input.direction ? input.direction + start : nullptr,
-                             input.direction ? static_cast<T>(input.steps[b]) : T(0)};
-        models.push_back({&items_[b], theta});
-      }
-      Packer<T>(context_, state, models).pack(team);
-      for (const auto& [item, theta] : models) sweeps_.start_beliefs(*item, theta, state, workers_.scratch(thread));
-    });
+    std::vector<Index> rows(input.rows);
+    std::iota(rows.begin(), rows.end(), 0);
+    const Apart apart = add_items(input, rows, threads);
+    add_items(input, apart.probabilities, threads);
+    add_items(input, apart.logarithms, threads);
   }
 
   void advance(Index sweeps, double tol, int threads, double* residual, Index* ran) override {
     check_whole();
     workers_.reserve(threads);
     whole_ = false;
-    for_each_item(threads, [&](Index b, int thread, int team) {
-      ran[b] = sweeps_.advance(items_[b], sweeps, tol, thread, team);
-      residual[b] = items_[b].convergence.residual;
+    for_each_item(threads, [&](Item<T>& item, int thread, int team) {
+      for (const Model& model : item.models) ran[model.number] = -model.sweeps;
+      sweeps_.advance(item, sweeps, tol, thread, team);
+      for (const Model& model : item.models) {
+        ran[model.number] += model.sweeps;
+        residual[model.number] = model.convergence.residual;
+      }
     });
     whole_ = true;
   }
@@ -51,48 +48,49 @@ class EngineRun final : public Run<T> {
   void marginals(const double* weights, T* mu, int threads) override {
     check_whole();
     workers_.reserve(threads);
-    const Index rows = weights ? sizes_.rows : sizes_.batch;
-    Workers<T>::for_each(rows, threads, [&](Index r, int thread, int team) {
+    // With weights, the items of the same rows make up one sum.
+    const Index terms = weights ? sizes_.batch / sizes_.rows : 1;
+    Workers<T>::for_each(static_cast<Index>(items_.size()) / terms, threads, [&](Index k, int thread, int team) {
       std::vector<Weighted<T>> items;
-      for (Index b = r; b < sizes_.batch; b += rows)
-        items.push_back({&items_[b], weights ? static_cast<T>(weights[b]) : T(1)});
-      write_marginals(items, mu + r * sizes_.mu_size, thread, team);
+      for (Index i = k * terms; i < (k + 1) * terms; ++i) items.emplace_back(items_[i], weights);
+      const Index rows = weights ? sizes_.rows : sizes_.batch;
+      write_marginals(items, Rows<T>(mu, sizes_.mu_size, items_[k * terms], rows), thread, team);
     });
   }
 
   void state(T* out, int threads) override {
     check_whole();
     workers_.reserve(threads);
-    for_each_item(threads, [&](Index b, int thread, int team) {
+    for_each_item(threads, [&](const Item<T>& item, int thread, int team) {
+      const Rows<T> to(out, state_size(), item, sizes_.batch);
       if (context_.kind == Kind::kMeanField) {
-        for_each_node(plan_, items_[b], [&](Index at, int n, const T* values, T) {
+        for_each_node(plan_, item, [&](int copy, Index at, int n, const T* values, T) {
           using std::log;
-          for (int x = 0; x < n; ++x) out[b * sizes_.node_size + at + x] = log(values[x]);
+          for (int x = 0; x < n; ++x) to[copy][at + x] = log(values[x]);
         });
         return;
       }
       workers_.for_each_tile(thread, team, [&](int g, int count, const auto& lanes, Scratch<T>& scratch) {
-        unpack_messages<T>(context_, items_[b], g, lanes, count, scratch, out + b * sizes_.message_size);
+        unpack_messages<T>(context_, item, g, lanes, count, scratch, to);
       });
     });
   }
 
   void backward(const T* grad_mu, T* grad_theta, int threads) override {
-    go_back(grad_mu, grad_theta, threads, [&](Index b, int thread, Backward<T>& back) {
-      Item<T>& item = items_[b];
+    go_back(grad_mu, grad_theta, threads, [&](Item<T>& item, int thread, Backward<T>& back) {
       if (record_ > 0)
         back_by_checkpoints(item, thread, back);
       else
-        back.unroll(item.tape);
+        back.unroll(item.tape, 0);
     });
   }
 
   void backward_counting(const T* grad_mu, T* grad_theta, double* grad_counting) override {
     if constexpr (std::is_same<T, double>::value) {
       constexpr bool kCounting = true;
-      auto sweep_back = [&](Index b, int, Backward<T>& back) {
-        const Tape<T>& tape = items_[b].tape;
-        for (Index s = tape.size(); s-- > 0;) back.template sweep<Pass::kCounting>(tape.end(s));
+      auto sweep_back = [&](const Item<T>& item, int, Backward<T>& back) {
+        for (Index s = item.tape.size(); s-- > 0;)
+          back.template sweep_some<Pass::kCounting>(item.tape.end(s), item.stopped[s]);
         back.finish_counting(grad_counting);
       };
       go_back(grad_mu, grad_theta, 1, sweep_back, kCounting);
@@ -106,14 +104,9 @@ class EngineRun final : public Run<T> {
     if constexpr (std::is_same<T, Dual>::value)
       throw std::logic_error("the gradient at a fixed point has no derivative");
     else
-      go_back(grad_mu, grad_theta, threads, [&](Index b, int, Backward<T>& back) {
-        if (items_[b].tape.size() == 0) {
-          residual[b] = std::numeric_limits<double>::infinity();
-          ran[b] = 0;
-          return;
-        }
-        const T* tape = items_[b].tape.end(items_[b].tape.size() - 1);
-        ran[b] = back.repeat(tape, steps, tol, residual[b]);
+      go_back(grad_mu, grad_theta, threads, [&](const Item<T>& item, int, Backward<T>& back) {
+        const Index recorded = item.tape.size();
+        back.repeat(recorded > 0 ? item.tape.end(recorded - 1) : nullptr, steps, tol, residual, ran);
       });
   }
 
@@ -123,6 +116,54 @@ class EngineRun final : public Run<T> {
   }
   Index state_size() const { return context_.kind == Kind::kMeanField ? sizes_.node_size : sizes_.message_size; }
 
+  // Rows that could not share an item, because some of them need logarithms.
+  struct Apart {
+    std::vector<Index> probabilities, logarithms;
+  };
+
+  // Makes items for some rows of theta, one row in each copy of the plan, and starts them. An item has one domain: rows
+  // that need different ones are not added, but returned.
+  Apart add_items(const RunInput<T>& input, const std::vector<Index>& rows, int threads) {
+    const auto copies = static_cast<std::size_t>(plan_.copies);
+    const std::size_t blocks = (rows.size() + copies - 1) / copies, before = items_.size();
+    const std::size_t steps = input.rows > 0 ? input.batch / input.rows : 0;  // items for the same rows
+    items_.resize(before + blocks * steps);
+    std::vector<LaneSet> mixed(blocks, 0);  // the rows that need logarithms, where others do not
+    Workers<T>::for_each(static_cast<Index>(blocks), threads, [&](Index k, int thread, int team) {
+      std::vector<Packed<T>> packed;
+      for (std::size_t s = 0; s < steps; ++s) {
+        Item<T>& item = items_[before + k * steps + s];
+        for (std::size_t r = k * copies; r < std::min((k + 1) * copies, rows.size()); ++r)
+          item.models.push_back({static_cast<Index>(s) * input.rows + rows[r]});
+        packed.push_back({&item, Theta<T>(input, item)});
+      }
+      Start<T> start;
+      start.given = input.state != nullptr;
+      if (start.given) start.rows = ConstRows<T>(input.state, state_size(), *packed[0].item, input.rows);
+      Packer<T> packer(context_, start, packed);
+      const LaneSet unsafe = packer.begin(team) & packed[0].item->all_models();
+      if (unsafe != 0 && unsafe != packed[0].item->all_models()) {
+        mixed[k] = unsafe;
+        return;
+      }
+      packer.finish(team, unsafe != 0);
+      for (const auto& [item, theta] : packed) sweeps_.start_beliefs(*item, theta, start, workers_.scratch(thread));
+    });
+    Apart apart;
+    std::vector<Item<T>> kept;
+    for (std::size_t i = 0; i < items_.size(); ++i) {
+      const LaneSet unsafe = i < before ? 0 : mixed[(i - before) / steps];
+      if (unsafe == 0) {
+        kept.push_back(std::move(items_[i]));
+      } else if ((i - before) % steps == 0) {
+        for (int c = 0; c < items_[i].num_models(); ++c)
+          (unsafe >> c & 1 ? apart.logarithms : apart.probabilities).push_back(items_[i].models[c].number);
+      }
+    }
+    items_ = std::move(kept);
+    return apart;
+  }
+
   // Calls body(item, thread, back) between the two ends of a backward pass.
   template <class Body>
   void go_back(const T* grad_mu, T* grad_theta, int threads, Body body, bool counting = false) {
@@ -131,12 +172,12 @@ class EngineRun final : public Run<T> {
     threads = std::max<int>(1, static_cast<int>(std::min<Index>(threads, static_cast<Index>(items_.size()))));
     workers_.reserve(threads);
     while (static_cast<int>(gradients_.size()) < threads) gradients_.push_back(std::make_unique<Gradients<T>>(plan_));
-    for_each_item(threads, [&](Index b, int thread, int) {
-      T* out = grad_theta + b * sizes_.theta_size;
-      std::fill(out, out + sizes_.theta_size, T(0));
-      Backward<T> back(context_, items_[b], *gradients_[thread], workers_.scratch(thread));
-      back.begin(grad_mu + b * sizes_.mu_size, counting);
-      body(b, thread, back);
+    for_each_item(threads, [&](Item<T>& item, int thread, int) {
+      const Rows<T> out(grad_theta, sizes_.theta_size, item, sizes_.batch);
+      for (int c = 0; c < item.num_models(); ++c) std::fill(out[c], out[c] + sizes_.theta_size, T(0));
+      Backward<T> back(context_, item, *gradients_[thread], workers_.scratch(thread));
+      back.begin(ConstRows<T>(grad_mu, sizes_.mu_size, item, sizes_.batch), counting);
+      body(item, thread, back);
       back.finish(out);
     });
   }
@@ -154,7 +195,7 @@ class EngineRun final : public Run<T> {
     try {
       for (Index k = static_cast<Index>(item.checkpoints.size()); k-- > 0;) {
         sweeps_.run_again(item, k, workers_.scratch(thread));
-        back.unroll(item.tape);
+        back.unroll(item.tape, k * record_);
       }
     } catch (...) {  // out of memory, or interrupted
       restore();
@@ -167,20 +208,17 @@ class EngineRun final : public Run<T> {
 
   template <class Body>
   void for_each_item(int threads, Body body) {
-    Workers<T>::for_each(static_cast<Index>(items_.size()), threads, body);
+    Workers<T>::for_each(static_cast<Index>(items_.size()), threads,
+                         [&](Index k, int thread, int team) { body(items_[k], thread, team); });
   }
 
   // Writes the weighted sum of the items' marginals.
-  void write_marginals(const std::vector<Weighted<T>>& items, T* out, int thread, int team) {
-    for (const auto& [item, weight] : items)
-      if (item->impossible) {
-        std::fill(out, out + sizes_.mu_size, std::numeric_limits<T>::quiet_NaN());
-        return;
-      }
-    std::fill(out, out + sizes_.node_size, T(0));
-    for (const auto& [item, w] : items)
-      for_each_node(plan_, *item, [&, weight = w](Index at, int n, const T* values, T total) {
-        for (int x = 0; x < n; ++x) out[at + x] += weight * (values[x] / total);
+  void write_marginals(const std::vector<Weighted<T>>& items, const Rows<T>& out, int thread, int team) {
+    const int models = items[0].item->num_models();
+    for (int c = 0; c < models; ++c) std::fill(out[c], out[c] + sizes_.node_size, T(0));
+    for (const Weighted<T>& term : items)
+      for_each_node(plan_, *term.item, [&](int copy, Index at, int n, const T* values, T total) {
+        for (int x = 0; x < n; ++x) out[copy][at + x] += T(term.weight[copy]) * (values[x] / total);
       });
     // Items of a row share their domain.
     workers_.for_each_tile(thread, team, [&](int g, int count, const auto& lanes, Scratch<T>& scratch) {
@@ -188,6 +226,10 @@ class EngineRun final : public Run<T> {
         unpack_factor<decltype(algebra), T>(context_, items, g, lanes, count, scratch, out);
       });
     });
+    for (const Weighted<T>& term : items)
+      for (int c = 0; c < models; ++c)
+        if (term.item->models[c].impossible)
+          std::fill(out[c], out[c] + sizes_.mu_size, std::numeric_limits<T>::quiet_NaN());
   }
 
   Context<T> context_;

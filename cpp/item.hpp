@@ -1,4 +1,4 @@
-// The numbers of one model of a batch, packed into the storage of a plan.
+// The numbers of one model of a batch, or of one in each lane, packed into the storage of a plan.
 #pragma once
 
 #include <algorithm>
@@ -11,17 +11,31 @@
 
 namespace riskfield::RISKFIELD_ISA {
 
+// One of the models of a batch.
+struct Model {
+  Index number;  // in the batch
+  bool impossible = false;
+  Convergence convergence;
+  Index sweeps = 0;  // run so far
+};
+
+using LaneSet = std::uint32_t;  // bit l stands for lane l
+
 template <class T>
 struct Item {
+  std::vector<Model> models;  // of the copies of the plan; further copies repeat the last one
   Buffer<T> tables, beliefs, node_theta;
   Buffer<T> messages[2];  // as they are stored; behind them, where Algebra::kKeepsRoots, their roots in the same order
   bool log_domain = false;
-  bool impossible = false;
-  Convergence convergence;
   int current = 0;                     // which of the two message buffers holds the present messages
-  Index sweeps = 0;                    // run so far
+  Index sweeps = 0;                    // run so far by any of the models
+  std::vector<LaneSet> stopped;        // of each sweep: the models that it left as they were, if it may be recorded
   Tape<T> tape;                        // of the sweeps recorded
   std::vector<Buffer<T>> checkpoints;  // messages, or beliefs of mean field, before sweeps 0, k, 2k, ...
+
+  int num_models() const { return static_cast<int>(models.size()); }
+  LaneSet all_models() const { return (LaneSet(1) << num_models()) - 1; }
+  const Model& model_in(int copy) const { return models[std::min(copy, num_models() - 1)]; }
 };
 
 // Smallest and largest finite entry.

@@ -1,25 +1,33 @@
 // Into the storage of a plan: theta, and messages to start from.
 #pragma once
 
+#include "copies.hpp"
 #include "threads.hpp"
 #include "tiles.hpp"
 #include "user_layout.hpp"
 
 namespace riskfield::RISKFIELD_ISA {
 
-// The theta of an item: the caller's, or that and a step in some direction.
+// The theta of each model of an item: the caller's, or that and a step in some direction.
 template <class T>
 struct Theta {
-  const T* values;
-  const T* direction;  // null for none
-  T step;
+  ConstRows<T> values, direction;
+  bool moved = false;  // whether there is a direction
+  T step[kLanes<T>] = {};
 
-  // `count` numbers, where they lie or in a buffer that the next call of this thread overwrites.
-  const T* at(Index start, Index count) const {
-    if (!direction) return values + start;
+  Theta(const RunInput<T>& input, const Item<T>& item)
+      : values(input.theta, input.theta_size, item, input.rows), moved(input.direction != nullptr) {
+    if (!moved) return;
+    direction = ConstRows<T>(input.direction, input.theta_size, item, input.rows);
+    for (int c = 0; c < kLanes<T>; ++c) step[c] = static_cast<T>(input.steps[item.model_in(c).number]);
+  }
+
+  // `count` numbers of one model, where they lie or in a buffer that the next call of this thread overwrites.
+  const T* at(int copy, Index start, Index count) const {
+    if (!moved) return values[copy] + start;
     thread_local std::vector<T> buffer;
     if (static_cast<Index>(buffer.size()) < count) buffer.resize(count);
-    for (Index k = 0; k < count; ++k) buffer[k] = values[start + k] + step * direction[start + k];
+    for (Index k = 0; k < count; ++k) buffer[k] = values[copy][start + k] + step[copy] * direction[copy][start + k];
     return buffer.data();
   }
 };
@@ -34,23 +42,30 @@ RF_INLINE void prefetch_user(const Group& group, const FactorTile& tile, Address
     for (Index e = 0; e < group.table_size; e += kLine) __builtin_prefetch(address(f) + e, 0, 2);
 }
 
-// A model to pack, and where to.
+// An item to pack, and what into it.
 template <class T>
 struct Packed {
   Item<T>* item;
   Theta<T> theta;
 };
 
-// Packs models that stand for one row of theta. They share their domain and what they start from.
+// The normalised log-messages (mean field: log-marginals) that the models of an item start from.
+template <class T>
+struct Start {
+  ConstRows<T> rows;
+  bool given = false;  // else they are uniform
+};
+
+// Packs items whose models stand for the same rows of theta. They share their domain and what they start from.
 template <class T>
 class Packer {
  public:
-  // `state` is what they start from, null for uniform messages.
-  Packer(const Context<T>& context, const T* state, const std::vector<Packed<T>>& models)
-      : context_(context), plan_(*context.plan), state_(state), models_(models) {}
+  Packer(const Context<T>& context, const Start<T>& start, const std::vector<Packed<T>>& items)
+      : context_(context), plan_(*context.plan), start_(start), items_(items) {}
 
-  void pack(int threads) {
-    for (const auto& [item, theta] : models_) {
+  // Packs the tables as logarithms. Returns the copies for which probabilities might underflow.
+  LaneSet begin(int threads) {
+    for (const auto& [item, theta] : items_) {
       item->tables.allocate(plan_.table_size);
       item->beliefs.allocate(plan_.node_size);
       item->node_theta.allocate(plan_.node_size);
@@ -59,16 +74,21 @@ class Packer {
     for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
       const auto& tiles = plan_.groups[g].all_tiles;
       widths_.emplace_back(plan_.groups[g].count);
-      const Index work = plan_.groups[g].table_size * kLanes<T> * static_cast<Index>(models_.size());
+      const Index work = plan_.groups[g].table_size * kLanes<T> * static_cast<Index>(items_.size());
       in_shares(threads, tiles.size(), work, [&](Index t) { pack_tables(g, tiles[t]); });
-      if (state_ && context_.kind == Kind::kSumProduct)
+      if (start_.given && context_.kind == Kind::kSumProduct)
         in_shares(threads, tiles.size(), work, [&](Index t) { widen(g, tiles[t]); });
     }
-    for (const auto& [item, theta] : models_)
-      for (const SharedTable& shared : plan_.shared_tables) pack_shared(shared, *item, theta);
-    log_domain_ =
-        context_.kind == Kind::kMaxProduct || (context_.kind == Kind::kSumProduct && !probabilities_are_safe());
-    for (const auto& [item, theta] : models_) {
+    for (const auto& [item, theta] : items_)
+      for (const SharedTable& shared : plan_.shared_tables)
+        for (int c = 0; c < plan_.copies; ++c) pack_shared(shared, c, *item, theta);
+    return context_.kind == Kind::kSumProduct ? unsafe_copies() : 0;
+  }
+
+  // Packs the rest, in a domain that suits all of the models.
+  void finish(int threads, bool logarithms) {
+    log_domain_ = logarithms || context_.kind == Kind::kMaxProduct;
+    for (const auto& [item, theta] : items_) {
       item->log_domain = log_domain_;
       pack_nodes(*item, theta);
       if (probabilities())
@@ -107,13 +127,13 @@ class Packer {
   // belief by at most exp((range(theta_i) + sum_c range(theta_c)) / c^_i); a message given to start from may vary more.
   // Impossible joint states (an infinite width) void the bound on messages, so they need logarithms; impossible states
   // of a node do not.
-  bool probabilities_are_safe() const {
-    std::vector<double> spread(plan_.num_variables);
+  LaneSet unsafe_copies() const {
+    std::vector<double> spread(plan_.num_nodes);
     Ticker tick;
-    for (const auto& [item, theta] : models_)
-      for (Index p = 0; p < plan_.num_variables; ++p) {
+    for (const auto& [item, theta] : items_)
+      for (Index p = 0; p < plan_.num_nodes; ++p) {
         tick(plan_.states[p]);
-        const T* values = theta.at(plan_.node_start[plan_.variable[p]], plan_.states[p]);
+        const T* values = theta.at(plan_.copy_of(p), plan_.node_start[plan_.variable[p]], plan_.states[p]);
         spread[p] = std::max(spread[p], range_of(values, plan_.states[p]).width());
       }
     for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
@@ -125,8 +145,12 @@ class Packer {
     }
     // Gradients multiply two messages (see reverse_binary); floats have no room for that.
     constexpr double kLimit = std::is_same<T, float>::value ? 80 : 345;
-    double worst = 0;
-    for (Index p = 0; p < plan_.num_variables; ++p) worst = std::max(worst, spread[p]);
+    double worst[kLanes<T>] = {};
+    auto meet = [&](Index node_or_factor, double total) {
+      double& so_far = worst[plan_.copy_of(node_or_factor)];
+      so_far = std::max(so_far, total);
+    };
+    for (Index p = 0; p < plan_.num_nodes; ++p) meet(p, spread[p]);
     for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
       const Group& group = plan_.groups[g];
       const double states = std::log(double(group.table_size));
@@ -137,18 +161,21 @@ class Packer {
           const Index p = group.position[f * group.arity + slot];
           total += spread[p] * double(context_.node_inverse[p]);
         }
-        worst = std::max(worst, total);
+        meet(f, total);
       }
     }
-    return worst <= kLimit;
+    LaneSet unsafe = 0;
+    for (int c = 0; c < plan_.copies; ++c)
+      if (!(worst[c] <= kLimit)) unsafe |= LaneSet(1) << c;
+    return unsafe;
   }
 
   void pack_nodes(Item<T>& item, const Theta<T>& theta) const {
     Ticker tick;
-    for (Index p = 0; p < plan_.num_variables; ++p) {
+    for (Index p = 0; p < plan_.num_nodes; ++p) {
       const int n = plan_.states[p];
       tick(n);
-      const T* from = theta.at(plan_.node_start[plan_.variable[p]], n);
+      const T* from = theta.at(plan_.copy_of(p), plan_.node_start[plan_.variable[p]], n);
       const T top = range_of(from, n).top();
       T* to = item.node_theta.get() + plan_.node_address[p];
       for (int x = 0; x < n; ++x) to[Index(x) * plan_.node_stride[p]] = from[x] - top;
@@ -162,18 +189,20 @@ class Packer {
 
   void pack_tables(std::size_t g, const FactorTile& tile) {
     const Group& group = plan_.groups[g];
-    auto of = [&](const T* values) { return [&, values](Index f) { return values + user_table(plan_, group, f); }; };
-    const Theta<T>& first = models_[0].theta;
+    auto of = [&](const ConstRows<T>& rows) {
+      return [&](Index f) { return rows[plan_.copy_of(f)] + user_table(plan_, group, f); };
+    };
+    const Theta<T>& first = items_[0].theta;
     prefetch_user<T>(group, tile, of(first.values));
-    if (first.direction) prefetch_user<T>(group, tile, of(first.direction));
-    if (tile.contiguous && !tile.shared && tile.count == kLanes<T> && one_permutation(group, tile)) {
+    if (first.moved) prefetch_user<T>(group, tile, of(first.direction));
+    if (tile.contiguous && group.shared[tile.first] < 0 && tile.count == kLanes<T> && one_permutation(group, tile)) {
       pack_side_by_side(g, tile);
       return;
     }
-    for (const auto& [item, theta] : models_)
+    for (const auto& [item, theta] : items_)
       for (int l = 0; l < tile.count; ++l) {
         const Index f = tile.contiguous ? tile.first + l : group.lanes[tile.first + l];
-        const T* from = theta.at(user_table(plan_, group, f), group.table_size);
+        const T* from = theta.at(plan_.copy_of(f), user_table(plan_, group, f), group.table_size);
         const Range<T> range = range_of(from, group.table_size);
         const double width = range.has_impossible ? std::numeric_limits<double>::infinity() : range.width();
         widths_[g][f] = std::max(widths_[g][f], width);
@@ -199,22 +228,29 @@ class Packer {
     return lanes;
   }
 
-  // The same for a full tile of tables that lie side by side, of all models at once: fetching theta is what costs.
+  // The same for a full tile of tables that lie side by side, of all items at once: fetching theta is what costs.
   void pack_side_by_side(std::size_t g, const FactorTile& tile) {
     const Group& group = plan_.groups[g];
     const Index* map = group.entry_maps[group.permutation[tile.first]].data();
-    const auto [values, direction, step] = models_[0].theta;
-    Index from[kLanes<T>];
-    for (int l = 0; l < kLanes<T>; ++l) from[l] = user_table(plan_, group, tile.first + l);
+    const Theta<T>& first = items_[0].theta;
+    const T *from[kLanes<T>], *slopes[kLanes<T>];
+    int copy[kLanes<T>];
+    for (int l = 0; l < kLanes<T>; ++l) {
+      copy[l] = plan_.copy_of(tile.first + l);
+      const Index start = user_table(plan_, group, tile.first + l);
+      from[l] = first.values[copy[l]] + start;
+      if (first.moved) slopes[l] = first.direction[copy[l]] + start;
+    }
     V<T> high = splat<T>(kNegInf<T>), low = -high;
     for (Index e = 0; e < group.table_size; ++e) {
-      const V<T> base = gather([&, v = values](int l) { return v[from[l] + map[e]]; });
-      const V<T> slope = direction ? gather([&, d = direction](int l) { return d[from[l] + map[e]]; }) : V<T>{};
-      for (const auto& [item, theta] : models_) {
-        const V<T> value = base + theta.step * slope;
+      const V<T> base = gather([&](int l) { return from[l][map[e]]; });
+      const V<T> slope = first.moved ? gather([&](int l) { return slopes[l][map[e]]; }) : V<T>{};
+      for (const auto& packed : items_) {
+        V<T> value = base;
+        if (first.moved) value += gather([&](int l) { return packed.theta.step[copy[l]]; }) * slope;
         high = vmax<T>(high, value);
         low = -vmax<T>(-low, -value);
-        store<T>(item->tables.get() + tile.table + e * tile.table_stride, value);
+        store<T>(packed.item->tables.get() + tile.table + e * tile.table_stride, value);
       }
     }
     for (int l = 0; l < kLanes<T>; ++l)
@@ -222,7 +258,7 @@ class Packer {
           low[l] == kNegInf<T> ? std::numeric_limits<double>::infinity() : double(high[l]) - double(low[l]);
     if (context_.kind == Kind::kMeanField) return;
     const V<T> top = select<T>(high == kNegInf<T>, V<T>{}, high), inverse = load<T>(&context_.inverse[g][tile.first]);
-    for (const auto& [item, theta] : models_)
+    for (const auto& [item, theta] : items_)
       for (Index e = 0; e < group.table_size; ++e) {
         T* at = item->tables.get() + tile.table + e * tile.table_stride;
         store<T>(at, (load<T>(at) - top) * inverse);
@@ -230,20 +266,20 @@ class Packer {
   }
 
   // All factors that share a packed table have one counting number.
-  void pack_shared(const SharedTable& shared, Item<T>& item, const Theta<T>& theta) const {
+  void pack_shared(const SharedTable& shared, int copy, Item<T>& item, const Theta<T>& theta) const {
     const Group& group = plan_.groups[shared.group];
-    const T* from = theta.at(user_table(plan_, group, shared.factor), group.table_size);
+    const T* from = theta.at(copy, user_table(plan_, group, shared.factor), group.table_size);
     const Index* map = group.entry_maps[shared.permutation].data();
     const T top = range_of(from, group.table_size).top();
     for (Index e = 0; e < group.table_size; ++e)
-      item.tables.get()[shared.address + e] =
+      item.tables.get()[shared.address + e * plan_.copies + copy] =
           packed_entry(from[map[e]], top, context_.inverse[shared.group][shared.factor]);
   }
 
   void pack_messages(int threads) {
-    const bool given = state_ && context_.kind != Kind::kMeanField;
+    const bool given = start_.given && context_.kind != Kind::kMeanField;
     const int buffers = plan_.sweep == Sweep::kAllAtOnce ? 2 : 1;
-    Item<T>& first = *models_[0].item;
+    Item<T>& first = *items_[0].item;
     const bool roots = keeps_roots(context_, first);
     for (int buffer = 0; buffer < buffers; ++buffer) {
       Buffer<T>& messages = first.messages[buffer];
@@ -261,8 +297,8 @@ class Packer {
         exponentiate(threads, first.messages[0].get(),
                      roots && context_.damping > 0 ? plan_.message_size : first.messages[0].size());
     }
-    for (std::size_t k = 1; k < models_.size(); ++k)
-      for (int buffer = 0; buffer < buffers; ++buffer) models_[k].item->messages[buffer].copy(first.messages[buffer]);
+    for (std::size_t k = 1; k < items_.size(); ++k)
+      for (int buffer = 0; buffer < buffers; ++buffer) items_[k].item->messages[buffer].copy(first.messages[buffer]);
   }
 
   // Calls body(lanes, slot, given, high, low) for the messages of a tile to each slot: given(x) is the logarithm of
@@ -272,10 +308,12 @@ class Packer {
     const Group& group = plan_.groups[g];
     with_lanes<T>(plan_, group, tile, [&](const auto& lanes) {
       for (int slot = 0; slot < group.arity; ++slot) {
-        Index from[kLanes<T>];
-        for (int l = 0; l < kLanes<T>; ++l)
-          from[l] = user_message(plan_, group, lanes.factor(std::min<int>(l, tile.count - 1)), slot);
-        auto given = [&](int x) { return gather([&](int l) { return state_[from[l] + x]; }); };
+        const T* from[kLanes<T>];
+        for (int l = 0; l < kLanes<T>; ++l) {
+          const Index f = lanes.factor(std::min<int>(l, tile.count - 1));
+          from[l] = start_.rows[plan_.copy_of(f)] + user_message(plan_, group, f, slot);
+        }
+        auto given = [&](int x) { return gather([&](int l) { return from[l][x]; }); };
         V<T> high = splat<T>(kNegInf<T>), low = -high;
         for (int x = 0; x < group.dims[slot]; ++x) {
           const V<T> value = given(x);
@@ -303,7 +341,7 @@ class Packer {
   // afresh.
   void pack_given(std::size_t g, const FactorTile& tile) {
     const Group& group = plan_.groups[g];
-    T* to = models_[0].item->messages[0].get();
+    T* to = items_[0].item->messages[0].get();
     for_given(g, tile, [&](const auto& lanes, int slot, const auto& given, const V<T>& high, const V<T>& low) {
       const int n = group.dims[slot];
       V<T> scale = probabilities() && n == Ratio<T>::kStates ? given(0) : high;
@@ -316,7 +354,7 @@ class Packer {
       for (int x = 0; x < n; ++x) {
         const V<T> message = select<T>(low == kNegInf<T>, V<T>{}, given(x) - scale);
         lanes.set_message(to, slot, x, c * message);
-        if (keeps_roots(context_, *models_[0].item))
+        if (keeps_roots(context_, *items_[0].item))
           lanes.set_message(to + plan_.message_size, slot, x, context_.damping > 0 ? message * kLog2E<T> : message);
       }
     });
@@ -324,30 +362,30 @@ class Packer {
 
   const Context<T>& context_;
   const Plan& plan_;
-  const T* state_;
-  const std::vector<Packed<T>>& models_;
+  const Start<T>& start_;
+  const std::vector<Packed<T>>& items_;
   bool log_domain_ = false;
   std::vector<std::vector<double>> widths_;  // group -> factor: range of its log-potentials and c log m
 };
 
 // The beliefs mean field starts from: uniform over the possible states, or the marginals given.
 template <class T>
-void start_mean_field(const Plan& plan, Item<T>& item, const Theta<T>& theta, const T* state) {
+void start_mean_field(const Plan& plan, Item<T>& item, const Theta<T>& theta, const Start<T>& start) {
   using std::exp;
   Ticker tick;
-  for (Index p = 0; p < plan.num_variables; ++p) {
+  for (Index p = 0; p < plan.num_nodes; ++p) {
     tick(plan.states[p]);
     const Index from = plan.node_start[plan.variable[p]];
-    const int n = plan.states[p];
-    const T* given = theta.at(from, n);
+    const int n = plan.states[p], copy = plan.copy_of(p);
+    const T* given = theta.at(copy, from, n);
     T* b = item.beliefs.get() + plan.node_address[p];
     T total = 0;
     for (int x = 0; x < n; ++x) {
-      const T weight = given[x] == kNegInf<T> ? T(0) : state ? exp(state[from + x]) : T(1);
+      const T weight = given[x] == kNegInf<T> ? T(0) : start.given ? exp(start.rows[copy][from + x]) : T(1);
       total += b[Index(x) * plan.node_stride[p]] = weight;
     }
     for (int x = 0; x < n; ++x) b[Index(x) * plan.node_stride[p]] /= total;
-    item.impossible |= !(total > 0);
+    if (copy < item.num_models()) item.models[copy].impossible |= !(total > 0);
   }
 }
 

@@ -5,6 +5,10 @@
 // contiguous memory. Variables of a factor are re-ordered by their rank in the schedule ("slots" below are in that
 // order). Storage is structure-of-arrays in blocks: entry x of item f lies at address(f) + x * stride(f), and
 // neighbouring items of a block at neighbouring addresses.
+//
+// The lanes of a vector are filled in one of two ways. Level lanes (copies == 1): with members of a level. Batch lanes
+// (copies == lanes): with as many models of a batch. Then the plan is that of so many copies of the graph. Nodes and
+// factors exist once per copy, their copies next to each other, so that lane l of every tile belongs to copy l.
 #pragma once
 
 #include <cstdint>
@@ -95,23 +99,25 @@ struct Part {
   Index nodes_begin, nodes_end;
 };
 
+// A table that several factors use, stored once per copy.
 struct SharedTable {
   std::int32_t group, permutation;
-  Index address;
-  Index factor;  // one that uses it
+  Index address;  // in the first copy
+  Index factor;   // one of the first copy that uses it
 };
 
 struct Plan {
-  Plan(int lanes, int parts, Sweep sweep, Index num_variables, const Index* num_states, const Index* node_start,
-       const Index* rank, const Index* level, const std::vector<GroupInput>& groups);
+  Plan(int lanes, int copies, int parts, Sweep sweep, Index num_variables, const Index* num_states,
+       const Index* node_start, const Index* rank, const Index* level, const std::vector<GroupInput>& groups);
 
-  int lanes, parts;
+  int lanes, copies, parts;
   Sweep sweep;
-  Index num_variables, node_size = 0, message_size = 0, table_size = 0;
+  Index num_nodes;  // packed: the variables of all copies
+  Index node_size = 0, message_size = 0, table_size = 0;
   int max_states = 1;
   Index max_table = 1;
   std::vector<UserGroup> user_groups;
-  std::vector<Index> node_start;                  // caller's layout
+  std::vector<Index> node_start;                  // variable, in the caller's layout
   std::vector<std::int32_t> variable;             // packed node -> variable
   std::vector<Index> node_address;                // packed node
   std::vector<std::int32_t> node_stride, states;  // packed node
@@ -127,8 +133,18 @@ struct Plan {
 
   Index num_stages() const { return static_cast<Index>(stages.size()) / parts; }
 
+  // Of a plan with level lanes: about how long a sweep takes, and how long it would take on the plan with batch lanes,
+  // in units of one table entry for a vector of factors.
+  double level_cost = 0, batch_cost = 0;
+
+  // The copy that a packed node or a factor of a group belongs to.
+  int copy_of(Index node_or_factor) const { return static_cast<int>(node_or_factor & (copies - 1)); }
+
   // Address of the neutral message that pads variables of lower degree; max_states entries, stride 1.
   static constexpr Index kNeutral = 0;
+
+ private:
+  void estimate_costs();
 };
 
 }  // namespace riskfield

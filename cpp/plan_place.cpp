@@ -27,7 +27,7 @@ struct Placer {
   const Index* level;
   const std::vector<GroupInput>& input;
   Placement out;
-  std::vector<std::int32_t> packed;            // variable -> packed node
+  std::vector<std::int32_t> packed;            // variable -> packed node of the first copy
   std::vector<Index> block;                    // packed node: equal for those that one thread would keep in one block
   std::vector<std::vector<Index>> shared_key;  // group -> factor -> shared table or -1
   mutable Ticker tick;
@@ -45,7 +45,7 @@ struct Placer {
   }
 
   void pack_nodes() {
-    const Index n = plan.num_variables;
+    const auto n = static_cast<Index>(plan.node_start.size());
     std::vector<Index> degree(n, 0);
     for (const auto& g : input)
       for (Index k = 0; k < g.layout.count * static_cast<Index>(g.layout.shape.size()); ++k) ++degree[g.variables[k]];
@@ -55,27 +55,32 @@ struct Placer {
     stable_sort_by(order, [&](Index v) { return Index(degree_bucket(degree[v])); }, tick);
     stable_sort_by(order, [&](Index v) { return num_states[v]; }, tick);
     stable_sort_by(order, [&](Index v) { return level[v]; }, tick);
-    plan.variable = order;
+    const Index nodes = plan.num_nodes;
     packed.resize(n);
-    plan.node_address.resize(n);
-    plan.node_stride.resize(n);
-    plan.states.resize(n);
-    out.node_level.resize(n);
-    for (Index p = 0; p < n; ++p) {
-      packed[order[p]] = static_cast<std::int32_t>(p);
-      plan.states[p] = static_cast<std::int32_t>(num_states[order[p]]);
-      out.node_level[p] = level[order[p]];
-      out.num_levels = std::max(out.num_levels, level[order[p]] + 1);
+    plan.variable.resize(nodes);
+    plan.node_address.resize(nodes);
+    plan.node_stride.resize(nodes);
+    plan.states.resize(nodes);
+    out.node_level.resize(nodes);
+    for (Index p = 0; p < nodes; ++p) {
+      const std::int32_t v = order[p / plan.copies];
+      if (plan.copy_of(p) == 0) packed[v] = static_cast<std::int32_t>(p);
+      plan.variable[p] = v;
+      plan.states[p] = static_cast<std::int32_t>(num_states[v]);
+      out.node_level[p] = level[v];
+      out.num_levels = std::max(out.num_levels, level[v] + 1);
     }
     divide_levels();
-    block.resize(n);
-    for (Index first = 0, last = 0; first < n; first = last) {
-      while (last < n && last - first < kLongestBlock && key(order[last]) == key(order[first])) block[last++] = first;
+    block.resize(nodes);
+    for (Index first = 0, last = 0; first < nodes; first = last) {
+      const auto first_key = key(plan.variable[first]);
+      while (last < nodes && last - first < kLongestBlock && key(plan.variable[last]) == first_key)
+        block[last++] = first;
       tick(1);
     }
-    for (Index first = 0; first < n;) {
+    for (Index first = 0; first < nodes;) {
       Index last = first;
-      while (last < n && block[last] == block[first] && out.node_part[last] == out.node_part[first]) ++last;
+      while (last < nodes && block[last] == block[first] && out.node_part[last] == out.node_part[first]) ++last;
       const Index stride = row_length(last - first);
       for (Index p = first; p < last; ++p) {
         plan.node_address[p] = plan.node_size + (p - first);
@@ -88,10 +93,10 @@ struct Placer {
 
   // Each part of a level gets about as many vectors of nodes as the others.
   void divide_levels() {
-    out.node_part.assign(plan.num_variables, 0);
-    for (Index first = 0; first < plan.num_variables && plan.parts > 1;) {
+    out.node_part.assign(plan.num_nodes, 0);
+    for (Index first = 0; first < plan.num_nodes && plan.parts > 1;) {
       Index last = first;
-      while (last < plan.num_variables && out.node_level[last] == out.node_level[first]) ++last;
+      while (last < plan.num_nodes && out.node_level[last] == out.node_level[first]) ++last;
       const Index vectors = (last - first + plan.lanes - 1) / plan.lanes;
       for (int part = 0; part < plan.parts; ++part) {
         const Index begin = first + vectors * part / plan.parts * plan.lanes;
@@ -139,7 +144,7 @@ struct Placer {
           auto inserted = shared_ids.emplace(std::make_pair(permutation, from.shared[row]), plan.shared_tables.size());
           if (inserted.second) {
             plan.shared_tables.push_back({place.first, place.second, plan.table_size, 0});
-            plan.table_size += group.table_size;
+            plan.table_size += group.table_size * plan.copies;
           }
           shared = inserted.first->second;
         }
@@ -184,7 +189,8 @@ struct Placer {
   }
 
   // Factors between the same levels stand together; among them, those with equal distances between their variables, so
-  // that consecutive factors join consecutive nodes. On a grid each direction becomes one run per level.
+  // that consecutive factors join consecutive nodes. On a grid each direction becomes one run per level. Then every
+  // factor is followed by its other copies.
   void sort_factors(std::size_t g) {
     Group& group = plan.groups[g];
     const int arity = group.arity;
@@ -200,15 +206,21 @@ struct Placer {
     stable_sort_by(order, [&](Index f) { return shared[f]; }, tick);
     for (int k = 0; k < arity; ++k) stable_sort_by(order, [&](Index f) { return out.node_level[node(f, k)]; }, tick);
     auto apply = [&](auto& values, int width) {
-      auto old = values;
-      for (Index f = 0; f < group.count; ++f)
-        for (int k = 0; k < width; ++k) values[f * width + k] = old[order[f] * width + k];
+      const auto old = values;
+      values.clear();
+      values.reserve(old.size() * plan.copies);
+      for (Index f : order)
+        for (int c = 0; c < plan.copies; ++c)
+          values.insert(values.end(), old.begin() + f * width, old.begin() + (f + 1) * width);
     };
     apply(group.user_group, 1);
     apply(group.user_row, 1);
     apply(group.permutation, 1);
     apply(group.position, arity);
     apply(shared_key[g], 1);
+    group.count *= plan.copies;
+    for (Index f = 0; f < group.count; ++f)
+      for (int k = 0; k < arity; ++k) group.position[f * arity + k] += plan.copy_of(f);
   }
 
   bool adjacent(const Group& group, std::size_t g, Index f) const {
@@ -270,9 +282,10 @@ struct Placer {
     for (Index i = 0; i < count; ++i) {
       const Index shared = shared_key[g][start + i];
       group.shared[start + i] = static_cast<std::int32_t>(shared);
-      if (shared >= 0) plan.shared_tables[shared].factor = start + i;
-      group.table[start + i] = shared >= 0 ? plan.shared_tables[shared].address : plan.table_size + i;
-      group.table_stride[start + i] = shared >= 0 ? 1 : static_cast<std::int32_t>(count);
+      const int copy = plan.copy_of(start + i);
+      if (shared >= 0) plan.shared_tables[shared].factor = start + i - copy;
+      group.table[start + i] = shared >= 0 ? plan.shared_tables[shared].address + copy : plan.table_size + i;
+      group.table_stride[start + i] = static_cast<std::int32_t>(shared >= 0 ? plan.copies : count);
     }
     if (shared_key[g][start] < 0) plan.table_size += count * group.table_size;
   }

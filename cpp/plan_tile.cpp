@@ -31,7 +31,7 @@ struct Tiler {
   }
 
   void find_incoming() {
-    const Index n = plan.num_variables;
+    const Index n = plan.num_nodes;
     incoming.start.assign(n + 1, 0);
     for (const auto& group : plan.groups)
       for (auto p : group.position) ++incoming.start[p + 1];
@@ -61,11 +61,11 @@ struct Tiler {
 
   // Long runs of nodes whose messages lie side by side get tiles of their own; what stands between them is gathered.
   void tile_nodes() {
-    for (Index first = 0; first < plan.num_variables;) {
+    for (Index first = 0; first < plan.num_nodes;) {
       begin_parts(part_of(first) + 1);
       Index last = run_end(first);
       if (2 * (last - first) < plan.lanes) {
-        while (last < plan.num_variables && side_by_side(plan, placement, last - 1, last)) {
+        while (last < plan.num_nodes && side_by_side(plan, placement, last - 1, last)) {
           const Index next = run_end(last);
           if (2 * (next - last) >= plan.lanes || next - first > plan.lanes) break;
           last = next;
@@ -89,7 +89,7 @@ struct Tiler {
 
   Index run_end(Index first) const {
     Index last = first + 1;
-    while (last < plan.num_variables && heard_alike(last - 1, last)) ++last;
+    while (last < plan.num_nodes && heard_alike(last - 1, last)) ++last;
     return last;
   }
 
@@ -136,8 +136,13 @@ struct Tiler {
       group.operands.push_back(
           {group.message[c], plan.node_address[p], group.message_stride[first], plan.node_stride[p]});
     }
-    return {first, group.table[first],      operands, group.table_stride[first], static_cast<std::int16_t>(count),
-            true,  group.shared[first] >= 0};
+    return {first,
+            group.table[first],
+            operands,
+            group.table_stride[first],
+            static_cast<std::int16_t>(count),
+            true,
+            plan.copies == 1 && group.shared[first] >= 0};
   }
 
   // Collects factors that stand alone into tiles whose lanes are gathered one by one.

@@ -94,7 +94,7 @@ void add_counting_of_message(const Context<T>& context, int g, int slot, const L
 // From the gradient of a tile's factor marginals.
 template <class Algebra, class T, class Lanes>
 void reverse_marginals(const Context<T>& context, const Item<T>& item, int g, const Lanes& lanes, int count,
-                       const T* grad_mu, Gradients<T>& grad, Scratch<T>& scratch) {
+                       const ConstRows<T>& grad_mu, Gradients<T>& grad, Scratch<T>& scratch) {
   constexpr bool kExpectation = kIsExpectation<Algebra, T>;
   const Plan& plan = *context.plan;
   const Group& group = plan.groups[g];
@@ -103,7 +103,8 @@ void reverse_marginals(const Context<T>& context, const Item<T>& item, int g, co
   bool any = false;
   for (int l = 0; l < count; ++l) {
     const Index f = lanes.factor(l);
-    const T* from = grad_mu + user_marginals(plan, group, f);
+    if (plan.copy_of(f) >= item.num_models()) continue;
+    const T* from = grad_mu[plan.copy_of(f)] + user_marginals(plan, group, f);
     const Index* map = group.entry_maps[group.permutation[f]].data();
     for (Index e = 0; e < group.table_size; ++e) {
       set_lane<T>(weight[e], l, from[map[e]]);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "checkpoints.hpp"
+#include "copies.hpp"
 #include "gap.hpp"
 #include "packing.hpp"
 #include "powers.hpp"
@@ -17,23 +18,25 @@ class Sweeps {
       : context_(context), plan_(*context.plan), record_(input.record), damping_(input.damping), workers_(workers) {}
 
   // The beliefs that theta and the first messages make.
-  void start_beliefs(Item<T>& item, const Theta<T>& theta, const T* state, Scratch<T>& scratch) const {
+  void start_beliefs(Item<T>& item, const Theta<T>& theta, const Start<T>& start, Scratch<T>& scratch) const {
     std::fill(item.beliefs.get(), item.beliefs.get() + plan_.node_size, T(0));
     begin_sweep(scratch, -1, false);
     if (mean_field()) {
-      start_mean_field(plan_, item, theta, state);
+      start_mean_field(plan_, item, theta, start);
     } else {
       in_chunks(0, static_cast<Index>(plan_.node_tiles.size()), plan_.max_states, scratch.tick,
                 [&](Index a, Index b) { update_nodes(context_, item, a, b, item.messages[0].get(), scratch); });
-      item.impossible |= impossible(scratch);
+      for (int c = 0; c < item.num_models(); ++c) item.models[c].impossible |= impossible(scratch, c);
     }
   }
 
-  // Sweeps until the item has converged to `tol`, at most `sweeps` times. Returns how many sweeps ran.
-  Index advance(Item<T>& item, Index sweeps, double tol, int thread, int team) const {
+  // Sweeps each model of the item until it has converged to `tol`, at most `sweeps` times.
+  void advance(Item<T>& item, Index sweeps, double tol, int thread, int team) const {
     // A tape is written by one thread.
-    const bool together = plan_.parts > 1 && plan_.parts <= team && record_ == 0;
-    return together ? advance_together(item, sweeps, tol) : advance_alone(item, sweeps, tol, thread);
+    if (plan_.parts > 1 && plan_.parts <= team && record_ == 0)
+      advance_together(item, sweeps, tol);
+    else
+      advance_alone(item, sweeps, tol, thread);
   }
 
   // Repeats the sweeps that follow checkpoint k, with a tape.
@@ -43,7 +46,7 @@ class Sweeps {
     item.tape.clear();
     for (Index s = begin; s < end; ++s) {
       begin_sweep(scratch, -1, false);
-      sweep(item, scratch, 0, plan_.parts, nullptr, end - s);
+      sweep_some(item, scratch, item.stopped[s], end - s);
       if (plan_.sweep == Sweep::kAllAtOnce) item.current = 1 - item.current;
     }
   }
@@ -107,6 +110,25 @@ class Sweeps {
     scratch.tape = nullptr;
   }
 
+  // A whole sweep by one thread, which leaves the models in `stopped` as they are.
+  void sweep_some(Item<T>& item, Scratch<T>& scratch, LaneSet stopped, Index record) const {
+    if (!stopped) return sweep(item, scratch, 0, plan_.parts, nullptr, record);
+    const int next = plan_.sweep == Sweep::kAllAtOnce ? 1 - item.current : item.current;
+    Buffer<T>& messages = item.messages[item.current];
+    const KeptLanes<T> old_messages(stopped, messages.get(), messages.size());
+    const KeptLanes<T> old_beliefs(stopped, item.beliefs.get(), item.beliefs.size());
+    if (record_ == kLastSweep) {
+      const Index size = TapeLayout<T>(context_, item).sweep_size();
+      const KeptLanes<T> old_tape(stopped, item.tape.last(size), size);
+      sweep(item, scratch, 0, plan_.parts, nullptr, record);
+      old_tape.restore(item.tape.last(size));
+    } else {
+      sweep(item, scratch, 0, plan_.parts, nullptr, record);
+    }
+    old_messages.restore(item.messages[next].get());
+    old_beliefs.restore(item.beliefs.get());
+  }
+
   // Only a run with a tolerance looks at every sweep; others at the last one, to report.
   void begin_sweep(Scratch<T>& scratch, double tol, bool last) const {
     scratch.measure = tol >= 0 || last;
@@ -114,29 +136,40 @@ class Sweeps {
     scratch.least = splat<T>(1);
   }
 
-  // The largest number in any lane.
-  static double largest(const V<T>& values) {
-    double found = 0;
-    for (int l = 0; l < kLanes<T>; ++l) found = std::max(found, double(values[l]));
-    return found;
-  }
-
-  bool impossible(const Scratch<T>& scratch) const {
+  // Whether a model has met an impossible variable.
+  bool impossible(const Scratch<T>& scratch, int copy) const {
     bool found = false;
-    for (int l = 0; l < kLanes<T>; ++l) found |= !(scratch.least[l] > 0);
+    for (int l = 0; l < kLanes<T>; ++l)
+      if (plan_.copies == 1 || l == copy) found |= !(scratch.least[l] > 0);
     return found;
   }
 
-  // Returns whether the gap is to be measured, by the same threads.
-  bool end_sweep(Item<T>& item, double tol, int threads, int first) const {
-    ++item.sweeps;
-    double change = 0;
-    for (int k = first; k < first + threads; ++k) {
-      item.impossible |= impossible(workers_.scratch(k));
-      change = std::max(change, largest(workers_.scratch(k).change));
+  // The models that have converged to `tol`.
+  static LaneSet converged(const Item<T>& item, double tol) {
+    LaneSet found = 0;
+    for (int c = 0; c < item.num_models(); ++c)
+      if (item.models[c].convergence.done(tol)) found |= LaneSet(1) << c;
+    return found;
+  }
+
+  // Returns the models whose gap is to be measured, by the same threads. Those in `stopped` did not take part.
+  LaneSet end_sweep(Item<T>& item, double tol, LaneSet stopped, int threads, int first) const {
+    LaneSet due = 0;
+    for (int c = 0; c < item.num_models(); ++c) {
+      if (stopped >> c & 1) continue;
+      Model& model = item.models[c];
+      ++model.sweeps;
+      double change = 0;
+      for (int k = first; k < first + threads; ++k) {
+        model.impossible |= impossible(workers_.scratch(k), c);
+        change = std::max(change, largest_of<T>(plan_, workers_.scratch(k).change, c));
+      }
+      if (model.convergence.swept(model.impossible ? std::numeric_limits<double>::quiet_NaN() : change, tol))
+        due |= LaneSet(1) << c;
     }
+    ++item.sweeps;
     if (plan_.sweep == Sweep::kAllAtOnce && !plan_.stages.empty()) item.current = 1 - item.current;
-    return item.convergence.swept(item.impossible ? std::numeric_limits<double>::quiet_NaN() : change, tol);
+    return due;
   }
 
   // A member's share in measuring the gap.
@@ -159,55 +192,55 @@ class Sweeps {
     }
   }
 
-  void end_measuring(Item<T>& item, double tol, int threads, int first) const {
-    double marginals = 0, messages = 0, size = 1, change = 0;
-    for (int k = first; k < first + threads; ++k) {
-      marginals = std::max(marginals, largest(workers_.scratch(k).gap.marginals));
-      messages = std::max(messages, largest(workers_.scratch(k).gap.messages));
-      size = std::max(size, largest(workers_.scratch(k).gap.size));
-      change = std::max(change, largest(workers_.scratch(k).change));
+  void end_measuring(Item<T>& item, double tol, LaneSet due, int threads, int first) const {
+    for (int c = 0; c < item.num_models(); ++c) {
+      if (!(due >> c & 1)) continue;
+      double marginals = 0, messages = 0, size = 1, change = 0;
+      for (int k = first; k < first + threads; ++k) {
+        const Scratch<T>& scratch = workers_.scratch(k);
+        marginals = std::max(marginals, largest_of<T>(plan_, scratch.gap.marginals, c));
+        messages = std::max(messages, largest_of<T>(plan_, scratch.gap.messages, c));
+        size = std::max(size, largest_of<T>(plan_, scratch.gap.size, c));
+        change = std::max(change, largest_of<T>(plan_, scratch.change, c));
+      }
+      if (mean_field()) marginals = change > kRounding * kEpsilon<T> * size ? change : 0;
+      item.models[c].convergence.estimate(marginals, messages, tol, damping_);
     }
-    if (mean_field()) marginals = change > kRounding * kEpsilon<T> * size ? change : 0;
-    item.convergence.estimate(marginals, messages, tol, damping_);
   }
 
-  Index advance_alone(Item<T>& item, Index sweeps, double tol, int thread) const {
-    Index ran = 0;
-    for (; ran < sweeps && !item.convergence.done(tol); ++ran) {
+  void advance_alone(Item<T>& item, Index sweeps, double tol, int thread) const {
+    Scratch<T>& scratch = workers_.scratch(thread);
+    for (Index s = 0; s < sweeps; ++s) {
+      const LaneSet stopped = converged(item, tol);
+      if (stopped == item.all_models()) return;
       if (record_ > 0 && item.sweeps % record_ == 0) keep_checkpoint(context_, item);
-      begin_sweep(workers_.scratch(thread), tol, ran == sweeps - 1);
-      const Index to_record = record_ == kEverySweep ? sweeps - ran : record_ == kLastSweep ? 1 : 0;
-      sweep(item, workers_.scratch(thread), 0, plan_.parts, nullptr, to_record);
-      if (end_sweep(item, tol, 1, thread)) {
-        measure(item, workers_.scratch(thread), 0, 1);
-        end_measuring(item, tol, 1, thread);
+      if (record_ != 0) item.stopped.push_back(stopped);
+      begin_sweep(scratch, tol, s == sweeps - 1);
+      sweep_some(item, scratch, stopped, record_ == kEverySweep ? sweeps - s : record_ == kLastSweep ? 1 : 0);
+      if (const LaneSet due = end_sweep(item, tol, stopped, 1, thread)) {
+        measure(item, scratch, 0, 1);
+        end_measuring(item, tol, due, 1, thread);
       }
     }
-    return ran;
   }
 
-  Index advance_together(Item<T>& item, Index sweeps, double tol) const {
+  void advance_together(Item<T>& item, Index sweeps, double tol) const {
     Barrier barrier(plan_.parts);
-    Index ran = 0;
-    bool due = false;
+    LaneSet due = 0;
     parallel(plan_.parts, [&](int thread) {
-      for (Index s = 0; s < sweeps && !item.convergence.done(tol); ++s) {
+      for (Index s = 0; s < sweeps && converged(item, tol) != item.all_models(); ++s) {
         begin_sweep(workers_.scratch(thread), tol, s == sweeps - 1);
         sweep(item, workers_.scratch(thread), thread, thread + 1, &barrier, 0);
         barrier.wait();
-        if (thread == 0) {
-          due = end_sweep(item, tol, plan_.parts, 0);
-          ++ran;
-        }
+        if (thread == 0) due = end_sweep(item, tol, 0, plan_.parts, 0);
         barrier.wait();
         if (!due) continue;
         measure(item, workers_.scratch(thread), thread, plan_.parts);
         barrier.wait();
-        if (thread == 0) end_measuring(item, tol, plan_.parts, 0);
+        if (thread == 0) end_measuring(item, tol, due, plan_.parts, 0);
         barrier.wait();
       }
     });
-    return ran;
   }
 
   const Context<T>& context_;

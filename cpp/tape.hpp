@@ -32,6 +32,8 @@ class Tape {
   }
   Index size() const { return static_cast<Index>(ends_.size()); }
   const T* end(Index sweep) const { return ends_[sweep]; }
+  // Where the tape of the last sweep begins.
+  T* last(Index size) { return next_ - size; }
   // Forget the last sweep; the next one takes its space.
   void reuse(Index size) {
     if (ends_.empty()) return;

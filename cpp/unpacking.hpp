@@ -1,6 +1,7 @@
 // Out of the storage of a plan: marginals and messages in the caller's layout.
 #pragma once
 
+#include "copies.hpp"
 #include "tiles.hpp"
 #include "user_layout.hpp"
 
@@ -34,17 +35,23 @@ V<T>* joint_marginals(const Context<T>& context, const Item<T>& item, int g, con
   return joint;
 }
 
-// An item, and the weight of its marginals in a sum.
+// An item, and the weight of its marginals in a sum, lane by lane.
 template <class T>
 struct Weighted {
   const Item<T>* item;
-  T weight;
+  V<T> weight;
+
+  // `weights` has one for each model of the batch; null means 1.
+  Weighted(const Item<T>& from, const double* weights) : item(&from), weight(splat<T>(1)) {
+    for (int l = 0; l < kLanes<T> && weights; ++l)
+      set_lane<T>(weight, l, static_cast<T>(weights[from.model_in(l).number]));
+  }
 };
 
 // Writes the weighted sum of the items' marginals of a tile.
 template <class Algebra, class T, class Lanes>
 void unpack_factor(const Context<T>& context, const std::vector<Weighted<T>>& items, int g, const Lanes& lanes,
-                   int count, Scratch<T>& scratch, T* mu) {
+                   int count, Scratch<T>& scratch, const Rows<T>& mu) {
   const Plan& plan = *context.plan;
   const Group& group = plan.groups[g];
   V<T>* sum = scratch.weights;
@@ -55,7 +62,8 @@ void unpack_factor(const Context<T>& context, const std::vector<Weighted<T>>& it
   }
   for (int l = 0; l < count; ++l) {
     const Index f = lanes.factor(l);
-    T* to = mu + user_marginals(plan, group, f);
+    if (plan.copy_of(f) >= items[0].item->num_models()) continue;
+    T* to = mu[plan.copy_of(f)] + user_marginals(plan, group, f);
     const Index* map = group.entry_maps[group.permutation[f]].data();
     for (Index e = 0; e < group.table_size; ++e) to[map[e]] = sum[e][l];
   }
@@ -64,7 +72,7 @@ void unpack_factor(const Context<T>& context, const std::vector<Weighted<T>>& it
 // Normalised log-messages of a tile, scattered into the caller's layout.
 template <class T, class Lanes>
 void unpack_messages(const Context<T>& context, const Item<T>& item, int g, const Lanes& lanes, int count,
-                     Scratch<T>& scratch, T* out) {
+                     Scratch<T>& scratch, const Rows<T>& out) {
   using Log = Logarithm<T, false>;
   const Plan& plan = *context.plan;
   const Group& group = plan.groups[g];
@@ -79,20 +87,24 @@ void unpack_messages(const Context<T>& context, const Item<T>& item, int g, cons
     const V<T> shift = Log::finite_or_zero(Log::log_total(m, n));
     for (int x = 0; x < n; ++x) m[x] -= shift;
     for (int l = 0; l < count; ++l) {
-      T* to = out + user_message(plan, group, lanes.factor(l), slot);
+      const Index f = lanes.factor(l);
+      if (plan.copy_of(f) >= item.num_models()) continue;
+      T* to = out[plan.copy_of(f)] + user_message(plan, group, f, slot);
       for (int x = 0; x < n; ++x) to[x] = m[x][l];
     }
   }
 }
 
-// Calls body(place in the caller's layout, states, beliefs up to a factor, their sum).
+// Calls body(copy, place in the caller's layout, states, beliefs up to a factor, their sum).
 template <class T, class Body>
 void for_each_node(const Plan& plan, const Item<T>& item, Body body) {
   using std::exp;
   std::vector<T> values(plan.max_states);
   Ticker tick;
-  for (Index p = 0; p < plan.num_variables; ++p) {
+  for (Index p = 0; p < plan.num_nodes; ++p) {
     tick(plan.states[p]);
+    const int copy = plan.copy_of(p);
+    if (copy >= item.num_models()) continue;
     const T* b = item.beliefs.get() + plan.node_address[p];
     const int n = plan.states[p];
     T total = 0;
@@ -100,7 +112,7 @@ void for_each_node(const Plan& plan, const Item<T>& item, Body body) {
       const T value = b[Index(x) * plan.node_stride[p]];
       total += values[x] = item.log_domain ? exp(value) : value;
     }
-    body(plan.node_start[plan.variable[p]], n, values.data(), total);
+    body(copy, plan.node_start[plan.variable[p]], n, values.data(), total);
   }
 }
 

@@ -6,7 +6,8 @@ relabelled graphs and unions get the same numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pytest
@@ -67,6 +68,17 @@ def _free_energy(graph: FactorGraph) -> ConvexFreeEnergy:
 
 
 NEEDS_NATIVE = pytest.mark.skipif(not native_available(), reason="the compiled extension is not installed")
+
+
+@contextmanager
+def lanes(batch_lanes: bool) -> Iterator[None]:
+    """Fill the lanes of native runs with models of a batch or with members of a level, whatever is faster."""
+    from riskfield.kernels import native
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "_batch_lanes", batch_lanes)
+        yield
+
 
 CASES = [
     Case("bp", lambda g, o: MessagePassing(Bethe(), Sequential(o))),

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import riskfield as rf
-from cases import rows, runs
+from cases import lanes, rows, runs
 from conftest import NATIVE
 from strategies import brute_force, graphs, potentials, seeds
 
@@ -41,16 +41,19 @@ def test_native_equals_torch(case, native, graph, seed, kind):
     try:
         reference = solve(case, graph, theta, "torch")
     except rf.errors.ImpossibleEvidenceError:
-        with pytest.raises(rf.errors.ImpossibleEvidenceError):
-            solve(case, graph, theta, native)
+        for batch_lanes in (False, True):
+            with lanes(batch_lanes), pytest.raises(rf.errors.ImpossibleEvidenceError):
+                solve(case, graph, theta, native)
         return
-    solution = solve(case, graph, theta, native)
-    close(solution.mu, reference.mu, 1e-10)
-    close(solution.residual, reference.residual, 1e-9)
-    close(solution.messages.exp(), reference.messages.exp(), 1e-10)
-    if kind != "extreme" and case.marginals:  # ties between max-marginals are broken by rounding
-        close(solution.log_partition, reference.log_partition, 1e-9)
-    assert torch.equal(solution.sweeps, reference.sweeps)
+    for batch_lanes in (False, True):
+        with lanes(batch_lanes):
+            solution = solve(case, graph, theta, native)
+        close(solution.mu, reference.mu, 1e-10)
+        close(solution.residual, reference.residual, 1e-9)
+        close(solution.messages.exp(), reference.messages.exp(), 1e-10)
+        if kind != "extreme" and case.marginals:  # ties between max-marginals are broken by rounding
+            close(solution.log_partition, reference.log_partition, 1e-9)
+        assert torch.equal(solution.sweeps, reference.sweeps)
 
 
 @runs()

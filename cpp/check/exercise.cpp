@@ -71,7 +71,7 @@ struct Settings {
   Kind kind;
   double damping, scale;
   Index record, batch;
-  bool uniform_counting, along, impossible;
+  bool uniform_counting, along, impossible, batch_lanes;
 };
 
 // Asks a run for everything; returns its marginals and messages.
@@ -82,9 +82,10 @@ std::vector<T> results(const Engine& engine, const Graph& graph, const Settings&
   const Call call(nullptr);
   const int lanes = std::is_same<T, float>::value ? engine.lanes_float : engine.lanes_double;
   RunInput<T> input;
-  input.plan = std::make_shared<Plan>(lanes, settings.batch < threads ? threads : 1, graph.sweep, graph.num_variables(),
-                                      graph.num_states.data(), graph.node_start.data(), graph.rank.data(),
-                                      graph.level.data(), graph.input);
+  const int parts = settings.batch < threads && !settings.batch_lanes ? threads : 1;
+  input.plan = std::make_shared<Plan>(lanes, settings.batch_lanes ? lanes : 1, parts, graph.sweep,
+                                      graph.num_variables(), graph.num_states.data(), graph.node_start.data(),
+                                      graph.rank.data(), graph.level.data(), graph.input);
   check_parts(*input.plan);
   input.kind = settings.kind;
   input.damping = settings.damping;
@@ -198,7 +199,8 @@ void round(const Engine& engine) {
   settings.damping = settings.kind == Kind::kSumProduct && draw(0, 1) == 0 ? 0.3 : 0.0;
   settings.scale = draw(0, 1) == 0 ? 1 : 200;
   settings.record = records[draw(0, 3)];
-  settings.batch = draw(1, 3);
+  settings.batch_lanes = draw(0, 1) == 0;
+  settings.batch = draw(1, settings.batch_lanes ? 20 : 3);
   settings.uniform_counting = draw(0, 1) == 0;
   settings.along = draw(0, 3) == 0;
   settings.impossible = draw(0, 4) == 0;

@@ -40,7 +40,10 @@ _MOST_PLANS = 8  # kept for one graph
 _counting: WeakKeyDictionary[Counting, tuple[np.ndarray, np.ndarray, _Sharing]] = WeakKeyDictionary()
 # Table entries read in a stage from which several threads gain more than they lose by waiting for each other.
 _WORTH_SHARING = 3000
+# By how much batch lanes must be faster, as far as a plan can say, to be chosen.
+_CLEARLY_FASTER = 1.25
 _isa = ""  # the instruction set; tests set it to try the others
+_batch_lanes: bool | None = None  # what fills the lanes of vectors; tests set it to try both
 # Complex numbers are dual ones, with the slope along some direction for an imaginary part.
 _RUNS = {torch.float32: _native.RunFloat, torch.float64: _native.RunDouble, torch.complex128: _native.RunDual}
 
@@ -287,29 +290,43 @@ def _plan(
     theta: Tensor,
     shared: list[np.ndarray | None] | None = None,
 ) -> _native.Plan:
-    """The plan kept under `key`, made if there is none yet. Each graph keeps the last few that were used."""
-    threads = get_num_threads()
-    most_parts = threads if theta.shape[0] < threads else 1
+    """The plan kept under `key`, made if there is none yet. Each graph keeps the last few that were used.
+
+    What fills the lanes does not depend on the number of threads, so that the arithmetic does not either.
+    """
     plans: OrderedDict[Hashable, _native.Plan] = graph.derived("plans", OrderedDict)
 
-    def key_of(parts: int) -> Hashable:
-        return key, theta.dtype == torch.float32, _isa, parts
+    def kept(most_parts: int, batch_lanes: bool = False) -> _native.Plan:
+        def key_of(parts: int) -> Hashable:
+            return key, theta.dtype == torch.float32, _isa, batch_lanes, parts
 
-    plan = plans.get(key_of(most_parts))
-    if plan is None:
-        compiled = levels()
-        # Threads share the work on a single model where there is enough of it between two of their meetings.
-        parts = most_parts if _stage_entries(graph, compiled, sweep) >= _WORTH_SHARING else 1
-        plan = plans.get(key_of(parts))
+        plan = plans.get(key_of(most_parts))
         if plan is None:
-            shared = _shared_tables(graph) if shared is None else shared
-            plan = _make_plan(graph, compiled, sweep, shared, theta.dtype, parts)
-            plans[key_of(parts)] = plan
-        plans[key_of(most_parts)] = plan
-    plans.move_to_end(key_of(most_parts))
-    while len(plans) > _MOST_PLANS:
-        plans.popitem(last=False)
-    return plan
+            compiled = levels()
+            # Threads share the work on a single model where there is enough of it between two of their meetings.
+            parts = most_parts if _stage_entries(graph, compiled, sweep) >= _WORTH_SHARING else 1
+            plan = plans.get(key_of(parts))
+            if plan is None:
+                tables = _shared_tables(graph) if shared is None else shared
+                plan = _make_plan(graph, compiled, sweep, tables, theta.dtype, batch_lanes, parts)
+                plans[key_of(parts)] = plan
+            plans[key_of(most_parts)] = plan
+        plans.move_to_end(key_of(most_parts))
+        while len(plans) > _MOST_PLANS:
+            plans.popitem(last=False)
+        return plan
+
+    batch, threads = theta.shape[0], get_num_threads()
+    batch_lanes = _batch_lanes
+    if batch_lanes is None:
+        batch_lanes = batch > 1 and _batch_lanes_pay(kept(1), batch)
+    return kept(1, batch_lanes=True) if batch_lanes else kept(threads if batch < threads else 1)
+
+
+def _batch_lanes_pay(plan: _native.Plan, batch: int) -> bool:
+    """Whether models of a batch should fill the lanes, instead of the members of a level as in `plan`."""
+    vectors = -(-batch // plan.lanes)
+    return bool(_CLEARLY_FASTER * vectors * plan.batch_cost < batch * plan.level_cost)
 
 
 def _stage_entries(graph: FactorGraph, levels: Levels, sweep: Sweep) -> float:
@@ -329,6 +346,7 @@ def _make_plan(
     sweep: Sweep,
     shared: list[np.ndarray | None],
     dtype: torch.dtype,
+    batch_lanes: bool,
     parts: int,
 ) -> _native.Plan:
     groups = []
@@ -350,6 +368,7 @@ def _make_plan(
     return _native.make_plan(
         _isa,
         dtype == torch.float32,
+        batch_lanes,
         parts,
         sweep,
         graph.num_states,
