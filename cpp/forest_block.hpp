@@ -87,13 +87,12 @@ class ForestBlock : public ForestPasses<Numbers, Entry> {
     for_each_table([&](const ForestPlan::Table& table, const Index* members) {
       Number* sum = clear(scratch.table.get(), table.size());
       add_pairs(table, members, sum, scratch, [&](const ForestPlan::Factor& factor, int slot, Pairs& pairs) {
-        Number* a = scratch.rows.get() + 2 * slot * plan_.most_states;
+        const Number* a = scratch.cavities.get() + factor.place;
         Number* w = scratch.columns.get() + 2 * slot * plan_.most_columns;
-        cavity(factor, a);
         const Number* plain = weights(factor, w);
         if (!nodes_only) add_direction(factor, g, a, plain, sum);
         pairs.add(a, weights_times_tangent(factor, plain, scratch.u.get(), w + plan_.most_columns));
-        pairs.add(cavity_times_tangent(factor, a, scratch, a + plan_.most_states), plain);
+        pairs.add(scratch.tangents.get() + factor.place, plain);
       });
       write_sum(table, sum, out);
     });
@@ -181,6 +180,11 @@ class ForestBlock : public ForestPasses<Numbers, Entry> {
   const Number* weights_times_tangent(const ForestPlan::Factor& factor, const Number* w, const Number* u,
                                       Number* out) const {
     const Index columns = plan_.tables[factor.table].columns;
+    if (factor.arity == 2) {
+      const Number* of_child = u + variable(factor, 0).place;
+      for (Index y = 0; y < columns; ++y) out[y] = Numbers::canonical(of_child[y] * w[y]);
+      return out;
+    }
     for (Index y = 0; y < columns; ++y) out[y] = Numbers::zero();
     for (int k = 0; k < factor.arity - 1; ++k) {
       const Number* of_child = u + variable(factor, k).place;
@@ -191,12 +195,11 @@ class ForestBlock : public ForestPasses<Numbers, Entry> {
   }
 
   // a_c (v_p - r_c).
-  const Number* cavity_times_tangent(const ForestPlan::Factor& factor, const Number* a, const Scratch& scratch,
-                                     Number* out) const {
+  void cavity_times_tangent(const ForestPlan::Factor& factor, const Number* a, const Scratch& scratch,
+                            Number* out) const {
     const ForestPlan::Variable& parent = plan_.variables[factor.parent];
     const Number *v = scratch.v.get() + parent.place, *r = scratch.r.get() + factor.place;
     for (int x = 0; x < parent.states; ++x) out[x] = Numbers::canonical(a[x] * (v[x] - r[x]));
-    return out;
   }
 
   // sum += g_c a w, without the table.
@@ -261,16 +264,15 @@ class ForestBlock : public ForestPasses<Numbers, Entry> {
       if (variable.root)
         std::copy(scratch.u.get() + variable.place, scratch.u.get() + variable.place + variable.states,
                   scratch.v.get() + variable.place);
-    Number *a = scratch.rows.get(), *at = a + plan_.most_states, *derivative = at + plan_.most_states;
-    Number *q = scratch.joint.get(), *other = q + plan_.most_columns;
+    Number *derivative = scratch.rows.get(), *q = scratch.joint.get(), *other = q + plan_.most_columns;
     for (const ForestPlan::Factor& factor : plan_.factors) {
+      Number *a = scratch.cavities.get() + factor.place, *at = scratch.tangents.get() + factor.place;
+      cavity(factor, a);
+      cavity_times_tangent(factor, a, scratch, at);
       if (factor.arity == 1) continue;
       const ForestPlan::Table& table = plan_.tables[factor.table];
       scratch.tick(table.size());
-      cavity(factor, a);
-      cavity_times_tangent(factor, a, scratch, at);
       const Number* w = weights(factor, scratch.columns.get());
-      const Number* wu = weights_times_tangent(factor, w, scratch.u.get(), scratch.columns.get() + plan_.most_columns);
       contract<Numbers>(this->table(factor), 1, table.columns, at, table.rows, q, table.columns);
       if (!nodes_only) {
         const Number* product = table_times_direction(factor, g, scratch.table.get());
@@ -285,6 +287,7 @@ class ForestBlock : public ForestPasses<Numbers, Entry> {
               Numbers::canonical(u[x] + Numbers::ratio(Numbers::canonical(q[x] * w[x]), belief[x]));
         continue;
       }
+      const Number* wu = weights_times_tangent(factor, w, scratch.u.get(), scratch.columns.get() + plan_.most_columns);
       contract<Numbers>(this->table(factor), 1, table.columns, a, table.rows, other, table.columns);
       for (Index y = 0; y < table.columns; ++y) q[y] = Numbers::canonical(q[y] * w[y] + other[y] * wu[y]);
       for (int k = 0; k < factor.arity - 1; ++k) {

@@ -34,9 +34,9 @@ RF_INLINE void in_blocks(Index n, Body body) {
 
 // out[i] = sum over j of table[i step_out + j step_in] in[j]. An entry of the table is a Number, or one double for all
 // items. Blocks of sums stay in registers.
-template <class Numbers, class Entry>
-RF_INLINE void contract(const Entry* table, Index step_out, Index step_in, const typename Numbers::Number* in,
-                        Index num_in, typename Numbers::Number* out, Index num_out) {
+template <class Numbers, class Entry, class Step>
+RF_INLINE void contract_by(const Entry* table, Step step_out, Index step_in, const typename Numbers::Number* in,
+                           Index num_in, typename Numbers::Number* out, Index num_out) {
   using Number = typename Numbers::Number;
   in_blocks<8>(num_out, [&](Index first, auto block) RF_LAMBDA {
     constexpr int kBlock = decltype(block)::value;
@@ -52,6 +52,16 @@ RF_INLINE void contract(const Entry* table, Index step_out, Index step_in, const
 #pragma GCC unroll 8
     for (int i = 0; i < kBlock; ++i) out[first + i] = Numbers::canonical(sum[i]);
   });
+}
+
+template <class Numbers, class Entry>
+RF_INLINE void contract(const Entry* table, Index step_out, Index step_in, const typename Numbers::Number* in,
+                        Index num_in, typename Numbers::Number* out, Index num_out) {
+  // A single item has no lanes to fill. Entries side by side let the compiler use vectors all the same.
+  if (Numbers::kWidth == 1 && step_out == 1)
+    contract_by<Numbers>(table, std::integral_constant<Index, 1>{}, step_in, in, num_in, out, num_out);
+  else
+    contract_by<Numbers>(table, step_out, step_in, in, num_in, out, num_out);
 }
 
 // sum[x, y] += the sum over f of rows[f][x] columns[f][y], for `count` pairs of vectors.

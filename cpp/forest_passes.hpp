@@ -39,8 +39,11 @@ struct ForestScratch {
         table(2 * plan.largest_table),
         u(gradients ? plan.node_size : 0),
         v(gradients ? plan.node_size : 0),
-        r(gradients ? plan.message_size : 0) {}
-  Numbered<Number> rows, columns, joint, table, u, v, r;
+        r(gradients ? plan.message_size : 0),
+        cavities(gradients ? plan.message_size : 0),
+        tangents(gradients ? plan.message_size : 0) {}
+  Numbered<Number> rows, columns, joint, table;
+  Numbered<Number> u, v, r, cavities, tangents;  // for derivatives; `tangents` are those of cavities
   Ticker tick;
 };
 

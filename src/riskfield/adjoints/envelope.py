@@ -63,13 +63,13 @@ class Envelope(AbstractAdjoint):
         solution = request.solve() if curvature is None else curvature.apply(request)
         theta = request.theta
         if curvature is None and solution.lazy:
-            value = _Value.apply(theta, solution.log_partition, solution.statistics)
+            value = _Value.apply(theta, solution.log_partition, solution.statistics, True)
             mu = _refused(theta, lambda: solution.mu)
             return replace(
                 solution, theta=theta, _mu=mu, _nodes=_refused(theta, lambda: solution.node_mu), _value=value
             )
         plain = solution.with_mu(solution.mu.detach(), theta=theta.detach())
-        value = _Value.apply(theta, plain.log_partition, _unchanged(request.graph.collapse(solution.mu)))
+        value = _Value.apply(theta, plain.log_partition, _unchanged(request.graph.collapse(solution.mu)), False)
         return plain.with_mu(without_gradient(plain.mu, (theta,), _NO_MARGINALS), theta=theta, _value=value)
 
 
@@ -106,17 +106,19 @@ def require_marginal_gradient(adjoint: AbstractAdjoint | None) -> None:
 
 class _Value(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, theta: Tensor, value: Tensor, statistics: Callable[[], Tensor]) -> Tensor:
+    def forward(
+        ctx: Any, theta: Tensor, value: Tensor, statistics: Callable[[], Tensor], computed_anew: bool
+    ) -> Tensor:
         # Autograd does not see the statistics: they are no input of the value, and only its gradient leads to theirs.
         ctx.save_for_backward(theta)
-        ctx.statistics = statistics
+        ctx.statistics, ctx.computed_anew = statistics, computed_anew
         return value.clone()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         (theta,) = ctx.saved_tensors
-        statistics = ctx.statistics()
-        gradient = grad.unsqueeze(-1) * statistics
-        if not statistics.requires_grad:
-            gradient = constant_in(gradient, (theta,), "`Envelope` without `curvature`")
-        return gradient, None, None
+        statistics, grad = ctx.statistics(), grad.unsqueeze(-1)
+        if statistics.requires_grad:
+            return grad * statistics, None, None, None
+        gradient = statistics.mul_(grad) if ctx.computed_anew else grad * statistics
+        return constant_in(gradient, (theta,), "`Envelope` without `curvature`"), None, None, None

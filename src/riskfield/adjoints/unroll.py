@@ -132,9 +132,9 @@ class _ExactValue(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         # For second derivatives the expectation itself is differentiated.
-        second = torch.is_grad_enabled()
-        statistics = ctx.solution.graph.collapse(ctx.mu()) if second else ctx.solution.statistics()
-        return grad.unsqueeze(-1) * statistics, None, None
+        if torch.is_grad_enabled():
+            return grad.unsqueeze(-1) * ctx.solution.graph.collapse(ctx.mu()), None, None
+        return ctx.solution.statistics().mul_(grad.unsqueeze(-1)), None, None  # in place: they are computed anew
 
 
 def _forward_mode(request: Request, primal: Tensor, tangent: Tensor) -> Solution | None:
