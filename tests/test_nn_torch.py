@@ -1,6 +1,9 @@
 """The layers with the rest of PyTorch: compile, autocast, several processes, functional transforms, forked workers."""
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,55 +11,10 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 import riskfield as rf
-
-GRID = rf.grid(2, 3, num_states=2, tied=True)
-TRUNCATED = rf.Inference(rf.MessagePassing(rf.TRW(0.5)), rf.Stop(3, tol=None))
-
-
-class Marginals(nn.Module):
-    """The three layers behind one interface: features of shape (batch, 6, 2) give a number per item."""
-
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(2, 2)
-        self.pairwise = nn.Parameter(torch.randn(2, 2, 2))
-        self.marginals = rf.nn.MarginalInference(GRID, TRUNCATED)
-
-    def forward(self, features):
-        mu, value = self.marginals(GRID.assemble([self.linear(features)], [self.pairwise]), log_partition=True)
-        return mu[..., :3].log().sum(-1) + value
-
-
-class Chain(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(2, 2)
-        self.crf = rf.nn.LinearChainCRF(2, batch_first=True)
-
-    def forward(self, features):
-        tags = (features[..., 0] > 0).long()
-        mask = torch.arange(6) < torch.tensor([6, 4, 5, 2])[: len(features), None]
-        return self.crf(self.linear(features), tags, mask, reduction="none")
-
-
-class Grid(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(2, 2)
-        self.crf = rf.nn.GridCRF(2, contrast=True)
-
-    def forward(self, features):
-        logits = self.linear(features).transpose(1, 2).unflatten(2, (2, 3))
-        return self.crf(logits, features[..., :1].transpose(1, 2).unflatten(2, (2, 3)))[:, 0].sum((1, 2))
-
+from ddp_worker import STEPS, parameters, train
+from layer_cases import GRID, Chain, Grid, Marginals, made
 
 MODELS = pytest.mark.parametrize("make", [Marginals, Chain, Grid])
-
-
-def made(make):
-    torch.manual_seed(0)
-    model = make()
-    return model, torch.randn(4, 6, 2)
 
 
 def gradients(model, features):
@@ -147,7 +105,7 @@ def test_second_derivatives_inside_vmap_are_refused():
 def test_other_losses_inside_vmap_are_refused():
     crf = rf.nn.LinearChainCRF(2, batch_first=True, loss=rf.losses.UnivariateLogistic())
     tags = torch.zeros(1, 3, dtype=torch.long)
-    with pytest.raises(ValueError, match=r"`loss=UnivariateLogistic\(\)` cannot run inside `torch.func.vmap`"):
+    with pytest.raises(ValueError, match=r"The loss `UnivariateLogistic` cannot run inside `torch.func.vmap`"):
         vmap(lambda emissions: crf(emissions, tags))(torch.zeros(4, 1, 3, 2))
 
 
@@ -163,6 +121,29 @@ def test_distributed_data_parallel(make, tmp_path):
         torch.distributed.destroy_process_group()
     for own, reference in zip(found, wanted, strict=True):
         torch.testing.assert_close(own, reference)
+
+
+@pytest.mark.slow  # two processes import torch: about five seconds
+def test_two_processes_train_as_one(tmp_path):
+    """Over Gloo, each with half of every batch. They start from the parameters of the first."""
+    tests = Path(__file__).parent
+    path = os.pathsep.join([str(tests), str(Path(rf.__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    worker = [sys.executable, str(tests / "ddp_worker.py"), str(tmp_path / "store")]
+    processes = [
+        subprocess.Popen([*worker, str(rank)], stdout=-1, stderr=-1, text=True, env=environment) for rank in (0, 1)
+    ]
+    said = [process.communicate(timeout=150) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], said
+    found = [torch.tensor(eval(out)) for out, _ in said]
+    assert torch.equal(*found)
+    alone = [made(make) for make in (Marginals, Chain, Grid)]
+    begun = parameters([model for model, _ in alone])
+    for model, features in alone:
+        train(model, features)
+    torch.testing.assert_close(found[0], parameters([model for model, _ in alone]), rtol=1e-4, atol=1e-6)
+    assert STEPS > 1
+    assert (found[0] - begun).abs().max() > 0.01
 
 
 class Items(torch.utils.data.Dataset):

@@ -24,7 +24,7 @@ from riskfield.graph.factor_graph import FactorGraph
 from riskfield.infer import Inference
 from riskfield.inference.message_passing import MessagePassing
 from riskfield.inference.stop import Stop
-from riskfield.losses.loss import LossLike, as_loss
+from riskfield.losses.loss import LossLike, as_loss, name_in_errors
 from riskfield.nn._viterbi import viterbi
 from riskfield.nn.marginal_inference import at_least_float32, blaming, solve
 
@@ -188,9 +188,11 @@ class LinearChainCRF(Module):
 
     def _losses(self, unary: Tensor, tags: Tensor, mask: Tensor) -> Tensor:
         """The loss of each sequence, a batch for each length."""
-        if is_vmapped(unary) or is_vmapped(tags):
-            raise ValueError(f"`loss={self.loss}` cannot run inside `torch.func.vmap`: only the likelihood can.")
         assert self.loss is not None
+        if is_vmapped(unary) or is_vmapped(tags):
+            raise ValueError(
+                f"The loss `{name_in_errors(self.loss)}` cannot run inside `torch.func.vmap`: only the likelihood can."
+            )
         lengths = mask.sum(1)
         losses = unary.new_zeros(len(unary))
         for length in lengths.unique().tolist():
