@@ -126,6 +126,8 @@ def test_a_prediction_does_not_depend_on_the_others(estimator, data):
         assert np.array_equal(estimator.predict([X[k]])[0], together[1][k])
     chunks = clone(estimator).set_params(chunk_size=2).fit(X, y)
     np.testing.assert_allclose(chunks.predict_marginals(X)[0], together[0][0], rtol=0, atol=1e-4)
+    once = chunks.set_params(chunk_size=10**400).predict_marginals(X)[0]
+    np.testing.assert_allclose(once, chunks.set_params(chunk_size=2).predict_marginals(X)[0], rtol=0, atol=1e-10)
     assert estimator.predict_proba(X)[0].tolist() == together[0][0].tolist()
 
 

@@ -64,7 +64,7 @@ def portions(designs: Sequence[Design], chunk_size: Callable[[Design], int]) -> 
     portion: list[list[int]] = []
     room = 1.0
     for members in _by_structure(designs):
-        each = 1 / chunk_size(designs[members[0]])
+        each = 1 / min(chunk_size(designs[members[0]]), len(designs))  # however large the number, not 0
         left = members
         while left:
             count = max(int(room / each), 0 if portion else 1)

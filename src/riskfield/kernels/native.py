@@ -126,7 +126,7 @@ class _NativeRun:
         return out, counting
 
     def backward_fixed_point(self, grad_mu: Tensor, steps: int, tol: float) -> tuple[Tensor, Tensor, Tensor]:
-        """The same as if the last recorded sweep had run for ever. See `kernels.run.RecordingRun`."""
+        """The same as if the last recorded sweep had run for ever. See `kernels.protocols.RecordingRun`."""
         out = torch.empty(self._batch, self._graph.theta_size, dtype=self._dtype)
         residual, ran = np.empty(self._batch), np.zeros(self._batch, np.int64)
         self._run.backward_fixed_point(
