@@ -52,6 +52,14 @@ def test_relative_links_lead_somewhere(page: Path) -> None:
     assert not missing
 
 
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_no_line_of_a_paragraph_begins_a_list(page: Path) -> None:
+    """A sentence that ends in "costs 1." must not be wrapped before the number: it would become a list."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    wrapped = re.findall(r"^[A-Za-z(`*].*\n {0,3}1[.)] .*$", text, flags=re.MULTILINE)
+    assert not wrapped
+
+
 def test_every_chapter_of_the_tutorial_ends_in_a_figure() -> None:
     chapters = [page for page in (ROOT / "docs" / "tutorial").glob("*.md") if page.stem != "index"]
     assert len(chapters) == 8
