@@ -112,7 +112,7 @@ class GridCRF(Module):
         given = {"logits": logits, "image": image, "pairwise": pairwise, "crf.pairwise": self.pairwise}
         with torch.autocast(logits.device.type, enabled=False), blaming(given):
             graph, theta = self._theta(at_least_float32(logits), image, pairwise, mask)
-            mu, _ = solve(graph, theta, self._inference(theta.device), log_partition=False)
+            mu, _ = solve(graph, theta, self._inference(theta.device), log_partition=False, marginals="nodes")
         marginals = graph.node_views(mu)[0]
         smallest = torch.finfo(marginals.dtype).tiny
         return marginals.clamp_min(smallest).log().transpose(1, 2).contiguous().reshape(logits.shape)

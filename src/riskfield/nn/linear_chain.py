@@ -114,7 +114,7 @@ class LinearChainCRF(Module):
         unary, mask = self._checked(emissions, mask)
         with torch.autocast(unary.device.type, enabled=False), blaming({"emissions": emissions, **self._named()}):
             graph, theta = self._padded(unary, mask)
-            mu, _ = solve(graph, theta, _MARGINALS, log_partition=False)
+            mu, _ = solve(graph, theta, _MARGINALS, log_partition=False, marginals="nodes")
         probabilities = graph.node_views(mu)[0][..., : self.num_tags]
         return probabilities if self.batch_first else probabilities.transpose(0, 1)
 
@@ -180,7 +180,7 @@ class LinearChainCRF(Module):
     def _likelihood(self, unary: Tensor, tags: Tensor, mask: Tensor) -> Tensor:
         """The negative log-likelihood of each sequence."""
         graph, theta = self._padded(unary, mask)
-        _, value = solve(graph, theta, _LIKELIHOOD, log_partition=True, marginals=False)
+        _, value = solve(graph, theta, _LIKELIHOOD, log_partition=True, marginals="none")
         assert value is not None
         score = torch.where(mask, unary.gather(2, tags.unsqueeze(2)).squeeze(2), 0).sum(1)
         steps = self.transitions[tags[:, :-1], tags[:, 1:]].to(unary.dtype)

@@ -90,16 +90,20 @@ def solve(
     evidence: Evidence | None = None,
     *,
     log_partition: bool,
-    marginals: bool = True,
+    marginals: Literal["all", "nodes", "none"] = "all",
 ) -> tuple[Tensor, Tensor | None]:
     """Mu, and the log-partition value if it is wanted, inside `autocast` and the transforms of `torch.func` too.
 
-    Without `marginals`, which may be by far the largest result, anything may stand for mu.
+    The `marginals` of factors may be by far the largest result. With "nodes", mu is its node part alone; with "none",
+    anything may stand for mu.
     """
 
     def run(theta: Tensor, states: Tensor | None) -> tuple[Tensor, Tensor]:
         solution = inference(graph, theta, evidence=evidence if states is None else states)
-        mu = solution.mu if marginals else theta[..., :1].detach()
+        if marginals == "none":
+            mu = theta[..., :1].detach()
+        else:
+            mu = solution.mu if marginals == "all" else solution.node_mu
         return mu, solution.log_partition if log_partition else theta[..., 0]
 
     with torch.autocast(theta.device.type, enabled=False):
