@@ -154,11 +154,12 @@ class PythonRun {
     const std::lock_guard<riskfield::PollingMutex> lock(mutex_);
     run_->backward(engine_numbers<T>(grad_mu.data()), engine_numbers<T>(grad_theta.data()), threads);
   }
-  void backward_counting(Matrix<const Number<T>> grad_mu, Matrix<Number<T>> grad_theta, Vector<double> grad_counting) {
+  void backward_counting(Matrix<const Number<T>> grad_mu, Matrix<Number<T>> grad_theta, Vector<double> grad_counting,
+                         int threads) {
     const EngineCall call;
     const std::lock_guard<riskfield::PollingMutex> lock(mutex_);
     run_->backward_counting(engine_numbers<T>(grad_mu.data()), engine_numbers<T>(grad_theta.data()),
-                            grad_counting.data());
+                            grad_counting.data(), threads);
   }
   void backward_fixed_point(Matrix<const Number<T>> grad_mu, Matrix<Number<T>> grad_theta, Index steps, double tol,
                             int threads, Vector<double> residual, Vector<Index> ran) {

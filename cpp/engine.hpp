@@ -50,7 +50,7 @@ class EngineRun final : public Run<T> {
     workers_.reserve(threads);
     // With weights, the items of the same rows make up one sum.
     const Index terms = weights ? sizes_.batch / sizes_.rows : 1;
-    Workers<T>::for_each(static_cast<Index>(items_.size()) / terms, threads, [&](Index k, int thread, int team) {
+    workers_.for_each(static_cast<Index>(items_.size()) / terms, threads, [&](Index k, int thread, int team) {
       std::vector<Weighted<T>> items;
       for (Index i = k * terms; i < (k + 1) * terms; ++i) items.emplace_back(items_[i], weights);
       const Index rows = weights ? sizes_.rows : sizes_.batch;
@@ -85,15 +85,22 @@ class EngineRun final : public Run<T> {
     });
   }
 
-  void backward_counting(const T* grad_mu, T* grad_theta, double* grad_counting) override {
+  void backward_counting(const T* grad_mu, T* grad_theta, double* grad_counting, int threads) override {
     if constexpr (std::is_same<T, double>::value) {
       constexpr bool kCounting = true;
+      Index num_factors = 0;
+      for (const UserGroup& group : plan_.user_groups) num_factors += group.count;
+      std::vector<std::vector<double>> counting(items_.size(), std::vector<double>(num_factors));
+      auto of_item = [&](const Item<T>& item) { return counting[&item - items_.data()].data(); };
       auto sweep_back = [&](const Item<T>& item, int, Backward<T>& back) {
         for (Index s = item.tape.size(); s-- > 0;)
           back.template sweep_some<Pass::kCounting>(item.tape.end(s), item.stopped[s]);
-        back.finish_counting(grad_counting);
+        back.finish_counting(of_item(item));
       };
-      go_back(grad_mu, grad_theta, 1, sweep_back, kCounting);
+      go_back(grad_mu, grad_theta, threads, sweep_back, kCounting);
+      // In the order of the items, so that the sum does not depend on the threads.
+      for (const std::vector<double>& numbers : counting)
+        for (std::size_t f = 0; f < numbers.size(); ++f) grad_counting[f] += numbers[f];
     } else {
       throw std::logic_error("gradients of counting numbers are computed in doubles");
     }
@@ -129,7 +136,7 @@ class EngineRun final : public Run<T> {
     const std::size_t steps = input.rows > 0 ? input.batch / input.rows : 0;  // items for the same rows
     items_.resize(before + blocks * steps);
     std::vector<LaneSet> mixed(blocks, 0);  // the rows that need logarithms, where others do not
-    Workers<T>::for_each(static_cast<Index>(blocks), threads, [&](Index k, int thread, int team) {
+    workers_.for_each(static_cast<Index>(blocks), threads, [&](Index k, int thread, int team) {
       std::vector<Packed<T>> packed;
       for (std::size_t s = 0; s < steps; ++s) {
         Item<T>& item = items_[before + k * steps + s];
@@ -208,8 +215,8 @@ class EngineRun final : public Run<T> {
 
   template <class Body>
   void for_each_item(int threads, Body body) {
-    Workers<T>::for_each(static_cast<Index>(items_.size()), threads,
-                         [&](Index k, int thread, int team) { body(items_[k], thread, team); });
+    workers_.for_each(static_cast<Index>(items_.size()), threads,
+                      [&](Index k, int thread, int team) { body(items_[k], thread, team); });
   }
 
   // Writes the weighted sum of the items' marginals.

@@ -50,7 +50,7 @@ class Run {
   // d(grad_mu . mu) / dtheta through the recorded sweeps, both in the caller's layouts.
   virtual void backward(const T* grad_mu, T* grad_theta, int threads) = 0;
   // The same and, added to `grad_counting`, d(grad_mu . mu) / dc of every factor, summed over the batch.
-  virtual void backward_counting(const T* grad_mu, T* grad_theta, double* grad_counting) = 0;
+  virtual void backward_counting(const T* grad_mu, T* grad_theta, double* grad_counting, int threads) = 0;
   // The same as `backward` if the one recorded sweep had run for ever: back through it up to `steps` times or until the
   // gradients of its messages are less than the share `tol` of their sum (or of what is negligible). Says how far each
   // item came.

@@ -32,8 +32,7 @@ class Sweeps {
 
   // Sweeps each model of the item until it has converged to `tol`, at most `sweeps` times.
   void advance(Item<T>& item, Index sweeps, double tol, int thread, int team) const {
-    // A tape is written by one thread.
-    if (plan_.parts > 1 && plan_.parts <= team && record_ == 0)
+    if (plan_.parts > 1 && plan_.parts <= team)
       advance_together(item, sweeps, tol);
     else
       advance_alone(item, sweeps, tol, thread);
@@ -80,19 +79,24 @@ class Sweeps {
     if constexpr (Algebra::kKeepsRoots) raise_range<Algebra, T>(context_, range, in, out, scratch);
   }
 
-  // The parts [first, last) of every stage. With `record` > 0 it goes to the tape; so many sweeps may do so.
-  void sweep(Item<T>& item, Scratch<T>& scratch, int first, int last, Barrier* barrier, Index record) const {
+  // Space on the tape for one more sweep, if `record` says that so many may be recorded; else null.
+  T* space_on_tape(Item<T>& item, Index record) const {
+    if (record <= 0) return nullptr;
+    const Index size = TapeLayout<T>(context_, item).sweep_size();
+    if (record_ == kLastSweep) item.tape.reuse(size);
+    return item.tape.add(size, record);
+  }
+
+  // The parts [first, last) of every stage. Unless `tape` is null, what they are made from is written there: first the
+  // ranges of a stage, then its nodes, each at the same place whatever the threads.
+  void sweep(Item<T>& item, Scratch<T>& scratch, int first, int last, Barrier* barrier, T* tape) const {
     const bool at_once = plan_.sweep == Sweep::kAllAtOnce;
     const T* in = item.messages[item.current].get();
     T* out = item.messages[at_once ? 1 - item.current : item.current].get();
-    scratch.tape = nullptr;
-    if (record > 0) {
-      const Index size = TapeLayout<T>(context_, item).sweep_size();
-      if (record_ == kLastSweep) item.tape.reuse(size);
-      scratch.tape = item.tape.add(size, record);
-    }
+    const TapeLayout<T> layout(context_, item);
     for (Index s = 0; s < plan_.num_stages(); ++s) {
       const Part* parts = &plan_.stages[s * plan_.parts];
+      scratch.tape = tape ? tape + layout.ranges_size(parts[0].ranges_begin, parts[first].ranges_begin) : nullptr;
       for (int r = parts[first].ranges_begin; r < parts[last - 1].ranges_end; ++r) {
         const TileRange& range = plan_.ranges[r];
         with_algebra(context_, item, range.group, [&](auto algebra) {
@@ -103,6 +107,11 @@ class Sweeps {
       }
       // Messages sent all at once are made from the beliefs that are about to change.
       if (barrier && at_once) barrier->wait();
+      if (tape) {
+        tape += layout.ranges_size(parts[0].ranges_begin, parts[plan_.parts - 1].ranges_end);
+        scratch.tape = tape + layout.nodes_size(parts[0].nodes_begin, parts[first].nodes_begin);
+        tape += layout.nodes_size(parts[0].nodes_begin, parts[plan_.parts - 1].nodes_end);
+      }
       in_chunks(parts[first].nodes_begin, parts[last - 1].nodes_end, plan_.max_states, scratch.tick,
                 [&](Index a, Index b) { update_nodes(context_, item, a, b, out, scratch); });
       if (barrier) barrier->wait();
@@ -112,7 +121,8 @@ class Sweeps {
 
   // A whole sweep by one thread, which leaves the models in `stopped` as they are.
   void sweep_some(Item<T>& item, Scratch<T>& scratch, LaneSet stopped, Index record) const {
-    if (!stopped) return sweep(item, scratch, 0, plan_.parts, nullptr, record);
+    auto sweep_all = [&] { sweep(item, scratch, 0, plan_.parts, nullptr, space_on_tape(item, record)); };
+    if (!stopped) return sweep_all();
     const int next = plan_.sweep == Sweep::kAllAtOnce ? 1 - item.current : item.current;
     Buffer<T>& messages = item.messages[item.current];
     const KeptLanes<T> old_messages(stopped, messages.get(), messages.size());
@@ -120,10 +130,10 @@ class Sweeps {
     if (record_ == kLastSweep) {
       const Index size = TapeLayout<T>(context_, item).sweep_size();
       const KeptLanes<T> old_tape(stopped, item.tape.last(size), size);
-      sweep(item, scratch, 0, plan_.parts, nullptr, record);
+      sweep_all();
       old_tape.restore(item.tape.last(size));
     } else {
-      sweep(item, scratch, 0, plan_.parts, nullptr, record);
+      sweep_all();
     }
     old_messages.restore(item.messages[next].get());
     old_beliefs.restore(item.beliefs.get());
@@ -208,15 +218,22 @@ class Sweeps {
     }
   }
 
+  // How many of the sweeps that are left may go to the tape.
+  Index to_record(Index left) const { return record_ == kEverySweep ? left : record_ == kLastSweep ? 1 : 0; }
+
+  void begin_recording(Item<T>& item, LaneSet stopped) const {
+    if (record_ > 0 && item.sweeps % record_ == 0) keep_checkpoint(context_, item);
+    if (record_ != 0) item.stopped.push_back(stopped);
+  }
+
   void advance_alone(Item<T>& item, Index sweeps, double tol, int thread) const {
     Scratch<T>& scratch = workers_.scratch(thread);
     for (Index s = 0; s < sweeps; ++s) {
       const LaneSet stopped = converged(item, tol);
       if (stopped == item.all_models()) return;
-      if (record_ > 0 && item.sweeps % record_ == 0) keep_checkpoint(context_, item);
-      if (record_ != 0) item.stopped.push_back(stopped);
+      begin_recording(item, stopped);
       begin_sweep(scratch, tol, s == sweeps - 1);
-      sweep_some(item, scratch, stopped, record_ == kEverySweep ? sweeps - s : record_ == kLastSweep ? 1 : 0);
+      sweep_some(item, scratch, stopped, to_record(sweeps - s));
       if (const LaneSet due = end_sweep(item, tol, stopped, 1, thread)) {
         measure(item, scratch, 0, 1);
         end_measuring(item, tol, due, 1, thread);
@@ -227,10 +244,19 @@ class Sweeps {
   void advance_together(Item<T>& item, Index sweeps, double tol) const {
     Barrier barrier(plan_.parts);
     LaneSet due = 0;
+    T* tape = nullptr;
     parallel(plan_.parts, [&](int thread) {
       for (Index s = 0; s < sweeps && converged(item, tol) != item.all_models(); ++s) {
+        if (record_ != 0) {
+          barrier.wait();  // all threads have seen that the run goes on
+          if (thread == 0) {
+            begin_recording(item, 0);
+            tape = space_on_tape(item, to_record(sweeps - s));
+          }
+          barrier.wait();
+        }
         begin_sweep(workers_.scratch(thread), tol, s == sweeps - 1);
-        sweep(item, workers_.scratch(thread), thread, thread + 1, &barrier, 0);
+        sweep(item, workers_.scratch(thread), thread, thread + 1, &barrier, tape);
         barrier.wait();
         if (thread == 0) due = end_sweep(item, tol, 0, plan_.parts, 0);
         barrier.wait();

@@ -22,6 +22,11 @@ class TapeLayout {
         rows += ratios_ && group.dims[k] == Ratio<T>::kStates ? Ratio<T>::kCavityRows : group.dims[k];
     return (range.end - range.begin) * rows * kLanes<T>;
   }
+  Index ranges_size(int begin, int end) const {
+    Index total = 0;
+    for (int r = begin; r < end; ++r) total += range_size(plan_.ranges[r]);
+    return total;
+  }
   Index nodes_size(Index begin, Index end) const {
     Index rows = 0;
     if (mean_field_)
@@ -30,7 +35,7 @@ class TapeLayout {
   }
   Index sweep_size() const {
     Index total = 0;
-    for (const TileRange& range : plan_.ranges) total += range_size(range);
+    total += ranges_size(0, static_cast<int>(plan_.ranges.size()));
     for (const Part& part : plan_.stages) total += nodes_size(part.nodes_begin, part.nodes_end);
     return total;
   }

@@ -24,15 +24,16 @@ class Workers {
   Scratch<T>& scratch(int thread) const { return *scratch_[thread]; }
 
   // Calls body(number, thread, team) for the numbers below `count`. With at least as many numbers as threads, each
-  // number has a team of one thread; with fewer, one number after the other has a team of all threads.
+  // number has a team of one thread; with fewer, one number after the other has a team of all threads, if the threads
+  // can share the levels of the plan, or if there is only one number.
   template <class Body>
-  static void for_each(Index count, int threads, Body body) {
-    if (count < threads) {
+  void for_each(Index count, int threads, Body body) const {
+    if (count < threads && (count <= 1 || plan_.parts > 1)) {
       for (Index k = 0; k < count; ++k) body(k, 0, threads);
       return;
     }
     std::atomic<Index> next{0};
-    parallel(threads, [&](int thread) {
+    parallel(static_cast<int>(std::min<Index>(threads, count)), [&](int thread) {
       for (Index k = next++; k < count; k = next++) body(k, thread, 1);
     });
   }

@@ -74,6 +74,45 @@ def test_threads_do_not_change_the_answer(name, algorithm, batch, monkeypatch):
         rf.set_num_threads(1)
 
 
+def recorded(graph, algorithm, batch, adjoint):
+    """Marginals of a run with a tape, and gradients of theta and of the counting numbers."""
+    theta = torch.randn(*batch, graph.theta_size, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    counting = torch.full((graph.num_factors,), 0.6, dtype=torch.float64, requires_grad=True)
+    if algorithm is None:
+        algorithm = rf.MessagePassing(rf.TRW(counting))
+    theta.requires_grad_()
+    mu = rf.infer(graph, theta, algorithm, stop=rf.Stop(sweeps=5, tol=None), kernels="native", adjoint=adjoint).mu
+    return mu, *torch.autograd.grad(mu.square().sum(), (theta, counting), materialize_grads=True)
+
+
+@pytest.mark.parametrize("batch", [(), (2,), (5,)])
+@pytest.mark.parametrize(
+    ("algorithm", "adjoint"),
+    [
+        (rf.MessagePassing(rf.TRW(0.7)), rf.Unroll()),
+        (rf.MessagePassing(rf.TRW(0.7)), rf.Unroll(checkpoint=2)),
+        (rf.MeanField(), rf.Unroll()),
+        (None, rf.Unroll()),
+    ],
+    ids=["message passing", "checkpoints", "mean field", "counting numbers"],
+)
+@pytest.mark.parametrize("name", GRAPHS)
+def test_threads_share_recorded_runs(name, algorithm, adjoint, batch, monkeypatch):
+    """The same marginals. Gradients of theta are sums, whose order depends on how threads share the graph."""
+    from riskfield.kernels import native
+
+    monkeypatch.setattr(native, "_WORTH_SHARING", 0)
+    mu, *gradients = recorded(GRAPHS[name], algorithm, batch, adjoint)
+    try:
+        rf.set_num_threads(3)
+        shared, *shared_gradients = recorded(GRAPHS[name], algorithm, batch, adjoint)
+    finally:
+        rf.set_num_threads(1)
+    assert torch.equal(shared, mu)
+    for ours, alone in zip(shared_gradients, gradients, strict=True):
+        torch.testing.assert_close(ours, alone, rtol=1e-12, atol=1e-13)
+
+
 # Strong random couplings magnify rounding, so only soft models are compared in single precision.
 @pytest.mark.parametrize("isa", instruction_sets())
 @pytest.mark.parametrize(

@@ -131,7 +131,7 @@ std::vector<T> results(const Engine& engine, const Graph& graph, const Settings&
     if constexpr (std::is_same<T, double>::value)
       if (settings.kind == Kind::kSumProduct && settings.record == kEverySweep) {
         std::vector<double> grad_counting(graph.num_factors);
-        run->backward_counting(grad_mu.data(), grad_theta.data(), grad_counting.data());
+        run->backward_counting(grad_mu.data(), grad_theta.data(), grad_counting.data(), threads);
       }
     if constexpr (!std::is_same<T, Dual>::value)
       if (settings.kind != Kind::kMaxProduct && settings.record == kLastSweep) {
