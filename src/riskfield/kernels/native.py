@@ -120,9 +120,7 @@ class _NativeRun:
         """The same, in float64, and d(grad_mu . mu) / dc_c of every factor, summed over the batch."""
         out = torch.empty(self._batch, self._graph.theta_size, dtype=self._dtype)
         in_groups = torch.zeros(self._graph.num_factors, dtype=torch.float64)
-        self._run.backward_counting(
-            _array(grad_mu.to(self._dtype)), out.numpy(), in_groups.numpy(), get_num_threads()
-        )
+        self._run.backward_counting(_array(grad_mu.to(self._dtype)), out.numpy(), in_groups.numpy(), get_num_threads())
         counting = torch.empty_like(in_groups)
         counting[_factor_order(self._graph)] = in_groups
         return out, counting

@@ -100,9 +100,8 @@ def solve(
 
     def run(theta: Tensor, states: Tensor | None) -> tuple[Tensor, Tensor]:
         solution = inference(graph, theta, evidence=evidence if states is None else states)
-        if marginals == "none":
-            mu = theta[..., :1].detach()
-        else:
+        mu = theta[..., :1].detach()
+        if marginals != "none":
             mu = solution.mu if marginals == "all" else solution.node_mu
         return mu, solution.log_partition if log_partition else theta[..., 0]
 
