@@ -501,7 +501,11 @@ GOOD = [np.zeros((3, 2)), np.zeros((2, 2))], [[0, 1, 1], [1, 0]]
     [
         (GOOD[0], [[0, 1], [1, 0]], r"`y[0]` must have shape (3,), a label for each variable. Got (2,)."),
         (GOOD[0], [[-1] * 3, [-1] * 2], "`y` must hold a label other than -1."),
-        (GOOD[0], [[0, 1, 0.5], [1, 0]], "`y[0]` must hold integers or strings. Got fractions or NaN."),
+        (
+            GOOD[0],
+            [[0, 1, 0.5], [1, 0]],
+            "`y[0]` must hold integers or strings, no continuous values. Got fractions or NaN.",
+        ),
         (GOOD[0], [[0, 1, 1]], "inconsistent numbers of samples"),
         ([], [], "`X` must hold at least one example. Got none."),
         ([np.zeros(3)], [[0, 1, 1]], "`X[0]` must have shape (variables, features). Got (3,)."),
@@ -580,9 +584,9 @@ def test_bad_images_are_refused():
             "`y[0]` must hold integers of at most 64 bits, booleans or strings. Got None.",
         ),
         ([np.array([0, 1, 1j]), [0, 1]], "`y[0]` must hold integers, booleans or strings. Got complex128."),
-        ([[7, 7, 7], [7, 7]], "`y` must hold at least two classes. Got only 7."),
-        ([[0, -1, 0], [0, 0]], "`y` must hold at least two classes. Got only 0."),
-        ([["a", "a", "a"], [-1, -1]], "`y` must hold at least two classes. Got only 'a'."),
+        ([[7, 7, 7], [7, 7]], "`y` must hold at least two classes. Got one class only, 7."),
+        ([[0, -1, 0], [0, 0]], "`y` must hold at least two classes. Got one class only, 0."),
+        ([["a", "a", "a"], [-1, -1]], "`y` must hold at least two classes. Got one class only, 'a'."),
     ],
 )
 def test_doubtful_labels_are_refused(labels, message):

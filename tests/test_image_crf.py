@@ -119,7 +119,7 @@ def test_pixels_without_a_label_do_not_count():
 
 def test_images_of_one_row_column_or_pixel():
     images, masks = drawn_images()
-    with pytest.raises(ValueError, match=r"`y` must hold at least two classes\. Got only 0\."):
+    with pytest.raises(ValueError, match=r"`y` must hold at least two classes\. Got one class only, 0\."):
         ImageCRF(RECIPE, optimiser=FEW).fit([image[:1] for image in images], [mask[:1] for mask in masks])
     crf = ImageCRF(RECIPE, optimiser=FEW).fit([*images, images[0][:, :1]], [*masks, masks[0][:, :1]])
     for cut in (np.s_[:1], np.s_[:, :1], np.s_[:1, :1]):

@@ -156,6 +156,14 @@ def test_unknown_labels_that_nothing_can_stand_for():
         with pytest.raises(ValueError, match=r"`y\[1\]` has unknown labels that nothing can stand for"):
             CRF(forbidden=forbidden, loss=loss, optimiser=FEW).fit(X, y)
     CRF(forbidden=forbidden[:2], optimiser=FEW).fit(X, y)  # by "c"
+    crf = CRF(forbidden=[(None, "b"), (None, "c"), ("a", "c"), ("a", None), ("b", None)], optimiser=FEW).fit(
+        X[:1], y[:1]
+    )
+    assert crf.predict(X[:1])[0].tolist() == ["a", "b", "c"]
+    with pytest.raises(
+        ValueError, match=r"`X\[1\]` has 2 variables, and every sequence of so many labels is forbidden"
+    ):
+        crf.predict([X[0], np.ones((2, 1))])
 
 
 def test_k_best_is_brute_force():

@@ -16,6 +16,13 @@ def as_features(values: Any, dims: int, name: str) -> Floats:
     if array.ndim != dims or 0 in array.shape[: dims - 1]:
         one = " If `X` is one example, pass [X]." if array.ndim == dims - 1 else ""
         raise ValueError(f"`{name}` must have shape {axes}. Got {array.shape}.{one}")
+    if array.dtype.kind == "c":
+        raise ValueError(f"`{name}` must hold real numbers. Complex data not supported. Got {array.dtype}.")
+    if array.dtype.kind == "O":  # numbers, perhaps, as they come from tables of several types
+        try:
+            array = array.astype(np.float64)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"`{name}` must hold numbers. Got objects: {error}.") from None
     if array.dtype.kind not in "biuf":
         raise ValueError(f"`{name}` must hold numbers. Got {array.dtype}.")
     features = array.astype(np.float64, copy=False)

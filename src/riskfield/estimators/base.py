@@ -26,7 +26,13 @@ from riskfield.estimators.design import Design, Sizes
 from riskfield.estimators.files import load_estimator, save_estimator
 from riskfield.estimators.held_out import hold_out
 from riskfield.estimators.labels import Array, as_labels, class_weights, classes_of, is_known, known_labels, type_of
-from riskfield.estimators.parameters import NestedParameters, check_flags, check_fraction, check_ignore
+from riskfield.estimators.parameters import (
+    NestedParameters,
+    as_sample_weight,
+    check_flags,
+    check_fraction,
+    check_ignore,
+)
 from riskfield.examples import Examples
 from riskfield.infer import Inference, InferenceChoice
 from riskfield.learning.checkpoint import Checkpoints
@@ -165,6 +171,8 @@ class AbstractCRF(NestedParameters):
         Returns:
             The estimator itself.
         """
+        if y is None:
+            raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None.")
         self._check_settings()
         stages = self.stages()
         designs = self._designs(self._prepared(X, fitting=True))
@@ -177,7 +185,7 @@ class AbstractCRF(NestedParameters):
         codes = self._codes(labels)
         self._check_codes(codes)
         self.model_ = self._model().to(as_device(self.device))
-        weights = None if sample_weight is None else np.asarray(sample_weight, np.float64)
+        weights = as_sample_weight(sample_weight)
         stages = self._weighted(stages, class_weights(self.class_weight, self.classes_, codes, weights))
         began = time.perf_counter()
         labelled = self._blocks().labelled(designs, codes, weights, verbose=bool(self.verbose))

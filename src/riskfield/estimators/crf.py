@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from sklearn.utils import Tags
 from torch import Tensor
 
 from riskfield.decoders import MAP, AbstractDecoder
@@ -27,7 +28,7 @@ from riskfield.estimators.tokens import (
     refuse_one_sequence,
     sparse_rows,
 )
-from riskfield.estimators.transitions import check_allowed, forbidden_transitions
+from riskfield.estimators.transitions import Bools, check_allowed, check_lengths, forbidden_transitions
 from riskfield.examples import Examples
 from riskfield.graph.builders import chain
 from riskfield.infer import Inference, InferenceChoice
@@ -191,6 +192,9 @@ class CRF(AbstractCRF):
         if not isinstance(self.graph, str):
             raise ValueError(f'`{what}` needs `graph="chain"`. Got a list of edges.')
 
+    def _forbidden(self) -> Bools | None:
+        return forbidden_transitions(self.classes_, self.scheme, self.forbidden)
+
     def _constrains(self) -> bool:
         return self.scheme is not None or bool(self.forbidden)
 
@@ -208,12 +212,12 @@ class CRF(AbstractCRF):
             self.n_features_in_ + self._num_constants(),
             self.n_edge_features_in_,
             boundaries=self.boundaries,
-            forbidden=forbidden_transitions(self.classes_, self.scheme, self.forbidden),
+            forbidden=self._forbidden(),
             dtype=as_dtype(self.dtype),
         )
 
     def _check_codes(self, codes: Sequence[npt.NDArray[np.int64]]) -> None:
-        forbidden = forbidden_transitions(self.classes_, self.scheme, self.forbidden)
+        forbidden = self._forbidden()
         if forbidden is not None:
             check_allowed(codes, forbidden, self.classes_)
 
@@ -260,6 +264,9 @@ class CRF(AbstractCRF):
             ends = np.cumsum([0, *counts]).tolist()
             full = with_constant_column(matrix) if self._num_constants() else matrix
             rows = [RowRange(full, start, stop) for start, stop in itertools.pairwise(ends)]
+        forbidden = None if fitting else self._forbidden()
+        if forbidden is not None:
+            check_lengths([len(own) for own in rows], forbidden)
         return [(own, *example[1:]) for own, (example, _) in zip(rows, examples, strict=True)]
 
     def _token_rows(self, tokens: Sequence[Sequence[Any] | None], names: Sequence[str], fitting: bool) -> Any:
@@ -292,6 +299,11 @@ class CRF(AbstractCRF):
                 raise ValueError(f'`graph` must be "chain" or an integer array of edges. Got {self.graph!r}.')
             return sequence(features, constants)
         return listed(features, constants, _edges(self.graph, len(features), "graph"), None)
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = tags.input_tags.dict = tags.input_tags.string = True
+        return tags
 
 
 def _unpacked(example: Any, name: str) -> tuple[tuple[Any, ...], str]:

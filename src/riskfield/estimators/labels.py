@@ -45,7 +45,7 @@ def as_labels(values: Any, shape: tuple[int, ...], name: str, ignore: Any = UNKN
     if labels.dtype.kind not in "biufU":
         raise ValueError(f"`{name}` must hold integers, booleans or strings. Got {labels.dtype}.")
     if labels.dtype.kind == "f" and not (labels == np.round(labels)).all():
-        raise ValueError(f"`{name}` must hold integers or strings. Got fractions or NaN.")
+        raise ValueError(f"`{name}` must hold integers or strings, no continuous values. Got fractions or NaN.")
     return labels
 
 
@@ -76,7 +76,7 @@ def classes_of(labels: Sequence[Array], ignore: Any = UNKNOWN) -> Array:
         elif not all(is_known(own).all() for own in labels):
             _check_beside_unknown(classes)
     if len(classes) < 2:
-        raise ValueError(f"`y` must hold at least two classes. Got only {classes.tolist()[0]!r}.")
+        raise ValueError(f"`y` must hold at least two classes. Got one class only, {classes.tolist()[0]!r}.")
     return classes
 
 

@@ -9,6 +9,7 @@ import dataclasses
 from typing import Any, Self
 
 import numpy as np
+import numpy.typing as npt
 from sklearn.base import BaseEstimator
 
 from riskfield.estimators.defaults import INFERENCE, OPTIMISER
@@ -61,3 +62,15 @@ def check_ignore(ignore: Any) -> None:
     """Raise unless `ignore` can be a label."""
     if ignore is not None and (isinstance(ignore, bool) or not isinstance(ignore, int | np.integer | str)):
         raise ValueError(f"`ignore` must be an integer, a string or None. Got {ignore!r}.")
+
+
+def as_sample_weight(values: Any) -> npt.NDArray[np.float64] | None:
+    """The weights of examples, checked; None if they all are 1."""
+    if values is None:
+        return None
+    weights = np.asarray(values, np.float64)
+    if weights.ndim != 1 or not (np.isfinite(weights) & (weights >= 0)).all():
+        raise ValueError("`sample_weight` must be finite numbers of shape (n,) that are not negative.")
+    if not weights.any():
+        raise ValueError("`sample_weight` must be positive for an example. Got a weight of zero for all of them.")
+    return weights

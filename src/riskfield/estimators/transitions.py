@@ -62,6 +62,14 @@ def check_allowed(codes: Sequence[npt.NDArray[np.int64]], forbidden: Bools, clas
             )
 
 
+def check_lengths(lengths: Sequence[int], forbidden: Bools) -> None:
+    """Raise if all labellings of an example are forbidden; `lengths` are the numbers of variables of the examples."""
+    possible = {length: _can_be_completed(np.full(length, -1), forbidden) for length in set(lengths)}
+    for k, length in enumerate(lengths):
+        if not possible[length]:
+            raise ValueError(f"`X[{k}]` has {length} variables, and every sequence of so many labels is forbidden.")
+
+
 def _can_be_completed(codes: npt.NDArray[np.int64], forbidden: Bools) -> bool:
     """Whether unknown labels can be filled in so that no transition is forbidden."""
     allowed, outside = ~forbidden, len(forbidden) - 1
