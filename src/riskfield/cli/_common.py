@@ -43,9 +43,13 @@ def complain(message: str, error: BaseException | None = None) -> int:
     return 2
 
 
-def complain_of_image(name: str | Path, error: BaseException) -> None:
-    """Print what is wrong with one image of many. It is named once, also if the error names its file."""
+def complain_of_image(name: str | Path, error: BaseException, command: Any = None) -> None:
+    """Print what is wrong with one image of many. It is named once, also if the error names its file.
+
+    With `command`, its options are named in place of arguments of Python functions.
+    """
     message, stem = message_of(error), re.escape(Path(name).stem)
+    message = message if command is None else name_options(message, command)
     named = re.search(rf"(^|[/\\ ]){stem}\.\w+[: ]", message)
     complain(message if named else f"{name}: {message}", error)
 

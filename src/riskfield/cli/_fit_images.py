@@ -36,6 +36,7 @@ from riskfield.losses.loss import as_loss
 from riskfield.losses.names import name_of
 from riskfield.progress import bar
 
+_SHOWN = 10  # images whose errors are printed
 FEATURES = "features"  # the folder of features in the folder of a run
 
 
@@ -133,13 +134,13 @@ class _Data:
     fingerprint: str
 
 
-def fit_images(options: FitOptions, *, resume: bool, every: int, quiet: bool) -> None:
-    """Fit a model to two folders, and write the folder of the run."""
+def fit_images(options: FitOptions, command: Any, *, resume: bool, every: int, quiet: bool) -> None:
+    """Fit a model to two folders, and write the folder of the run. Errors name the options of `command`."""
     from riskfield.estimators.image_crf import ImageCRF  # here, because scikit-learn takes a second to load
     from riskfield.estimators.image_run import ImageRun, prepare
 
     began, choices, out = time.perf_counter(), options.choices, options.out
-    data = _read(options, shown=not quiet)
+    data = _read(options, command, shown=not quiet)
     cache = _feature_folder(data, ImageFeatures(scale=choices.scale), out)
     settings = {
         **choices.settings(),
@@ -192,7 +193,7 @@ def fit_images(options: FitOptions, *, resume: bool, every: int, quiet: bool) ->
         raise typer.Exit(130)
 
 
-def _read(options: FitOptions, shown: bool) -> _Data:
+def _read(options: FitOptions, command: Any, shown: bool) -> _Data:
     """Read all images and masks once, to find what is wrong with them before the work begins."""
     named = _classes(options.classes) if options.classes else None
     images = image_folder(options.images, options.masks, classes=named, ignore=options.ignore, reading=options.reading)
@@ -202,13 +203,15 @@ def _read(options: FitOptions, shown: bool) -> _Data:
     names = named or {int(name): name for name in images.classes}
     values = np.array([*names, -1], np.int32)  # the last entry is for pixels without a label
     files, digest = image_files(options.images, "images"), hashlib.sha256()
-    shapes: list[tuple[int, ...]] = []
+    bad, shapes = 0, list[tuple[int, ...]]()
     labels: list[npt.NDArray[np.int32]] = []
     for number, name in enumerate(bar(images.names, shown=shown, what="reading")):
         try:
             image = images[number]
         except BAD_IMAGE as error:
-            complain_of_image(name, error)
+            bad += 1
+            if bad <= _SHOWN:
+                complain_of_image(name, error, command)
             continue
         assert image.labels is not None
         digest.update(f"{image.name} {image.image.dtype.str} {image.image.shape} ".encode())
@@ -220,7 +223,9 @@ def _read(options: FitOptions, shown: bool) -> _Data:
         if len(present) < 2:
             only = f"only the class {present[0]!r}" if present else "no labels"
             complain(f"{image.name}: its mask has {only}.")
-    if len(labels) < len(images):  # all bad ones are reported
+    if bad > _SHOWN:
+        complain(f"{bad - _SHOWN} more images or masks cannot be used.")
+    if bad:
         raise typer.Exit(2)
     found = set().union(*(np.unique(own).tolist() for own in labels))
     for value, name in names.items():

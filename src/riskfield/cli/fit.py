@@ -23,6 +23,7 @@ def _loss(name: str) -> str:
 
 
 def fit(
+    context: typer.Context,
     *,
     images: Images,
     masks: Masks,
@@ -87,4 +88,4 @@ def fit(
         out,
         seed,
     )
-    fit_images(options, resume=resume, every=every, quiet=quiet)
+    fit_images(options, context.command, resume=resume, every=every, quiet=quiet)
