@@ -389,6 +389,16 @@ def test_features_that_do_not_fit_into_memory_are_refused_before_they_are_comput
     assert not Path("new").exists()
 
 
+def test_an_image_too_large_to_train_on_is_named(folder, capsys, monkeypatch):
+    Image.new("L", (60, 40)).save("images/large.png")
+    Image.new("L", (60, 40)).save("masks/large.png")
+    monkeypatch.setattr("riskfield.features.image.physical_memory", lambda: 10**7)
+    assert main([*FIT, "--out", "new"]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("riskfield: images/large.png: training on 60 x 40 pixels at once would take about 131% of ")
+    assert "Use --scale 0.6 or less" in said
+
+
 def test_features_that_do_not_fit_into_memory_are_kept_on_the_disk(folder, capsys, monkeypatch):
     fit = [*FIT, "--iterations", "3", "--ridge", "1e-2"]
     assert main([*fit, "--out", "plain"]) == 0

@@ -149,8 +149,8 @@ def test_a_small_file_of_many_pixels_is_refused_before_they_are_read(tmp_path, m
 
 def test_features_that_would_not_fit_are_refused(monkeypatch):
     monkeypatch.setattr("riskfield.features.image.physical_memory", lambda: 10**6)
-    assert rf.features.ImageFeatures()(np.zeros((20, 20))).shape == (20, 20)
-    with pytest.raises(MemoryError, match=r"of 20 x 30 pixels would take about 0.00144 GB; this machine has 0.001 GB"):
+    assert rf.features.ImageFeatures()(np.zeros((15, 20))).shape == (15, 20)
+    with pytest.raises(MemoryError, match=r"of 20 x 30 pixels would take about 0.00178 GB; this machine has 0.001 GB"):
         rf.features.ImageFeatures()(np.zeros((30, 20)))
 
 

@@ -76,6 +76,17 @@ def test_features_of_a_window_are_those_of_the_image(scale):
         assert torch.equal(part.vertical, whole.vertical[window.top : window.bottom - 1, column])
 
 
+@pytest.mark.parametrize("scale", [1.0, 0.3])
+def test_features_of_a_large_image_are_computed_in_bands(scale, monkeypatch):
+    recipe = ImageFeatures(RECIPE.pixels, RECIPE.edges, scale)
+    image = np.random.default_rng(0).integers(0, 256, (41, 23), np.uint8)
+    whole = recipe(image)
+    monkeypatch.setattr("riskfield.features.image._PIXELS_AT_ONCE", 200)
+    banded = recipe(image)
+    for name in ("pixels", "horizontal", "vertical"):
+        torch.testing.assert_close(getattr(banded, name), getattr(whole, name), rtol=0, atol=1e-6)
+
+
 def test_marginals_of_tiles_agree_with_those_of_the_whole_image(fitted, tiled):
     """The error of a margin decreases exponentially with its width: below 1e-1, 1e-2 and 1e-4 here."""
     (image,), _ = blobs(1, (70, 95), seed=1)

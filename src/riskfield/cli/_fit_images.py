@@ -19,7 +19,7 @@ import typer
 
 from riskfield.cli._common import BAD_IMAGE, complain, complain_of_image, print_divergence
 from riskfield.datasets.folders import MaskReading, image_files, image_folder, unmatched_masks
-from riskfield.datasets.images import few
+from riskfield.datasets.images import few, size
 from riskfield.entropy import TRW, Bethe
 from riskfield.estimators.defaults import RHO
 from riskfield.features.image import ImageFeatures, graph_bytes, physical_memory
@@ -36,6 +36,7 @@ from riskfield.losses.loss import as_loss
 from riskfield.losses.names import name_of
 from riskfield.progress import bar
 
+_LARGEST_SHARE = 0.6  # of the memory that one image may take in training, without the tape of inference
 _SHOWN = 10  # images whose errors are printed
 FEATURES = "features"  # the folder of features in the folder of a run
 
@@ -257,8 +258,17 @@ def _feature_folder(data: _Data, features: ImageFeatures, out: Path) -> Path | N
     """Where features are kept on the disk during training, or None if they fit into memory.
 
     Raises:
-        MemoryError: if they fit neither into memory nor on the disk, or the graphs of all sizes not into memory.
+        MemoryError: if one image is too large to train on, if the features fit neither into memory nor on the disk, or
+            if the graphs of all sizes do not fit into memory.
     """
+    largest = max(range(len(data.paths)), key=lambda k: math.prod(data.shapes[k][:2]))
+    share = features.memory_share(data.shapes[largest], len(data.names))
+    if share > _LARGEST_SHARE:
+        raise MemoryError(
+            f"{data.paths[largest]}: training on {size(data.shapes[largest])} pixels at once would take about "
+            f"{share:.0%} of the memory. Use --scale {features.scale * (0.8 * _LARGEST_SHARE / share) ** 0.5:.2g} or "
+            "less, or cut the image and its mask into parts."
+        )
     grids = [features.shape(*shape[:2]) for shape in data.shapes]
     entries = sum(map(math.prod, grids)) * (features.num_pixel_features + 2 * features.num_edge_features)
     graphs = sum(map(math.prod, set(grids))) * graph_bytes(len(data.names))

@@ -18,6 +18,7 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,6 +43,7 @@ from riskfield.features.window import Place, Window
 
 # At the resolution of the image: float64, with two copies while they are computed.
 _BYTES_PER_FEATURE = 24
+_PIXELS_AT_ONCE = 2**20
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,6 +134,9 @@ class ImageFeatures:
         whole = as_channels(image, "image")
         rows, columns = whole.shape[:2]
         grid = self.shape(rows, columns)
+        if window is None and rows > 1 and rows * columns > _PIXELS_AT_ONCE:
+            self.check_memory(whole.shape)
+            return self._in_bands(whole, grid)
         window = Window(0, grid[0], 0, grid[1]) if window is None else window
         down = _Axis.of(rows, grid[0], window.top, window.bottom, self.reach)
         across = _Axis.of(columns, grid[1], window.left, window.right, self.reach)
@@ -150,6 +155,19 @@ class ImageFeatures:
             vertical.append(feature.compare(values_at[:-1], values_at[1:]))
         return FeatureMaps(pixels.float(), _joined(horizontal), _joined(vertical))
 
+    def _in_bands(self, image: npt.NDArray[Any], grid: tuple[int, int]) -> FeatureMaps:
+        """The features of an image, computed band by band, because they take much memory while they are computed."""
+        bands = min(grid[0], -(-math.prod(image.shape[:2]) // _PIXELS_AT_ONCE))
+        bounds = [grid[0] * k // bands for k in range(bands + 1)]
+        pixels, horizontal, vertical = [], [], []
+        for top, bottom in pairwise(bounds):
+            # The row below a band is needed for the edges to it.
+            part = self(image, Window(top, min(bottom + 1, grid[0]), 0, grid[1]))
+            pixels.append(part.pixels[: bottom - top])
+            horizontal.append(part.horizontal[: bottom - top])
+            vertical.append(part.vertical)
+        return FeatureMaps(torch.cat(pixels), torch.cat(horizontal), torch.cat(vertical))
+
     def check_memory(self, shape: tuple[int, ...]) -> None:
         """Raise a `MemoryError` if the features of an image of this shape would not fit into memory."""
         needed, available = self._bytes(shape), physical_memory()
@@ -166,8 +184,10 @@ class ImageFeatures:
         return (self._bytes(shape) + rows * columns * (kept + graph_bytes(num_classes))) / physical_memory()
 
     def _bytes(self, shape: tuple[int, ...]) -> int:
-        """How much memory features take while they are computed."""
-        return math.prod(shape[:2]) * self.num_pixel_features * _BYTES_PER_FEATURE
+        """How much memory features take while they are computed, at most so many pixels at once."""
+        at_once = min(math.prod(shape[:2]), _PIXELS_AT_ONCE) * self.num_pixel_features * _BYTES_PER_FEATURE
+        kept = math.prod(self.shape(shape[0], shape[1])) * (self.num_pixel_features + 2 * self.num_edge_features)
+        return at_once + 4 * kept
 
 
 def graph_bytes(num_classes: int) -> int:
