@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from threadpoolctl import threadpool_limits
 
 import riskfield as rf
 from timing import about
@@ -161,7 +162,7 @@ def softmax(train: Letters, test: Letters) -> Any:
 
     model = LogisticRegression(C=0.5, max_iter=1000)
     model.fit(np.concatenate(train.X), np.concatenate(train.y))
-    return [model.predict(word) for word in test.X]
+    return [model.predict(np.concatenate(test.X))]
 
 
 ARRAYS = "an array (letter, pixel) per word"
@@ -308,6 +309,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     rf.set_num_threads(1)
+    threadpool_limits(1)
     runs, words, steps = (1, 40, 5) if options.quick else (options.runs, None, 200)
     rows = [*letter_rows(options.cache, runs, words), *language_rows(runs, steps)]
     print(table(rows))
