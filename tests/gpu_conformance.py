@@ -1,0 +1,142 @@
+"""Compare a device with the CPU: every algorithm, schedule and adjoint, on small graphs of all kinds.
+
+    PYTHONPATH=src:tests python tests/gpu_conformance.py --device cuda
+
+On the device the default kernels run, on the CPU the torch kernels, the reference. Marginals, log-partition values and
+gradients of a loss are compared in float64, marginals in float32 as well. A line per algorithm, graph and adjoint gives
+the largest error relative to the largest number, and the exit code says whether all of them are small. What the device
+computes on the torch kernels is listed at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+from collections.abc import Iterator
+
+import torch
+
+import riskfield as rf
+from cases import CASES, Case
+from riskfield.kernels import slow
+
+GRAPHS = {
+    "mixed": rf.FactorGraph(
+        [2, 3, 2, 4, 1, 2], [(0, 1), (1, 2), (2, 0), (2, 1, 0), (3,), (3, 0, 1, 2), (4, 3)], tables=list(range(7))
+    ),
+    "tied": rf.FactorGraph([2, 2, 2, 3], [(0, 1), (1, 2), (2, 0), (3, 1)], tables=[0, 0, 0, 1]),
+    "grid": rf.grid(3, 4, 3),
+    "chain": rf.chain(5, 3, tied=True),
+}
+COLOURED = [
+    Case("bp-coloured", lambda g, o: rf.MessagePassing(rf.Bethe(), rf.Coloured())),
+    Case("trw-coloured", lambda g, o: rf.MessagePassing(rf.TRW(0.5), rf.Coloured())),
+    Case("trw-coloured-damped", lambda g, o: rf.MessagePassing(rf.TRW(0.5), rf.Coloured(), damping=0.3)),
+    Case("max-product-coloured", lambda g, o: rf.MaxProduct(schedule=rf.Coloured()), marginals=False),
+]
+TRUNCATED, CONVERGED = rf.Stop(4, tol=None), rf.Stop(3000, tol=1e-11)
+ADJOINTS = {
+    "Unroll": (rf.Unroll(), TRUNCATED, 1e-8),
+    "Unroll(checkpoint=2)": (rf.Unroll(checkpoint=2), TRUNCATED, 1e-8),
+    "Unroll to a tolerance": (rf.Unroll(), CONVERGED, 1e-6),
+    "FixedPoint": (rf.FixedPoint(), CONVERGED, 1e-6),
+    "Perturb(1)": (rf.Perturb(1), CONVERGED, 1e-4),
+    "Perturb(2)": (rf.Perturb(2), CONVERGED, 1e-6),
+    "Perturb(4)": (rf.Perturb(4), CONVERGED, 1e-6),
+    "KKT(Direct)": (rf.KKT(rf.adjoints.Direct()), CONVERGED, 1e-6),
+    "KKT(Minres)": (rf.KKT(rf.adjoints.Minres()), CONVERGED, 1e-6),
+    "Envelope": (rf.Envelope(), CONVERGED, 1e-6),
+}
+
+
+def offered(case: Case, adjoint: str) -> bool:
+    """Whether the adjoint is offered for the algorithm."""
+    if not case.marginals:
+        return False
+    if adjoint.startswith("KKT"):
+        return case.iterative and case.name != "mean-field"
+    if adjoint == "FixedPoint":
+        return case.iterative
+    return not (adjoint == "Unroll to a tolerance" and not case.iterative)
+
+
+def potentials(graph: rf.FactorGraph, seed: int) -> torch.Tensor:
+    """Two thetas, of which the second has an impossible state."""
+    theta = 0.7 * torch.randn(2, graph.theta_size, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    graph.node(theta, 0)[1, 0] = -torch.inf
+    return theta
+
+
+def error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest difference relative to the largest number; infinities must agree."""
+    found, expected = found.detach().cpu().double(), expected.detach().double()
+    finite = torch.isfinite(expected)
+    if not torch.equal(finite, torch.isfinite(found)):
+        return float("inf")
+    scale = max(1.0, float(expected[finite].abs().max())) if finite.any() else 1.0
+    return float((found[finite] - expected[finite]).abs().max()) / scale if finite.any() else 0.0
+
+
+def forward(case: Case, graph: rf.FactorGraph, device: str) -> Iterator[tuple[str, float, float]]:
+    theta, algorithm = potentials(graph, 0), case.make(graph, None)
+    for name, stop, tol in (("4 sweeps", TRUNCATED, 1e-9), ("to a tolerance", CONVERGED, 1e-7)):
+        expected = rf.infer(graph, theta, algorithm, stop=stop, kernels="torch")
+        found = rf.infer(graph, theta.to(device), algorithm, stop=stop)
+        yield f"marginals, {name}", error(found.mu, expected.mu), tol
+        yield f"log-partition, {name}", error(found.log_partition, expected.log_partition), tol
+    single = rf.infer(graph, theta.float().to(device), algorithm, stop=TRUNCATED)
+    expected = rf.infer(graph, theta, algorithm, stop=TRUNCATED, kernels="torch")
+    yield "marginals, float32", error(single.mu, expected.mu), 1e-4
+
+
+def backward(case: Case, graph: rf.FactorGraph, device: str) -> Iterator[tuple[str, float, float]]:
+    algorithm = case.make(graph, None)
+    weights = torch.randn(graph.mu_size, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
+    for name, (adjoint, stop, tol) in ADJOINTS.items():
+        if not offered(case, name):
+            continue
+        results = []
+        for place, kernels in ((device, None), ("cpu", "torch" if name.startswith("Unroll") else None)):
+            theta = potentials(graph, 1).to(place).requires_grad_()
+            solution = rf.infer(graph, theta, algorithm, stop=stop, adjoint=adjoint, kernels=kernels)
+            loss = solution.log_partition if name == "Envelope" else (solution.mu**2 * weights.to(place)).sum(-1)
+            results.append(torch.autograd.grad(loss.sum(), theta)[0])
+        yield name, error(results[0], results[1].cpu()), tol
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--only", default="", help="only algorithms whose name begins with this")
+    options = parser.parse_args()
+    device = options.device
+    warnings.simplefilter("ignore")
+    checked, failed = 0, []
+    for case in [case for case in [*CASES, *COLOURED] if case.kernels and case.name.startswith(options.only)]:
+        for kind, graph in GRAPHS.items():
+            for check in (forward, backward):
+                rows = check(case, graph, device)
+                while True:
+                    try:
+                        name, found, tol = next(rows)
+                    except StopIteration:
+                        break
+                    except Exception as problem:  # the next rows of this graph are lost, which is said
+                        name, found, tol = f"{check.__name__}: {type(problem).__name__}: {problem}", float("nan"), 0.0
+                    checked += 1
+                    good = found <= tol
+                    print(f"{'ok  ' if good else 'FAIL'} {case.name:22s}{kind:8s}{name:32s}{found:9.1e}", flush=True)
+                    if not good:
+                        failed.append((case.name, kind, name))
+    print(f"{checked} comparisons, {len(failed)} failed, on {device}: {_name(device)}, torch {torch.__version__}")
+    print("On the torch kernels:", *sorted(slow._warned), sep="\n  ")
+    return 1 if failed else 0
+
+
+def _name(device: str) -> str:
+    return torch.cuda.get_device_name() if device.startswith("cuda") else "the CPU"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
