@@ -183,8 +183,8 @@ def fit_seconds(images, device, chunk, iterations):
     def draw(*shape):
         return torch.randn(shape, device=device, generator=generator)
 
-    labels = torch.randint(2, (images, rows * columns), device=device, generator=generator)
     inputs = {"nodes": draw(images, rows * columns, 100), "factors": draw(images, graph.num_factors, 42)}
+    labels = (inputs["nodes"][..., :3].sum(-1) + draw(images, rows * columns) > 0).long()
     schedule = rf.kernels.default_schedule(device)
     inference = rf.Inference(rf.MessagePassing(rf.TRW(0.5), schedule), rf.Stop(10, tol=None))
     found = rf.fit(

@@ -1,19 +1,21 @@
 """Compare a device with the CPU: every algorithm, schedule and adjoint, on small graphs of all kinds.
 
-    PYTHONPATH=src:tests python tests/gpu_conformance.py --device cuda
+    PYTHONPATH=src:tests python tests/gpu_conformance.py --device cuda --jobs 14
 
 On the device the default kernels run, on the CPU the torch kernels, the reference. Marginals, log-partition values and
 gradients of a loss are compared in float64, marginals in float32 as well. A line per algorithm, graph and adjoint gives
-the largest error relative to the largest number, and the exit code says whether all of them are small. What the device
-computes on the torch kernels is listed at the end.
+the largest error relative to the largest number; the exit code says whether all of them are small. Notes name what the
+device computes on the torch kernels.
 """
 
 from __future__ import annotations
 
 import argparse
+import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -22,11 +24,9 @@ from cases import CASES, Case
 from riskfield.kernels import slow
 
 GRAPHS = {
-    "mixed": rf.FactorGraph(
-        [2, 3, 2, 4, 1, 2], [(0, 1), (1, 2), (2, 0), (2, 1, 0), (3,), (3, 0, 1, 2), (4, 3)], tables=list(range(7))
-    ),
+    "mixed": rf.FactorGraph([2, 3, 2, 2, 1], [(0, 1), (1, 2), (2, 1, 0), (1,), (2, 0), (2, 3), (2, 0)]),
     "tied": rf.FactorGraph([2, 2, 2, 3], [(0, 1), (1, 2), (2, 0), (3, 1)], tables=[0, 0, 0, 1]),
-    "grid": rf.grid(3, 4, 3),
+    "grid": rf.grid(3, 4, 2),
     "chain": rf.chain(5, 3, tied=True),
 }
 COLOURED = [
@@ -105,15 +105,10 @@ def backward(case: Case, graph: rf.FactorGraph, device: str) -> Iterator[tuple[s
         yield name, error(results[0], results[1].cpu()), tol
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--only", default="", help="only algorithms whose name begins with this")
-    options = parser.parse_args()
-    device = options.device
-    warnings.simplefilter("ignore")
-    checked, failed = 0, []
-    for case in [case for case in [*CASES, *COLOURED] if case.kernels and case.name.startswith(options.only)]:
+def compare(cases: list[Case], device: str) -> int:
+    """Print a line for each comparison; how many failed."""
+    failed = 0
+    for case in cases:
         for kind, graph in GRAPHS.items():
             for check in (forward, backward):
                 rows = check(case, graph, device)
@@ -124,14 +119,38 @@ def main() -> int:
                         break
                     except Exception as problem:  # the next rows of this graph are lost, which is said
                         name, found, tol = f"{check.__name__}: {type(problem).__name__}: {problem}", float("nan"), 0.0
-                    checked += 1
                     good = found <= tol
+                    failed += not good
                     print(f"{'ok  ' if good else 'FAIL'} {case.name:22s}{kind:8s}{name:32s}{found:9.1e}", flush=True)
-                    if not good:
-                        failed.append((case.name, kind, name))
-    print(f"{checked} comparisons, {len(failed)} failed, on {device}: {_name(device)}, torch {torch.__version__}")
-    print("On the torch kernels:", *sorted(slow._warned), sep="\n  ")
-    return 1 if failed else 0
+    for text in sorted(slow._warned):
+        print("note", ", ".join(case.name for case in cases), text)
+    return failed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--jobs", type=int, default=1, help="processes, each with some of the algorithms")
+    parser.add_argument("--only", help="one algorithm, by its name")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    cases = [case for case in [*CASES, *COLOURED] if case.kernels and options.only in (None, case.name)]
+    if options.jobs == 1:
+        return min(compare(cases, options.device), 1)
+
+    def run(case: Case) -> str:
+        command = [sys.executable, __file__, "--device", options.device, "--only", case.name]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return done.stdout + ("" if done.returncode in (0, 1) and done.stdout else f"FAIL {done.stderr[-2000:]}\n")
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        logs = list(pool.map(run, cases))
+    lines = [line for log in logs for line in log.splitlines()]
+    print(*lines, sep="\n")
+    failed = sum(line.startswith("FAIL") for line in lines)
+    good = sum(line.startswith("ok") for line in lines)
+    print(f"{good} comparisons agree, {failed} do not, on {_name(options.device)}, torch {torch.__version__}")
+    return min(failed, 1)
 
 
 def _name(device: str) -> str:

@@ -35,7 +35,8 @@ from riskfield.adjoints.fixed_point_solvers import AbstractLinearSolver, Iterate
 from riskfield.errors import AdjointError, AdjointWarning, warn
 from riskfield.inference.request import Request
 from riskfield.inference.solution import Solution
-from riskfield.kernels import LAST_SWEEP, RecordingRun, is_differentiated
+from riskfield.kernels import LAST_SWEEP, RecordingRun, is_differentiated, runs_at_once
+from riskfield.kernels.slow import warn_slow
 
 # A gradient whose equation is solved no better than this is not returned.
 _WORTHLESS = 1e-4
@@ -171,6 +172,11 @@ class _Point:
         return found
 
     def _linearised(self) -> Iterator[_Linearised]:
+        if self.request.kernels is None and runs_at_once(self.request.theta):
+            warn_slow(
+                "`FixedPoint` differentiates sweeps with the torch kernels here, which are much slower than those of "
+                "the GPU. These serve `theta` in float64 without gradients of counting numbers, if `Iterate` converges."
+            )
         theta = self.request.flat_theta().detach().double().requires_grad_()
         state = self.state.reshape(len(theta), self.state.shape[-1]).double().requires_grad_()
         numbers = [number.detach().requires_grad_(number.requires_grad) for number in self.numbers]

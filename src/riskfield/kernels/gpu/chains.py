@@ -14,7 +14,7 @@ from torch import Tensor
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.kernels.gpu.storage import power_of_two
 from riskfield.kernels.initial_state import messages_like
-from riskfield.kernels.protocols import Run
+from riskfield.kernels.protocols import ExactRun, Run
 
 MOST_STATES = 128  # the table of a chain must fit into the registers of a program
 
@@ -121,7 +121,7 @@ def _walk(pairs: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray, np.nda
     return number[joined[0][rows]], joined[1][rows], joined[2][rows], joined[3][rows]
 
 
-class ChainRun:
+class ChainRun(ExactRun):
     """An `ExactRun` on chains that can also be differentiated. One sweep is all it takes, from whatever messages.
 
     Arguments:
@@ -275,7 +275,7 @@ class ChainRun:
         width = power_of_two(self._chains.states)
         walks = max(1, 256 // width**2)
         programs = -(-len(self._chains.begin) * len(self._theta) // walks)
-        warps = 1 if width <= 16 else 4 if width <= 64 else 8
+        warps = 1 if width <= 16 else 2 if width <= 64 else 8
         with _on(self._theta.device):
             kernel[(programs,)](
                 *arguments, S=self._chains.states, SX=width, C=walks, SAME=self._chains.same, num_warps=warps, **options

@@ -8,6 +8,16 @@ import triton.language as tl
 from riskfield.kernels.gpu.sweeps import _SIZES, NEG, _at, _lse, _others, _table
 
 
+@triton.jit
+def _shares(full):
+    """The logarithm of the sum over joint states of the others, and the share of each in it: 0 where there is none."""
+    top = tl.max(full, axis=1)
+    shift = tl.where(top > NEG, top, 0.0)
+    e = tl.exp(full - shift[:, None, :])
+    total = tl.sum(e, axis=1)
+    return shift + tl.log(total), e * tl.where(total > 0, 1.0 / total, 0.0)[:, None, :]
+
+
 @triton.jit(
     do_not_specialize=[
         *["first_slot", "degree", "first_node", "count", "batch", "own_messages", "rate_step", "sweep", "direct"]
@@ -110,8 +120,7 @@ def message_cotangent(
     if OTHERS > 2:
         v += tl.load(tape + tape_start + _at(place[None], (D1 + D2 + y3)[:, None], rows), mask=read, other=NEG)
     full = _table(table, tables, e, r, item, batch, x, joint, exists, sent, S, D1 * D2 * D3, SHARED) + v[None]
-    u = _lse(full, 1)
-    share = full - u[:, None, :]
+    u, share = _shares(full)
     if clear != 0:
         tl.store(cavity_in + message_at, tl.zeros([SX, BN], g.dtype), mask=mine)
     # Messages are normalised, so their cotangents sum to zero over states. Rounding breaks that, and the error would
@@ -123,7 +132,7 @@ def message_cotangent(
     if KEEP:
         tl.store(message_grad + message_at, tl.where(fresh[None], kept * g, g), mask=mine)
     g = tl.where(fresh[None], (1 - kept) * g, 0.0)
-    gv = tl.where(share > NEG, tl.exp(share) * g[:, None, :], 0.0)
+    gv = share * g[:, None, :]
     tl.store(grad_tape + grad_start + _at(place[None], x[:, None], S), g, mask=mine)
     if OTHERS > 0:
         gc = tl.sum(gv, axis=0)
@@ -214,7 +223,6 @@ def table_cotangent(
             mask=(x < S)[:, None] & ran[None],
             other=0.0,
         )
-        full = t + v[None]
-        share = full - _lse(full, 1)[:, None, :]
-        total += tl.where((share > NEG) & (g[:, None, :] != 0), tl.exp(share) * g[:, None, :], 0.0)
+        _, share = _shares(t + v[None])
+        total += tl.where(g[:, None, :] != 0, share * g[:, None, :], 0.0)
     tl.store(table_grad + table_at, total, mask=there)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from riskfield.kernels.gpu.sweeps import NEG, _at, _lse, _others, _update
+from riskfield.kernels.gpu.sweeps import NEG, _at, _largest, _lse, _others, _update
 
 _SIZES = [
     *["first_slot", "degree", "slots", "first_node", "count", "batch", "own_nodes", "own_messages", "own_sizes"],
@@ -91,5 +91,5 @@ def gap_block(
         at_best = tl.max(tl.where(b == tl.max(b, axis=0)[None], cavity, NEG), axis=0)
         weighted = tl.where(violation > 0, tl.abs(cavity - at_best[None]) * violation, 0.0)
         largest = tl.maximum(largest, c * tl.sum(weighted, axis=0))
-    tl.atomic_max(marginals + item, tl.where(valid, largest, 0.0), mask=valid)
-    tl.atomic_max(steps + item, tl.where(valid, c * tl.max(tl.abs(step), axis=0), 0.0), mask=valid)
+    _largest(marginals, largest, item, batch, valid)
+    _largest(steps, c * tl.max(tl.abs(step), axis=0), item, batch, valid)

@@ -11,7 +11,7 @@ import triton.language as tl
 
 from riskfield.kernels.gpu.cotangents import _pass_on
 from riskfield.kernels.gpu.ends import _in_columns, _places
-from riskfield.kernels.gpu.sweeps import NEG, _at, _lse, _others, _table
+from riskfield.kernels.gpu.sweeps import NEG, _at, _largest, _lse, _others, _table
 
 _SIZES = ["first_slot", "degree", "slots", "first_node", "count", "batch", "own_nodes", "own_messages", "own_tables"]
 
@@ -71,7 +71,7 @@ def update_marginals(
         if measure != 0:
             before = tl.load(beliefs + own_nodes + node_at, mask=own, other=NEG)
             step = tl.where(b != b, 2.0, tl.abs(tl.exp(b) - tl.exp(before)))  # NaN: the model is impossible
-            tl.atomic_max(residual + item, tl.max(tl.where(own, step, 0.0), axis=0), mask=inside)
+            _largest(residual, tl.max(tl.where(own, step, 0.0), axis=0), item, batch, inside)
         tl.store(beliefs + own_nodes + node_at, b, mask=own)
     else:
         tl.store(accumulator + node_at, total, mask=own)

@@ -156,6 +156,15 @@ def _receive(
     return tl.where(valid[None], tl.load(counting + e * step, mask=valid, other=0.0)[None] * u, 0.0)
 
 
+@triton.jit
+def _largest(numbers, found, item, batch, inside):
+    """Raise the number of each item to the largest one found. Of one item, only one of each program goes there."""
+    if batch == 1:
+        tl.atomic_max(numbers, tl.max(tl.where(inside, found, 0.0), axis=0))
+    else:
+        tl.atomic_max(numbers + item, found, mask=inside)
+
+
 _SIZES = [
     "first_slot",
     "degree",
@@ -268,7 +277,7 @@ def update_block(
                 whole = tl.where(b == NEG, NEG, before + (b - before) / (1 - tl.load(damping)))
                 whole = whole - _lse(whole, 0)[None]
             step = tl.where(b != b, 2.0, tl.abs(tl.exp(whole) - tl.exp(before)))  # NaN: the model is impossible
-            tl.atomic_max(residual + item, tl.max(tl.where(own, step, 0.0), axis=0), mask=inside)
+            _largest(residual, tl.max(tl.where(own, step, 0.0), axis=0), item, batch, inside)
         tl.store(beliefs_out + own_nodes + node_at, b, mask=own)
     else:
         tl.store(accumulator + node_at, total, mask=own)
