@@ -124,6 +124,7 @@ def compare(cases: list[Case], device: str) -> int:
                     print(f"{'ok  ' if good else 'FAIL'} {case.name:22s}{kind:8s}{name:32s}{found:9.1e}", flush=True)
     for text in sorted(slow._warned):
         print("note", ", ".join(case.name for case in cases), text)
+    print("end", flush=True)
     return failed
 
 
@@ -141,7 +142,14 @@ def main() -> int:
     def run(case: Case) -> str:
         command = [sys.executable, __file__, "--device", options.device, "--only", case.name]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
-        return done.stdout + ("" if done.returncode in (0, 1) and done.stdout else f"FAIL {done.stderr[-2000:]}\n")
+        if done.returncode in (0, 1) and done.stdout.endswith("end\n"):
+            return done.stdout.removesuffix("end\n")
+        # After its last line a process can still fail to end: that is not about the results, but it is shown.
+        kind = "note" if done.stdout.endswith("end\n") else "FAIL"
+        text = " ".join(done.stderr.split())[-500:]
+        return (
+            f"{done.stdout.removesuffix('end' + chr(10))}{kind} {case.name} ended with code {done.returncode}: {text}\n"
+        )
 
     with ThreadPoolExecutor(options.jobs) as pool:
         logs = list(pool.map(run, cases))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -79,10 +80,16 @@ class FactorGroup:
 
     def joint_states(self, states: Tensor) -> Tensor:
         """The entries of the flattened tables at `states`, of shape (*batch, variable): one index per factor."""
-        first, *others = (index.to(states.device) for index in self._slots)
-        joint = states[..., first]
-        for size, index in zip(self.shape[1:], others, strict=True):
-            joint = joint * size + states[..., index]
+        return self._joint([states[..., index.to(states.device)] for index in self._slots])
+
+    def joint_entries(self, states: Tensor) -> Tensor:
+        """The same from the states of each factor's own variables, of shape (*batch, factor, slot)."""
+        return self._joint(states.unbind(-1))
+
+    def _joint(self, states: Sequence[Tensor]) -> Tensor:
+        joint = states[0]
+        for size, own in zip(self.shape[1:], states[1:], strict=True):
+            joint = joint * size + own
         return joint
 
     @cached_property

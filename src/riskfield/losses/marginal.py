@@ -22,6 +22,7 @@ from torch import Tensor
 
 from riskfield.graph._scopes import index_tensor
 from riskfield.graph.factor_graph import FactorGraph
+from riskfield.graph.groups import FactorGroup, NodeGroup
 from riskfield.inference.solution import Solution
 from riskfield.losses._class_weight import ClassWeight, checked_class_weight, weights_of
 from riskfield.losses.loss import AbstractMarginalLoss
@@ -182,8 +183,8 @@ def over_variables(
 ) -> Tensor:
     """Sum `compare` over the targets, of shape (*batch). `nodes` is laid out like `solution.node_marginals`."""
     total = nodes[0].new_zeros(labels.shape[:-1])
-    for group, view in zip(graph.node_groups, nodes, strict=True):
-        variables = index_tensor(group.variables, labels.device)
+    for k, (group, view) in enumerate(zip(graph.node_groups, nodes, strict=True)):
+        variables = _kept_index(graph, group, k, labels.device)
         values = compare(view, labels[..., variables], mask[..., variables])
         if class_weight is not None:
             values = values * weights_of(labels[..., variables], class_weight, view)
@@ -194,11 +195,19 @@ def over_variables(
 def _over_cliques(solution: Solution, labels: Tensor, mask: Tensor, compare: Compare) -> Tensor:
     """Sum `compare` over the scored cliques, of shape (*batch)."""
     total = solution.mu.new_zeros(labels.shape[:-1])
-    for group, view in zip(solution.graph.factor_groups, solution.factor_marginals, strict=True):
-        variables = index_tensor(group.variables, labels.device)
-        counted = (labels[..., variables] >= 0).all(-1) & mask[..., variables].any(-1)
-        total = total + compare(view.flatten(-group.arity), group.joint_states(labels), counted).sum(-1)
+    groups = zip(solution.graph.factor_groups, solution.factor_marginals, strict=True)
+    for k, (group, view) in enumerate(groups):
+        variables = _kept_index(solution.graph, group, k, labels.device)
+        states = labels[..., variables]
+        counted = (states >= 0).all(-1) & mask[..., variables].any(-1)
+        total = total + compare(view.flatten(-group.arity), group.joint_entries(states), counted).sum(-1)
     return total
+
+
+def _kept_index(graph: FactorGraph, group: NodeGroup | FactorGroup, number: int, device: torch.device) -> Tensor:
+    """The variables of a group, kept with the graph, so that they are not copied to a GPU in every iteration."""
+    key = "variables", type(group).__name__, number, device
+    return graph.derived(key, lambda: index_tensor(group.variables, device))
 
 
 def at_labels(blocks: Tensor, labels: Tensor) -> Tensor:
