@@ -3,6 +3,7 @@
 import inspect
 import subprocess
 import sys
+import tomllib
 import types
 from pathlib import Path
 
@@ -121,6 +122,20 @@ def test_version():
     if root.as_uri() not in (installed.read_text("direct_url.json") or root.as_uri()):
         pytest.skip("the riskfield that is installed is that of another folder")
     assert rf.__version__ == installed.version
+
+
+def test_files_of_a_release_agree():
+    """The version, and the dependencies of the conda package."""
+    root = Path(__file__).parent.parent
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    recipe = (root / "recipe" / "meta.yaml").read_text(encoding="utf-8")
+    assert f'set version = "{project["version"]}"' in recipe
+    assert f"\nversion: {project['version']}\n" in (root / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"[{project['version']}]" in (root / "CHANGELOG.md").read_text(encoding="utf-8")
+    conda = {"torch": "pytorch", "matplotlib": "matplotlib-base"}
+    for dependency in project["dependencies"]:
+        name, _, version = dependency.partition(">=")
+        assert f"    - {conda.get(name, name)} >={version}\n" in recipe
 
 
 def test_importing_is_quick():
