@@ -13,7 +13,7 @@ from PIL import Image
 
 import riskfield as rf
 from image_cases import CLASS_OPTIONS, CLASSES, IGNORE, SHAPES, write_folders
-from riskfield.cli import main
+from riskfield.cli import COMMANDS, _command, main
 from riskfield.cli._fit_images import Choices, InferenceName
 from riskfield.estimators.defaults import ITERATIONS, LOSS, SWEEPS
 from riskfield.estimators.image_run import ImageRun
@@ -473,6 +473,12 @@ def test_large_images_are_labelled_in_tiles(folder, capsys, monkeypatch):
     whole, tiled = (np.load(f"{out}/marginals/a.npz")["marginals"] for out in ("whole", "tiled"))
     assert tiled.shape == whole.shape
     assert 0 < np.abs(tiled - whole).max() < 0.1
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_all_commands_take_a_device_and_a_number_of_threads(name):
+    options = {option for parameter in _command(name).params for option in parameter.opts}
+    assert {"--device", "--threads", "--quiet"} <= options
 
 
 def test_the_number_of_threads_is_an_option(folder):

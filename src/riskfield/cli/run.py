@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from riskfield.cli._common import Config, Device, Quiet, print_divergence
+from riskfield.cli._common import Config, Device, Quiet, Threads, print_divergence
 from riskfield.errors import did_you_mean
 from riskfield.io._atomic import check_writable
 from riskfield.io.codec import write_tree
@@ -40,6 +40,7 @@ def run(
     every: Annotated[int, typer.Option(min=1, help="Iterations between checkpoints.")] = 10,
     seed: Annotated[int, typer.Option(min=0, help="Seed of all random numbers.")] = 0,
     device: Device = None,
+    threads: Threads = None,
     config: Config = None,
     quiet: Quiet = False,
 ) -> None:
