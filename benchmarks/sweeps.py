@@ -3,11 +3,12 @@
     python benchmarks/sweeps.py [--quick] [--json results/sweeps.json]
 
 One *message* is one update m_c(x_i) of one factor and one of its variables; a sweep of a pairwise graph updates two
-messages per factor. Potentials are uniform on [-1, 1]. The bound is the time to move the bytes that a sweep must move,
-at the bandwidth of a triad a = b + 3 c with the same working set. Every pass reads each table and one message per
-factor, writes the other message, reads theta and the old belief of every node, and writes its new belief, with one
-number per state. The bound ignores write-allocation, indices and arithmetic. A message to a binary
-variable counts as the one number that the engine stores.
+messages per factor. Potentials are uniform on [-1, 1], or on a larger range, for which the engine needs logarithms.
+"native, recorded" writes a tape, and "native, backward" is the backward pass through one sweep of it. The bound is the
+time to move the bytes that a sweep must move, at the bandwidth of a triad a = b + 3 c with the same working set. Every
+pass reads each table and one message per factor, writes the other message, reads theta and the old belief of every
+node, and writes its new belief, with one number per state. The bound ignores write-allocation, indices and arithmetic.
+A message to a binary variable counts as the one number that the engine stores.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from time import perf_counter
 
 import torch
 
 import riskfield as rf
 from riskfield.kernels.native import MessagePassingRun
-from riskfield.kernels.problem import MessagePassingProblem
+from riskfield.kernels.problem import EVERY_SWEEP, MessagePassingProblem
 from timing import EagerGrid, about, best_time, pgmax_grid, write
 
 
@@ -36,6 +38,7 @@ class Row:
     dtype: str
     batch: int
     threads: int
+    potentials: float  # their largest size
     ns_per_message: float
     ms_per_sweep: float
     bound_ns: float | None = None  # bandwidth bound per message, one thread
@@ -64,24 +67,30 @@ def bytes_per_sweep(graph: rf.FactorGraph, width: int) -> tuple[float, float]:
 
 
 def native(rows: int, columns: int, states: int, entropy: rf.entropy.AbstractEntropy, **options: object) -> Row:
-    """Time the native engine."""
+    """Time the native engine: sweeps, or with the option `part` the "recorded" ones or the "backward" pass."""
     schedule = options.get("schedule", rf.Sequential())
     dtype = options.get("dtype", torch.float64)
     batch, threads = int(options.get("batch", 1)), int(options.get("threads", 1))  # type: ignore[call-overload]
     damping = float(options.get("damping", 0.0))  # type: ignore[arg-type]
+    potentials = float(options.get("potentials", 1.0))  # type: ignore[arg-type]
+    part = options.get("part")
     assert isinstance(schedule, rf.Sequential | rf.Parallel)
     assert isinstance(dtype, torch.dtype)
     graph = rf.grid(rows, columns, states)
-    theta = torch.empty(batch, graph.theta_size, dtype=dtype).uniform_(-1, 1, generator=torch.manual_seed(0))
+    theta = torch.empty(batch, graph.theta_size, dtype=dtype)
+    theta.uniform_(-potentials, potentials, generator=torch.manual_seed(0))
     rf.set_num_threads(threads)
     problem = MessagePassingProblem(graph, entropy.counting(graph), schedule, damping)
-    run = MessagePassingRun(problem, theta, None)
-    sweeps = max(1, int(2e6 / (2 * graph.num_factors * batch)))
-    seconds = best_time(lambda: run.advance(sweeps, -1.0)) / sweeps
+    if part is None:
+        run = MessagePassingRun(problem, theta, None)
+        sweeps = max(1, int(2e6 / (2 * graph.num_factors * batch)))
+        seconds = best_time(lambda: run.advance(sweeps, -1.0)) / sweeps
+    else:
+        seconds = _gradient_times(problem, theta)[str(part)]
     moved, working_set = bytes_per_sweep(graph, dtype.itemsize)
     messages = 2 * graph.num_factors * batch
     return Row(
-        "native",
+        "native" if part is None else f"native, {part}",
         f"{rows}x{columns}",
         states,
         _name(entropy) + (f", damping {damping}" if damping else ""),
@@ -89,10 +98,28 @@ def native(rows: int, columns: int, states: int, entropy: rf.entropy.AbstractEnt
         str(dtype).removeprefix("torch."),
         batch,
         threads,
+        potentials,
         seconds / messages * 1e9,
         seconds * 1e3,
         moved / triad_bandwidth(working_set) / (2 * graph.num_factors) * 1e9,
     )
+
+
+def _gradient_times(problem: MessagePassingProblem, theta: torch.Tensor, sweeps: int = 10) -> dict[str, float]:
+    """Seconds per sweep that records a tape, and of the backward pass through it from a cotangent of node marginals."""
+    best = {"recorded": float("inf"), "backward": float("inf")}
+    graph = problem.graph
+    cotangent = torch.zeros(len(theta), graph.mu_size, dtype=theta.dtype)
+    cotangent[:, : graph.node_size] = theta[:, : graph.node_size]
+    for _ in range(12):
+        run = MessagePassingRun(problem, theta, None, record=EVERY_SWEEP)
+        began = perf_counter()
+        run.advance(sweeps, -1.0)
+        between = perf_counter()
+        run.backward(cotangent)
+        best["recorded"] = min(best["recorded"], (between - began) / sweeps)
+        best["backward"] = min(best["backward"], (perf_counter() - between) / sweeps)
+    return best
 
 
 def eager(rows: int, columns: int, states: int, rho: float) -> Row:
@@ -126,7 +153,7 @@ def _rival(
     name: str, rows: int, columns: int, states: int, entropy: str, dtype: str, seconds: float, messages: int
 ) -> Row:
     per_message, per_sweep = seconds / messages * 1e9, seconds * 1e3
-    return Row(name, f"{rows}x{columns}", states, entropy, "parallel", dtype, 1, 1, per_message, per_sweep)
+    return Row(name, f"{rows}x{columns}", states, entropy, "parallel", dtype, 1, 1, 1.0, per_message, per_sweep)
 
 
 def measure(quick: bool) -> list[Row]:
@@ -153,7 +180,14 @@ def measure(quick: bool) -> list[Row]:
     for shape in ((200, 300, 2), (200, 300, 5)):
         add(native(*shape, rf.TRW(0.7)))
         add(native(*shape, trw, damping=0.3))
-    add(native(200, 300, 2, trw, dtype=torch.float32))
+    # Many small grids beside one large one; and the log domain, which strong potentials need.
+    for dtype in (torch.float64, torch.float32):
+        for part in (None, "recorded", "backward"):
+            for small in ((10, 10, 2, trw), (200, 300, 2, trw)):
+                add(native(*small, dtype=dtype, part=part, batch=256 if small[0] == 10 else 1))
+        for states in (2, 5, 8):
+            add(native(10, 10, states, trw, dtype=dtype, batch=256))
+            add(native(10, 10, states, trw, dtype=dtype, batch=256, potentials=_STRONG[dtype]))
     for size in (32, 64, 128, 256, 512, 1024, 2048):
         add(native(size, size, 2, trw))
     for rows, columns, states, batch in ((200, 300, 2, 8), (120, 160, 8, 8), (1024, 1024, 2, 1), (512, 512, 8, 1)):
@@ -172,6 +206,7 @@ def ratios(found: list[Row]) -> list[str]:
         return [] if top is None or bottom is None else [f"{text}: {top.ns_per_message / bottom.ns_per_message:.2f}x"]
 
     usual = {"implementation": "native", "entropy": "TRW 0.5", "schedule": "sequential", "dtype": "float64", "batch": 1}
+    usual["potentials"] = 1.0
     binary = pick(**usual, grid="200x300", states=2, threads=1)
     lines = ratio(
         "200x300, 2 states, TRW 0.5: eager PyTorch / native sequential",
@@ -191,6 +226,17 @@ def ratios(found: list[Row]) -> list[str]:
     times = [row.ns_per_message for row in sizes if row is not None]
     if times:
         lines.append(f"per message, slowest / fastest size from 32x32 to 2048x2048: {max(times) / min(times):.2f}x")
+    for dtype in ("float64", "float32"):
+        for part in ("", ", recorded", ", backward"):
+            here = {**usual, "implementation": f"native{part}", "dtype": dtype, "states": 2, "threads": 1}
+            small, one = pick(**{**here, "batch": 256}, grid="10x10"), pick(**here, grid="200x300")
+            lines += ratio(f"per message, {dtype}{part}: 256 10x10 grids / one 200x300 grid", small, one)
+        for states in (2, 5, 8):
+            here = {**usual, "grid": "10x10", "dtype": dtype, "states": states, "batch": 256}
+            strong = pick(**{**here, "potentials": _STRONG[getattr(torch, dtype)]})
+            lines += ratio(
+                f"256 10x10 grids, {states} states, {dtype}: logarithms / probabilities", strong, pick(**here)
+            )
     large = pick(**usual, grid="1024x1024", states=2, threads=1)
     lines += ratio("per message, 1024x1024 / 128x128", large, pick(**usual, grid="128x128", states=2, threads=1))
     lines += ratio("1024x1024, one thread / two threads", large, pick(**usual, grid="1024x1024", states=2, threads=2))
@@ -214,9 +260,11 @@ def _name(entropy: rf.entropy.AbstractEntropy) -> str:
     return f"TRW {entropy.rho}" if isinstance(entropy, rf.TRW) else type(entropy).__name__
 
 
+# Potentials too strong for probabilities.
+_STRONG = {torch.float64: 300.0, torch.float32: 60.0}
 _HEADER = (
-    "| implementation | grid | states | entropy | schedule | dtype | batch | threads "
-    "| ns/message | ms/sweep | bound ns | x bound |\n|---|---|---|---|---|---|---|---|---|---|---|---|"
+    "| implementation | grid | states | entropy | schedule | dtype | batch | threads | potentials "
+    "| ns/message | ms/sweep | bound ns | x bound |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|"
 )
 
 
@@ -227,6 +275,7 @@ def _line(row: Row) -> str:
         else (f"{row.bound_ns:.2f}", f"{row.times_bound:.1f}")
     )
     cells = [row.implementation, row.grid, row.states, row.entropy, row.schedule, row.dtype, row.batch, row.threads]
+    cells.append(f"{row.potentials:g}")
     return "| " + " | ".join(map(str, [*cells, f"{row.ns_per_message:.2f}", f"{row.ms_per_sweep:.3f}", *bound])) + " |"
 
 

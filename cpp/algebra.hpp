@@ -140,7 +140,7 @@ template <class T, bool Max>
 struct Logarithm {
   static constexpr bool kNeedsCounting = true;
   static constexpr bool kKeepsRoots = false;
-  static constexpr int kFixedStates = 0;
+  static constexpr int kFixedStates = Max ? 0 : 2;
   static RF_INLINE V<T> one() { return V<T>{}; }
   template <int S, class Belief, class Stored, class Kept>
   static RF_INLINE void cavity(V<T>* out, int states, Belief belief, Stored stored, Kept, const MessageSettings<T>& s) {
@@ -152,10 +152,13 @@ struct Logarithm {
   }
   static RF_INLINE V<T> combine(V<T> a, V<T> b) { return a + b; }
 
-  static RF_INLINE V<T> log_total(const V<T>* m, int n) {
+  static RF_INLINE V<T> largest(const V<T>* m, int n) {
     V<T> top = m[0];
     for (int x = 1; x < n; ++x) top = vmax<T>(top, m[x]);
-    const V<T> finite_top = finite_or_zero(top);
+    return top;
+  }
+  static RF_INLINE V<T> log_total(const V<T>* m, int n) {
+    const V<T> finite_top = finite_or_zero(largest(m, n));
     V<T> total{};
     for (int x = 0; x < n; ++x) total += vexp<T>(m[x] - finite_top);
     return finite_top + vlog<T>(total);
@@ -164,11 +167,12 @@ struct Logarithm {
 
   template <int S, class Old>
   static RF_INLINE void finish_message(V<T>* m, int states, const MessageSettings<T>& s, Old old) {
-    V<T> shift = finite_or_zero(log_total(m, states));
+    // The scale is free. The largest entry is cheaper than the sum, which needs exponentials.
+    V<T> shift = finite_or_zero(largest(m, states));
     if (s.damping > 0) {
       for (int x = 0; x < states; ++x)
         m[x] = select<T>(m[x] == kNegInf<T>, m[x], (1 - s.damping) * (m[x] - shift) + s.damping * (old(x) * s.inverse));
-      shift = finite_or_zero(log_total(m, states));
+      shift = finite_or_zero(largest(m, states));
     }
     for (int x = 0; x < states; ++x) m[x] = (m[x] - shift) * s.counting;
   }
@@ -184,16 +188,26 @@ struct Logarithm {
   static RF_INLINE V<T> finish_belief(V<T>* b, int states, bool power, V<T> inverse_total) {
     if (power)
       for (int x = 0; x < states; ++x) b[x] *= inverse_total;
-    const V<T> total = log_total(b, states);
-    const V<T> shift = finite_or_zero(total);
+    const V<T> top = largest(b, states), shift = finite_or_zero(top);
     for (int x = 0; x < states; ++x) b[x] -= shift;
-    return select<T>(total > kNegInf<T>, splat<T>(1), V<T>{});
+    return select<T>(top > kNegInf<T>, splat<T>(1), V<T>{});
   }
+  static RF_INLINE void normalise(V<T>* b, int states) {
+    const V<T> shift = finite_or_zero(log_total(b, states));
+    for (int x = 0; x < states; ++x) b[x] -= shift;
+  }
+  // Both beliefs are finished, so that exponentials do not overflow.
   template <int S, class Old>
   static RF_INLINE V<T> change(const V<T>* b, int states, Old old) {
-    V<T> largest{};
-    for (int x = 0; x < states; ++x) largest = vmax<T>(largest, vabs<T>(vexp<T>(b[x]) - vexp<T>(old(x))));
-    return largest;
+    V<T> total{}, old_total{};
+    for (int x = 0; x < states; ++x) {
+      total += vexp<T>(b[x]);
+      old_total += vexp<T>(old(x));
+    }
+    const V<T> scale = reciprocal_or_zero<T>(total), old_scale = reciprocal_or_zero<T>(old_total);
+    V<T> most{};
+    for (int x = 0; x < states; ++x) most = vmax<T>(most, vabs<T>(vexp<T>(b[x]) * scale - vexp<T>(old(x)) * old_scale));
+    return most;
   }
   static RF_INLINE int cavity_rows(int states) { return states; }
   static RF_INLINE V<T> logarithm(V<T> belief) { return belief; }
@@ -311,6 +325,22 @@ RF_INLINE void contract_log(const T* table, Index stride, const V<T>* before, In
       out[x] = shift + vlog<T>(total);
     }
   }
+}
+
+// The same between two binary variables, up to a constant: one logarithm, of the ratio of both sums, and no exponential
+// of a largest term. The cavity is that of the other slot.
+template <class T>
+RF_INLINE void contract_log_binary(const T* table, Index stride, int slot, const V<T>* cavity, V<T>* out) {
+  V<T> total[2];
+  RF_FOR (x, 0, 2) {
+    auto term = [&](int y)
+                    RF_LAMBDA { return load<T>(table + (slot == 0 ? x * 2 + y : y * 2 + x) * stride) + cavity[y]; };
+    const V<T> one = term(0), other = term(1);
+    out[x] = vmax<T>(one, other);
+    const V<T> low = select<T>(one > other, other, one);
+    total[x] = vexp<T>(low - select<T>(out[x] == kNegInf<T>, V<T>{}, out[x])) + T(1);
+  }
+  out[1] += vlog<T>(total[1] / total[0]);
 }
 
 }  // namespace riskfield::RISKFIELD_ISA

@@ -247,9 +247,11 @@ class Backward {
   // Only what is done in every sweep is worth unrolling.
   template <class Algebra, Pass P, class Body>
   static void with_unrolled(int states, Body body) {
-    if constexpr (P == Pass::kWhole || P == Pass::kSum || P == Pass::kDeferred)
+    if constexpr (IsLogarithm<Algebra>::value)
+      body(std::integral_constant<int, 0>{});
+    else if constexpr (P == Pass::kWhole || P == Pass::kSum || P == Pass::kDeferred)
       with_states<Algebra>(states, body);
-    else if (P == Pass::kTables && !IsLogarithm<Algebra>::value && states == 2)
+    else if (P == Pass::kTables && states == 2)
       body(std::integral_constant<int, 2>{});
     else
       body(std::integral_constant<int, 0>{});

@@ -18,7 +18,7 @@ V<T> log_operands(const Item<T>& item, const Group& group, const Lanes& lanes, i
                   V<T>* message) {
   const int n = group.dims[slot], first = Algebra::template first_state<0>(n);
   for (int x = 0; x < n; ++x) belief[x] = Algebra::logarithm(lanes.belief(item.beliefs.get(), slot, x));
-  Logarithm<T, false>::template finish_belief<0>(belief, n, false, splat<T>(1));
+  Logarithm<T, false>::normalise(belief, n);
   V<T> size{};
   for (int x = 0; x < n; ++x) {
     message[x] = V<T>{};

@@ -154,7 +154,9 @@ RF_INLINE void update_message(const Context<T>& context, const Item<T>& item, in
     Index stride;
     const T* table = lanes.tables(item.tables.get(), scratch.table, stride);
     cavity(1 - slot, fixed);
-    if (slot == 1)
+    if constexpr (IsLogarithm<Algebra>::value)
+      contract_log_binary<T>(table, stride, slot, fixed, m);
+    else if (slot == 1)
       contract<Algebra, T, S>(table, stride, fixed, S, S, nullptr, 1, m);
     else
       contract<Algebra, T, S>(table, stride, nullptr, 1, S, fixed, S, m);

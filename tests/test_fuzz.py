@@ -4,15 +4,28 @@ import warnings
 
 import pytest
 
+from cases import NEEDS_NATIVE
 from fuzz import TARGETS, check
 
 # How many seeds.
-NUMBER = {"inference": 30, "gradients": 15, "losses": 15, "uai": 15, "saved": 40, "pictures": 60, "options": 6}
+NUMBER = {
+    "inference": 30,
+    "lanes": 30,
+    "gradients": 15,
+    "losses": 15,
+    "uai": 15,
+    "saved": 40,
+    "pictures": 60,
+    "options": 6,
+}
 NUMBER |= {"labels": 60, "kills": 2}
-SLOW = {"kills": pytest.mark.slow}  # it starts several processes per example; test_survival.py has the quick ones
+MARKS = {
+    "lanes": NEEDS_NATIVE,
+    "kills": pytest.mark.slow,
+}  # it starts several processes per example; test_survival.py has the quick ones
 
 
-@pytest.mark.parametrize("target", [pytest.param(name, marks=SLOW.get(name, ())) for name in TARGETS])
+@pytest.mark.parametrize("target", [pytest.param(name, marks=MARKS.get(name, ())) for name in TARGETS])
 def test_nothing_is_wrong_with_these_examples(target):
     with warnings.catch_warnings():
         warnings.simplefilter("error")

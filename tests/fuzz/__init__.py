@@ -3,6 +3,7 @@
     python -m fuzz --minutes 5                      all targets in turn, new examples each time
     python -m fuzz --target gradients --minutes 1   one target
     python -m fuzz --target gradients --seed 17     the example of a seed again
+    python -m fuzz --target lanes --examples 10000  those of the seeds 0 to 9999
 
 Each file is a kind of target with a function `example(rng)`. It draws one example from the generator and raises if
 something is wrong with it. `make test` runs a few fixed seeds of every target.
@@ -16,7 +17,7 @@ import zlib
 import numpy as np
 
 # Slow ones stand for their share of the time, not of the examples.
-TARGETS = ("inference", "gradients", "losses", "uai", "saved", "pictures", "options", "labels", "kills")
+TARGETS = ("inference", "lanes", "gradients", "losses", "uai", "saved", "pictures", "options", "labels", "kills")
 
 
 class Uninteresting(Exception):

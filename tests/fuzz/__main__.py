@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
+import math
 import resource
 import secrets
 import sys
@@ -25,6 +26,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=5.0, help="how long to look for failures")
     parser.add_argument("--target", choices=TARGETS, action="append", help="what to try; by default everything")
     parser.add_argument("--seed", type=int, help="check the example of this seed only")
+    parser.add_argument("--examples", type=int, help="check so many, from seed 0 on, however long it takes")
     parser.add_argument("--failures", type=int, default=10, help="stop after so many")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -33,13 +35,16 @@ def main() -> int:
     targets = arguments.target or list(TARGETS)
     if arguments.seed is not None:
         return max(_report(target, arguments.seed) for target in targets)
-    first = secrets.randbelow(10**9)
-    print(f"riskfield {rf.__version__}, seeds from {first}, {arguments.minutes:g} minutes", flush=True)
-    end = time.monotonic() + 60 * arguments.minutes
+    first = 0 if arguments.examples else secrets.randbelow(10**9)
+    most = arguments.examples * len(targets) if arguments.examples else math.inf
+    extent = f"{arguments.examples} examples" if arguments.examples else f"{arguments.minutes:g} minutes"
+    print(f"riskfield {rf.__version__}, seeds from {first}, {extent}", flush=True)
+    end = math.inf if arguments.examples else time.monotonic() + 60 * arguments.minutes
     spent, drawn, checked = ({target: 0 for target in targets} for _ in range(3))
     failures = 0
-    while time.monotonic() < end and failures < arguments.failures:
-        target = min(targets, key=lambda name: spent[name])  # equal shares of the time
+    while time.monotonic() < end and sum(drawn.values()) < most and failures < arguments.failures:
+        shares = drawn if arguments.examples else spent  # of the examples, or of the time
+        target = min(targets, key=lambda name: shares[name])
         began = time.monotonic()
         faulthandler.dump_traceback_later(_SLOW, file=sys.__stderr__)
         failed, any_checks = _attempt(target, first + drawn[target])
