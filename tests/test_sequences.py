@@ -173,9 +173,10 @@ def test_many_lengths_are_few_graphs(monkeypatch):
     assert solved == [sum(map(len, X))]
 
 
-def test_a_model_of_tokens_without_features_is_saved_and_loaded(tmp_path):
+@pytest.mark.parametrize("fit_intercept", [True, False])
+def test_a_model_of_tokens_without_features_is_saved_and_loaded(tmp_path, fit_intercept):
     X, y = [[{}, {}], [{}]], [[0, 1], [0]]
-    crf = rf.CRF(optimiser=rf.optim.LBFGS(iterations=2)).fit(X, y)
+    crf = rf.CRF(fit_intercept=fit_intercept, optimiser=rf.optim.LBFGS(iterations=2)).fit(X, y)
     crf.save(tmp_path / "crf.safetensors")
     loaded = rf.CRF.load(tmp_path / "crf.safetensors")
     np.testing.assert_array_equal(loaded.predict_marginals(X)[0], crf.predict_marginals(X)[0])

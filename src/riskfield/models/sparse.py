@@ -99,6 +99,9 @@ class RowLinear(nn.Linear):
 
     def __init__(self, inputs: int, outputs: int, dtype: torch.dtype):
         super().__init__(inputs, outputs, bias=False, dtype=dtype)
+
+    def reset_parameters(self) -> None:
+        """Set all weights to 0."""
         nn.init.zeros_(self.weight)
 
     def forward(self, input: Tensor | SparseRows) -> Tensor:
