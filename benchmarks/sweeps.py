@@ -52,7 +52,7 @@ class Row:
 def triad_bandwidth(working_set: float) -> float:
     """Return the bytes per second of a = b + 3 c on one thread, with arrays of `working_set` bytes in total."""
     torch.set_num_threads(1)
-    n = max(int(working_set / 24), 1000)
+    n = max(int(working_set / 24), 20_000)  # half a megabyte; with less, the call itself would be measured
     a, b, c = (torch.ones(n, dtype=torch.float64) for _ in range(3))
     return 24 * n / best_time(lambda: torch.add(b, c, alpha=3.0, out=a), 0.3)
 
