@@ -41,6 +41,7 @@ format: $(INSTALLED)
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/sweeps.py --json results/sweeps.json
 	$(BIN)/python benchmarks/chains.py --json results/chains.json
+	$(BIN)/python benchmarks/calls.py --json results/calls.json
 	$(BIN)/python benchmarks/gradients.py --json results/gradient_speed.json
 	$(BIN)/python benchmarks/convex.py --json results/convex_speed.json
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/sequences.py --json results/sequences.json
