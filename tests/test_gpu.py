@@ -152,6 +152,11 @@ def test_what_the_engine_lacks_has_a_name():
     assert "more than 4 variables" in found(rf.FactorGraph([2] * 5, [(0, 1, 2, 3, 4)]))
     assert "8192 entries" in found(rf.chain(2, 100), damping=0.1)
     assert found(rf.chain(2, 100)) is None  # as a chain
+    loop = rf.FactorGraph([2, 2], [(0, 1), (0, 1)])
+    rho = rf.TRW(torch.tensor([0.5, 0.6], requires_grad=True)).counting(loop)
+    learned = MessagePassingProblem(loop, rho, rf.Sequential(), 0.0, False)
+    assert lacks(Task(learned, loop.zeros()[None], record=kernels.EVERY_SWEEP)) is None
+    assert "counting numbers with checkpoints" in lacks(Task(learned, loop.zeros()[None], record=2))
     assert "damping" in found(damping=torch.tensor(0.1, requires_grad=True))
     assert "complex128" in found(theta=graph.zeros()[None].to(torch.complex128))
     assert "autograd" in found(theta=graph.zeros()[None].requires_grad_())
@@ -375,6 +380,23 @@ def test_infer_solves_chains_exactly(gpu):
     torch.testing.assert_close(gradient.cpu(), expected.mu)
     torch.testing.assert_close(solution.log_partition.detach().cpu(), expected.log_partition)
     assert chains_of(tree_like(), torch.device("cpu")) is None
+
+
+@on_engine
+@pytest.mark.parametrize(("schedule", "damping"), [(rf.Sequential(), 0.0), (rf.Parallel(), 0.3)])
+def test_gradients_of_counting_numbers(gpu, schedule, damping):
+    graph = rf.FactorGraph([2, 3, 2], [(0, 1), (1, 2), (2, 0), (0, 1, 2)], tables=[0, 1, 2, 3])
+    theta = numbers(graph, impossible=True)
+    results = []
+    for device, names in ((DEVICE, None), ("cpu", "torch")):
+        rho = torch.tensor([0.5, 0.6, 0.7, 0.8], dtype=torch.float64, requires_grad=True)
+        leaf = theta.to(device).requires_grad_()
+        algorithm = rf.MessagePassing(rf.TRW(rho), schedule, damping)
+        mu = rf.infer(graph, leaf, algorithm, stop=rf.Stop(2, tol=None), kernels=names).mu
+        grads = torch.autograd.grad((mu**2 * torch.arange(mu.shape[-1], device=device)).sum(), [leaf, rho])
+        results.append([mu.detach().cpu(), *(grad.cpu() for grad in grads)])
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-9)
 
 
 @on_engine

@@ -14,7 +14,7 @@ import torch
 
 from riskfield.kernels.gpu.chains import ChainRun, Chains, chains_of
 from riskfield.kernels.gpu.storage import power_of_two
-from riskfield.kernels.problem import ForestProblem, MeanFieldProblem, MessagePassingProblem, Task
+from riskfield.kernels.problem import EVERY_SWEEP, ForestProblem, MeanFieldProblem, MessagePassingProblem, Task
 from riskfield.kernels.slow import warn_slow
 
 if TYPE_CHECKING:
@@ -44,8 +44,10 @@ def lacks(task: Task) -> str | None:
         return f"factors of more than {_LARGEST_ARITY} variables"
     if any(math.prod(map(power_of_two, shape)) > _LARGEST_TILE for shape in shapes):
         return f"tables of more than {_LARGEST_TILE} entries, with axes padded to powers of two"
-    if task.needs_autograd() or task.differentiates_counting():
-        return "autograd, forward mode or `torch.func`, or gradients of damping and counting numbers"
+    if task.needs_autograd():
+        return "autograd, forward mode, `torch.func`, or gradients of damping or of the counting numbers of variables"
+    if task.differentiates_counting() and (task.record != EVERY_SWEEP or task.messages is not None):
+        return "gradients of counting numbers with checkpoints, at fixed points or from given messages"
     if task.record is not None and isinstance(task.problem, MessagePassingProblem) and task.problem.maximise:
         return "the tape of max-product"
     return None

@@ -8,7 +8,12 @@ import torch
 from torch import Tensor
 
 from riskfield.kernels.gpu.buffers import Buffers, State
-from riskfield.kernels.gpu.cotangents import belief_cotangent, message_cotangent, table_cotangent
+from riskfield.kernels.gpu.cotangents import (
+    belief_cotangent,
+    counting_cotangent,
+    message_cotangent,
+    table_cotangent,
+)
 from riskfield.kernels.gpu.ends import factor_gradient, factor_marginal_cotangent, node_marginal_cotangent
 from riskfield.kernels.gpu.engine import NODES, Engine, norms, rows
 from riskfield.kernels.gpu.incidences import Kind
@@ -51,6 +56,53 @@ def backward(engine: Engine, buffers: Buffers, sweeps: Tensor, grad_mu: Tensor, 
             buffers.restore(final)
             buffers.settled = settled
     return rows(engine.plan.collapse(going.gradient))
+
+
+def backward_counting(
+    engine: Engine, buffers: Buffers, sweeps: Tensor, grad_mu: Tensor, segments: list[Segment], theta: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The same, and d(grad_mu . mu) / dc_c of every factor, summed over the batch, in float64 on the CPU.
+
+    The tape has the messages, too. A counting number divides a table, and multiplies messages.
+    """
+    going = _passes(engine, buffers, max((segment.sweeps for segment in segments), default=0))
+    going.grad_mu.copy_(grad_mu.t())
+    going.ended.copy_(sweeps)
+    going.counting = torch.zeros(engine.size_size, dtype=engine.dtype, device=engine.device)
+    going.run(segments, set(sweeps.tolist()), buffers.state(), together=False)
+    of_slots, going.counting = going.counting, None
+    graph, counting = engine.graph, torch.zeros(engine.graph.num_factors, dtype=torch.float64, device=engine.device)
+    for kind, own in engine.plan.kinds.items():  # each factor where its first variable sees it, then the others
+        if not own.mu.count:
+            continue
+        primary = own.primary.long()
+        total = _of_slots(engine, of_slots, kind)[primary]
+        for o, other in enumerate(own.other_kinds):
+            total = total + _of_slots(engine, of_slots, other)[own.cavities[o, primary].long()]
+        counting[own.slot_factor[primary]] = total
+    gradient = rows(going.gradient)
+    products = torch.where(torch.isfinite(expanded := graph.expand(theta)), expanded, 0.0) * gradient
+    numbers = _counting_numbers(engine, buffers)
+    for group, part in zip(graph.factor_groups, graph.factor_views(products), strict=True):
+        factors = torch.from_numpy(group.factors.copy()).to(engine.device)
+        counting[factors] -= part.flatten(2).double().sum((0, 2)) / numbers[factors]
+    return rows(engine.plan.collapse(going.gradient)), counting.cpu()
+
+
+def _of_slots(engine: Engine, numbers: Tensor, kind: Kind) -> Tensor:
+    """The numbers of all slots of a kind, summed over the batch."""
+    start, count = engine.size_start[kind], engine.plan.kinds[kind].slots
+    return numbers[start : start + count * engine.batch].double().reshape(count, engine.batch).sum(1)
+
+
+def _counting_numbers(engine: Engine, buffers: Buffers) -> Tensor:
+    """The counting numbers of all factors, in float64."""
+    numbers = torch.ones(engine.graph.num_factors, dtype=torch.float64, device=engine.device)
+    for kind, own in engine.plan.kinds.items():
+        there = own.neighbours[0] >= 0
+        found = buffers.counting[kind].double()
+        numbers[own.slot_factor[there]] = found[there] if engine.counting_step else found
+    return numbers
 
 
 def backward_fixed_point(
@@ -130,6 +182,7 @@ class _Backward:
         sizes = [engine.tape_size, engine.grad_size]
         self.sizes = torch.tensor(sizes, dtype=torch.int64, device=engine.device)
         self.table_starts = other_tables(engine)
+        self.counting: Tensor | None = None  # cotangents of counting numbers, one for each slot and item, if wanted
 
     def run(self, segments: list[Segment], ends: set[int], final: State, together: bool) -> None:
         """Through all sweeps; `ends` are the numbers of sweeps after which some item ended, in the state `final`."""
@@ -207,6 +260,8 @@ class _Backward:
             clear = not at_once and (not self.alternate or (number == 0 and k == 0))
             for block, _ in stages[k]:
                 self._beliefs(block, number)
+                if self.counting is not None:
+                    self._counting(block, number, engine.stage_messages(self.buffers, place * len(stages) + k))
             if at_once:
                 self.cavities[1 - self.now].zero_()
             for block, direction in reversed(stages[k]):
@@ -231,6 +286,16 @@ class _Backward:
                 FIRST=k == 0, LAST=k == len(parts) - 1,
             )  # fmt: skip
         self.pending.discard(block)
+
+    def _counting(self, block: Block, sweep: int, messages: Tensor) -> None:
+        engine = self.engine
+        for part in block.parts:
+            counting_cotangent[programs(part.degree * block.count * engine.batch, NODES)](
+                messages, self.belief[engine.node_start[block.states] :], self.counting,
+                engine.plan.kinds[part.kind].updated, self.ended, part.first, part.degree, block.first, block.count,
+                engine.batch, engine.message_start[part.kind], engine.size_start[part.kind], sweep,
+                S=block.states, SX=power_of_two(block.states), BN=NODES, WIDE=engine.wide,
+            )  # fmt: skip
 
     def _messages(
         self,

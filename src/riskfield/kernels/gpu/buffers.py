@@ -45,6 +45,7 @@ class Buffers:
     sizes: Tensor  # one number for each message
     gap: Tensor  # (2, batch): see `Gap`
     tape: Tensor
+    stage_messages: Tensor  # for gradients of counting numbers, all messages after each stage of the sweeps on the tape
     given: weakref.ref[Counting] | None = None  # constants that `counting` and `rates` were made from
     settled: bool = False  # whether there are such items
     current: int = 0

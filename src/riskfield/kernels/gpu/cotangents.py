@@ -149,6 +149,37 @@ def message_cotangent(
                 _pass_on(cavity_out, cavities, starts, 2, slots, e, item, batch, fresh, third, D3, Q3, add)
 
 
+@triton.jit(
+    do_not_specialize=["first_slot", "degree", "first_node", "count", "batch", "own_messages", "own_sizes", "sweep"]
+)
+def counting_cotangent(
+    messages, belief_grad, counting_grad, updated, ended,
+    first_slot, degree, first_node, count, batch, own_messages, own_sizes, sweep,
+    S: tl.constexpr, SX: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Add to the cotangent of each slot's counting number what the beliefs of a block, just updated, pass on to it.
+
+    A belief is a function of the sum of messages times counting numbers. Its cotangents sum to 0 over states.
+    """
+    pid = tl.program_id(0)
+    if WIDE:
+        pid = pid.to(tl.int64)
+    place = pid * BN + tl.arange(0, BN)
+    within, item = place // batch, place % batch
+    inside = within < degree * count
+    e = first_slot + within
+    valid = inside & (tl.load(updated + e, mask=inside, other=-1) >= 0)
+    valid = valid & (tl.load(ended + item, mask=inside, other=-1) > sweep)
+    x = tl.arange(0, SX)
+    mine = (x < S)[:, None] & valid[None]
+    m = tl.load(messages + own_messages + _at((e * batch + item)[None], x[:, None], S), mask=mine, other=0.0)
+    at = _at(((first_node + within % count) * batch + item)[None], x[:, None], S)
+    g = tl.load(belief_grad + at, mask=mine, other=0.0)
+    found = tl.sum(tl.where(m > NEG, m * g, 0.0), axis=0)
+    to = counting_grad + own_sizes + e * batch + item
+    tl.store(to, tl.load(to, mask=valid, other=0.0) + found, mask=valid)
+
+
 @triton.jit
 def _pass_on(
     cavity_out,

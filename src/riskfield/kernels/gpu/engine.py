@@ -116,6 +116,7 @@ class Engine:
             empty(self.size_size),
             empty(2, batch),
             empty(0),
+            empty(0),
         )
 
     def release(self, buffers: Buffers) -> None:
@@ -208,13 +209,16 @@ class Engine:
 
     # Forward --------------------------------------------------------------------------------------------------------
 
-    def sweep(self, buffers: Buffers, sweeps: int, record: bool, live: Tensor | None = None) -> Tensor:
+    def sweep(
+        self, buffers: Buffers, sweeps: int, record: bool, live: Tensor | None = None, *, keep: bool = False
+    ) -> Tensor:
         """Sweep all items, or those that are `live`; an item that once was not must never be again.
 
-        Returns the largest undamped change of a belief in the last sweep, of shape (batch,): 2 if one is NaN.
+        A tape can `keep` the messages, too. Returns the largest undamped change of a belief in the last sweep, of shape
+        (batch,): 2 if one is NaN.
         """
         if record:
-            self._reserve(buffers, buffers.recorded + sweeps)
+            self._reserve(buffers, buffers.recorded + sweeps, keep)
         if live is not None:
             buffers.live.copy_(live)
             if self.plan.at_once:  # what is not swept any more is the same in both
@@ -222,8 +226,8 @@ class Engine:
                 buffers.beliefs[1 - buffers.current].copy_(buffers.beliefs[buffers.current])
             buffers.settled = True
         settled = buffers.settled
-        key = "sweep", sweeps, record, buffers.recorded if record else 0, buffers.current, settled
-        self.replay(buffers, key, lambda: self._sweep(buffers, sweeps, record, settled))
+        key = "sweep", sweeps, record, buffers.recorded if record else 0, buffers.current, settled, keep
+        self.replay(buffers, key, lambda: self._sweep(buffers, sweeps, record, settled, keep))
         buffers.recorded += sweeps if record else 0
         if self.plan.at_once:
             buffers.current = (buffers.current + sweeps) % 2
@@ -237,19 +241,20 @@ class Engine:
         self.sweep(buffers, sweeps, record=True)
         buffers.recorded = 0
 
-    def _reserve(self, buffers: Buffers, sweeps: int) -> None:
+    def _reserve(self, buffers: Buffers, sweeps: int, keep: bool) -> None:
         """Make room on the tape for so many sweeps."""
-        if len(buffers.tape) < sweeps * self.tape_size:
+        per_sweep = len(self.plan.stages) * self.message_size
+        if len(buffers.tape) < sweeps * self.tape_size or (keep and len(buffers.stage_messages) < sweeps * per_sweep):
             if buffers.recorded:
                 sweeps += sweeps // 2  # a run to a tolerance, whose end is not known
-            longer = buffers.tape.new_empty(sweeps * self.tape_size)
-            used = buffers.recorded * self.tape_size
-            longer[:used] = buffers.tape[:used]
-            buffers.tape = longer
+            buffers.tape = _longer(buffers.tape, sweeps * self.tape_size)
+            if keep:
+                buffers.stage_messages = _longer(buffers.stage_messages, sweeps * per_sweep)
             buffers.graphs = {}
 
-    def _sweep(self, buffers: Buffers, sweeps: int, record: bool, settled: bool) -> None:
+    def _sweep(self, buffers: Buffers, sweeps: int, record: bool, settled: bool, keep: bool) -> None:
         now = buffers.current
+        kept = buffers.recorded * len(self.plan.stages)
         for k in range(sweeps):
             last = k == sweeps - 1
             if last:
@@ -262,6 +267,13 @@ class Engine:
                     self._update(buffers, block, direction, now=now, measure=last, tape=places, settled=settled)
                 if self.plan.at_once:
                     now = 1 - now
+                if keep:
+                    self.stage_messages(buffers, kept).copy_(buffers.messages[now])
+                    kept += 1
+
+    def stage_messages(self, buffers: Buffers, stage: int) -> Tensor:
+        """Where the messages after a stage, counted from the beginning of the tape, are kept."""
+        return buffers.stage_messages[stage * self.message_size : (stage + 1) * self.message_size]
 
     def _update(
         self,
@@ -380,6 +392,15 @@ class Engine:
 def rows(columns: Tensor) -> Tensor:
     """A copy with the batch first; of one item, too, whose columns are rows already and belong to a buffer."""
     return columns.t().clone(memory_format=torch.contiguous_format)
+
+
+def _longer(tape: Tensor, size: int) -> Tensor:
+    """A tape of at least so many numbers that begins with those of `tape`."""
+    if len(tape) >= size:
+        return tape
+    longer = tape.new_empty(size)
+    longer[: len(tape)] = tape
+    return longer
 
 
 def norms(numbers: Tensor, pieces: list[tuple[int, int, int]], batch: int) -> Tensor:

@@ -172,6 +172,10 @@ class MeanFieldRun(GpuRun):
             going.run(ran, ends)
         return rows(engine.plan.collapse(going.gradient))
 
+    def backward_counting(self, grad_mu: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean field has no counting numbers."""
+        raise NotImplementedError
+
     def backward_fixed_point(self, grad_mu: Tensor, steps: int, tol: float) -> tuple[Tensor, Tensor, Tensor]:
         """The same as if the last sweep had run for ever. See `kernels.protocols.RecordingRun`."""
         mu = self.marginals()

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from riskfield.kernels.convergence import Convergence, Gap
-from riskfield.kernels.gpu.backward import Segment, backward, backward_fixed_point
+from riskfield.kernels.gpu.backward import Segment, backward, backward_counting, backward_fixed_point
 from riskfield.kernels.gpu.engine import Engine, engine_of
-from riskfield.kernels.problem import EVERY_SWEEP, LAST_SWEEP, MessagePassingProblem
+from riskfield.kernels.problem import EVERY_SWEEP, LAST_SWEEP, MessagePassingProblem, is_differentiated
 
 _FEW_SWEEPS = 8  # before a run with a tolerance looks whether it has converged
 # A schedule is deep if it has more stages in a sweep than this, and they update fewer nodes than this on average.
@@ -57,10 +57,6 @@ class GpuRun:
         """How far the state is from a fixed point."""
         raise NotImplementedError
 
-    def backward_counting(self, grad_mu: Tensor) -> tuple[Tensor, Tensor]:
-        """Refused by `lacks` before a run starts."""
-        raise NotImplementedError("The GPU kernels have no gradients of counting numbers.")
-
 
 class MessagePassingRun(GpuRun):
     """Sum-product (or max-product) sweeps over a batch of thetas. See `kernels.start` for what it can record."""
@@ -70,6 +66,7 @@ class MessagePassingRun(GpuRun):
     ):
         super().__init__(engine_of(problem, theta), theta, float(problem.damping), record)
         self._problem = problem
+        self._keep = record == EVERY_SWEEP and is_differentiated(problem.counting.factor)
         self._segments: list[Segment] = []
         self._engine.start(self._buffers, problem, self._theta, messages)
 
@@ -91,7 +88,7 @@ class MessagePassingRun(GpuRun):
         if every is None or every == LAST_SWEEP:
             return residuals(engine.sweep(buffers, sweeps, False, live))
         if every == EVERY_SWEEP:
-            change = engine.sweep(buffers, sweeps, True, live)
+            change = engine.sweep(buffers, sweeps, True, live, keep=self._keep)
             self._segments = [Segment(0, buffers.recorded)]
             return residuals(change)
         while sweeps > 0:
@@ -119,6 +116,10 @@ class MessagePassingRun(GpuRun):
     def backward(self, grad_mu: Tensor) -> Tensor:
         """d(grad_mu . mu) / dtheta, of shape (batch, theta), through the recorded sweeps."""
         return backward(self._engine, self._buffers, self._sweeps, grad_mu, self._segments)
+
+    def backward_counting(self, grad_mu: Tensor) -> tuple[Tensor, Tensor]:
+        """The same, and d(grad_mu . mu) / dc_c of every factor, summed over the batch."""
+        return backward_counting(self._engine, self._buffers, self._sweeps, grad_mu, self._segments, self._theta)
 
     def backward_fixed_point(self, grad_mu: Tensor, steps: int, tol: float) -> tuple[Tensor, Tensor, Tensor]:
         """The same as if the last sweep had run for ever. See `kernels.protocols.RecordingRun`."""
