@@ -15,10 +15,10 @@ from riskfield.kernels.gpu.cotangents import (
     table_cotangent,
 )
 from riskfield.kernels.gpu.ends import factor_gradient, factor_marginal_cotangent, node_marginal_cotangent
-from riskfield.kernels.gpu.engine import NODES, Engine, norms, rows
+from riskfield.kernels.gpu.engine import NODES, Engine
 from riskfield.kernels.gpu.incidences import Kind
 from riskfield.kernels.gpu.plan import Block, Part
-from riskfield.kernels.gpu.storage import power_of_two, programs
+from riskfield.kernels.gpu.storage import norms, power_of_two, programs, rows
 
 LOOK_EVERY = 4  # backward sweeps at a fixed point between two looks at their size
 # Relative to mu g, cotangents of messages that need not be known to the tolerance, as in `adjoints.fixed_point`.

@@ -19,7 +19,7 @@ from riskfield.kernels.gpu.gap import gap_block, operand_sizes
 from riskfield.kernels.gpu.incidences import Kind
 from riskfield.kernels.gpu.plan import Block, KindStorage, Part, Places, Plan, make_plan
 from riskfield.kernels.gpu.sharing import Sharing, sharing_of
-from riskfield.kernels.gpu.storage import LANES, padded, power_of_two, programs
+from riskfield.kernels.gpu.storage import LANES, longer, padded, power_of_two, programs, rows
 from riskfield.kernels.gpu.sweeps import update_block
 from riskfield.kernels.initial_state import starting_messages
 from riskfield.kernels.problem import MessagePassingProblem, schedule_levels
@@ -247,9 +247,9 @@ class Engine:
         if len(buffers.tape) < sweeps * self.tape_size or (keep and len(buffers.stage_messages) < sweeps * per_sweep):
             if buffers.recorded:
                 sweeps += sweeps // 2  # a run to a tolerance, whose end is not known
-            buffers.tape = _longer(buffers.tape, sweeps * self.tape_size)
+            buffers.tape = longer(buffers.tape, sweeps * self.tape_size)
             if keep:
-                buffers.stage_messages = _longer(buffers.stage_messages, sweeps * per_sweep)
+                buffers.stage_messages = longer(buffers.stage_messages, sweeps * per_sweep)
             buffers.graphs = {}
 
     def _sweep(self, buffers: Buffers, sweeps: int, record: bool, settled: bool, keep: bool) -> None:
@@ -387,29 +387,6 @@ class Engine:
                 self.size_start[part.kind], self.counting_step,
                 SHARED=own.shared, MAXIMISE=self.maximise, ROUNDING=ROUNDING * torch.finfo(self.dtype).eps, **shape,
             )  # fmt: skip
-
-
-def rows(columns: Tensor) -> Tensor:
-    """A copy with the batch first; of one item, too, whose columns are rows already and belong to a buffer."""
-    return columns.t().clone(memory_format=torch.contiguous_format)
-
-
-def _longer(tape: Tensor, size: int) -> Tensor:
-    """A tape of at least so many numbers that begins with those of `tape`."""
-    if len(tape) >= size:
-        return tape
-    longer = tape.new_empty(size)
-    longer[: len(tape)] = tape
-    return longer
-
-
-def norms(numbers: Tensor, pieces: list[tuple[int, int, int]], batch: int) -> Tensor:
-    """The norm of each batch item, in float64. Pieces have a start in `numbers`, entries and members."""
-    squares = torch.zeros(batch, dtype=torch.float64, device=numbers.device)
-    for start, entries, members in pieces:
-        own = numbers[start : start + entries * padded(members * batch)].double().reshape(-1, entries, LANES)
-        squares += own.square().sum(1).reshape(-1)[: members * batch].reshape(members, batch).sum(0)
-    return squares.sqrt()
 
 
 def _starts(sizes: dict[Any, int]) -> tuple[dict[Any, int], int]:

@@ -14,7 +14,7 @@ from riskfield.kernels.convergence import ROUNDING, Gap
 from riskfield.kernels.gpu.backward import LOOK_EVERY, NEGLIGIBLE, gather, other_tables
 from riskfield.kernels.gpu.buffers import Buffers
 from riskfield.kernels.gpu.ends import node_marginal_cotangent
-from riskfield.kernels.gpu.engine import NODES, Engine, norms, rows
+from riskfield.kernels.gpu.engine import NODES, Engine
 from riskfield.kernels.gpu.mean_field_updates import (
     copy_nodes,
     expectation_cotangent,
@@ -26,7 +26,7 @@ from riskfield.kernels.gpu.mean_field_updates import (
 from riskfield.kernels.gpu.plan import Block, Plan, make_plan
 from riskfield.kernels.gpu.run import GpuRun, residuals
 from riskfield.kernels.gpu.sharing import Sharing
-from riskfield.kernels.gpu.storage import power_of_two, programs
+from riskfield.kernels.gpu.storage import norms, power_of_two, programs, rows
 from riskfield.kernels.initial_state import starting_marginals
 from riskfield.kernels.logspace import expected
 from riskfield.kernels.problem import LAST_SWEEP, MeanFieldProblem, MessagePassingProblem, mean_field_levels

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import torch
+from torch import Tensor
+
 LANES = 32  # `sweeps._at` has the same number
 
 
@@ -18,3 +21,26 @@ def padded(places: int) -> int:
 def programs(places: int, each: int) -> tuple[int]:
     """The grid of a launch over so many places."""
     return (-(-places // each),)
+
+
+def rows(columns: Tensor) -> Tensor:
+    """A copy with the batch first; of one item, too, whose columns are rows already and belong to a buffer."""
+    return columns.t().clone(memory_format=torch.contiguous_format)
+
+
+def longer(tape: Tensor, size: int) -> Tensor:
+    """A tape of at least so many numbers that begins with those of `tape`."""
+    if len(tape) >= size:
+        return tape
+    longer = tape.new_empty(size)
+    longer[: len(tape)] = tape
+    return longer
+
+
+def norms(numbers: Tensor, pieces: list[tuple[int, int, int]], batch: int) -> Tensor:
+    """The norm of each batch item, in float64. Pieces have a start in `numbers`, entries and members."""
+    squares = torch.zeros(batch, dtype=torch.float64, device=numbers.device)
+    for start, entries, members in pieces:
+        own = numbers[start : start + entries * padded(members * batch)].double().reshape(-1, entries, LANES)
+        squares += own.square().sum(1).reshape(-1)[: members * batch].reshape(members, batch).sum(0)
+    return squares.sqrt()
