@@ -15,6 +15,7 @@
 #include "interrupt.hpp"
 #include "polling_mutex.hpp"
 #include "run.hpp"
+#include "threads.hpp"
 
 namespace nb = nanobind;
 using riskfield::Index;
@@ -274,6 +275,7 @@ NB_MODULE(_native, module) {
       nb::arg("isa") = "");
   nb::class_<riskfield::ForestPlan>(module, "ForestPlan");
   module.def("make_forest_plan", &make_forest_plan);
+  module.def("assume_crowded", &riskfield::assume_crowded, nb::arg("seconds"));
   bind_forest_run<double>(module, "ForestRunDouble");
   bind_forest_run<float>(module, "ForestRunFloat");
   bind_run<double>(module, "RunDouble");

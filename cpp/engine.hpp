@@ -141,7 +141,7 @@ class EngineRun final : public Run<T> {
       for (std::size_t s = 0; s < steps; ++s) {
         Item<T>& item = items_[before + k * steps + s];
         for (std::size_t r = k * copies; r < std::min((k + 1) * copies, rows.size()); ++r)
-          item.models.push_back({static_cast<Index>(s) * input.rows + rows[r]});
+          item.models.emplace_back(static_cast<Index>(s) * input.rows + rows[r]);
         packed.push_back({&item, Theta<T>(input, item)});
       }
       Start<T> start;

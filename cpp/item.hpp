@@ -13,6 +13,8 @@ namespace riskfield::RISKFIELD_ISA {
 
 // One of the models of a batch.
 struct Model {
+  explicit Model(Index number) : number(number) {}
+
   Index number;  // in the batch
   bool impossible = false;
   Convergence convergence;

@@ -3,7 +3,7 @@
 
 #include "copies.hpp"
 #include "threads.hpp"
-#include "tiles.hpp"
+#include "updates.hpp"
 #include "user_layout.hpp"
 
 namespace riskfield::RISKFIELD_ISA {

@@ -4,7 +4,7 @@
 // so that the processor works on several powers at the same time, with all constants in registers.
 #pragma once
 
-#include "tiles.hpp"
+#include "updates.hpp"
 
 namespace riskfield::RISKFIELD_ISA {
 

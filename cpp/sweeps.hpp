@@ -32,10 +32,17 @@ class Sweeps {
 
   // Sweeps each model of the item until it has converged to `tol`, at most `sweeps` times.
   void advance(Item<T>& item, Index sweeps, double tol, int thread, int team) const {
-    if (plan_.parts > 1 && plan_.parts <= team)
-      advance_together(item, sweeps, tol);
-    else
-      advance_alone(item, sweeps, tol, thread);
+    if (plan_.parts == 1 || plan_.parts > team) return advance_alone(item, sweeps, sweeps, tol, thread);
+    // In slices: before each of them it is seen whether several threads are worth it.
+    for (Index left = sweeps, slice = 1; left > 0 && converged(item, tol) != item.all_models();) {
+      const Index count = std::min(slice, left);
+      if (crowded())
+        advance_alone(item, count, left, tol, thread);
+      else
+        advance_together(item, count, left, tol);
+      left -= count;
+      slice = std::min<Index>(2 * slice, kLongestSlice);
+    }
   }
 
   // Repeats the sweeps that follow checkpoint k, with a tape.
@@ -51,6 +58,8 @@ class Sweeps {
   }
 
  private:
+  static constexpr Index kLongestSlice = 8;  // sweeps that threads share before they look again
+
   bool mean_field() const { return context_.kind == Kind::kMeanField; }
 
   // Apart from the loop over contiguous tiles, which it would slow down.
@@ -226,14 +235,15 @@ class Sweeps {
     if (record_ != 0) item.stopped.push_back(stopped);
   }
 
-  void advance_alone(Item<T>& item, Index sweeps, double tol, int thread) const {
+  // `count` sweeps of the `left` that may still follow.
+  void advance_alone(Item<T>& item, Index count, Index left, double tol, int thread) const {
     Scratch<T>& scratch = workers_.scratch(thread);
-    for (Index s = 0; s < sweeps; ++s) {
+    for (Index s = 0; s < count; ++s) {
       const LaneSet stopped = converged(item, tol);
       if (stopped == item.all_models()) return;
       begin_recording(item, stopped);
-      begin_sweep(scratch, tol, s == sweeps - 1);
-      sweep_some(item, scratch, stopped, to_record(sweeps - s));
+      begin_sweep(scratch, tol, s == left - 1);
+      sweep_some(item, scratch, stopped, to_record(left - s));
       if (const LaneSet due = end_sweep(item, tol, stopped, 1, thread)) {
         measure(item, scratch, 0, 1);
         end_measuring(item, tol, due, 1, thread);
@@ -241,21 +251,21 @@ class Sweeps {
     }
   }
 
-  void advance_together(Item<T>& item, Index sweeps, double tol) const {
+  void advance_together(Item<T>& item, Index count, Index left, double tol) const {
     Barrier barrier(plan_.parts);
     LaneSet due = 0;
     T* tape = nullptr;
-    parallel(plan_.parts, [&](int thread) {
-      for (Index s = 0; s < sweeps && converged(item, tol) != item.all_models(); ++s) {
+    together(plan_.parts, [&](int thread) {
+      for (Index s = 0; s < count && converged(item, tol) != item.all_models(); ++s) {
         if (record_ != 0) {
           barrier.wait();  // all threads have seen that the run goes on
           if (thread == 0) {
             begin_recording(item, 0);
-            tape = space_on_tape(item, to_record(sweeps - s));
+            tape = space_on_tape(item, to_record(left - s));
           }
           barrier.wait();
         }
-        begin_sweep(workers_.scratch(thread), tol, s == sweeps - 1);
+        begin_sweep(workers_.scratch(thread), tol, s == left - 1);
         sweep(item, workers_.scratch(thread), thread, thread + 1, &barrier, tape);
         barrier.wait();
         if (thread == 0) due = end_sweep(item, tol, 0, plan_.parts, 0);

@@ -1,7 +1,9 @@
 #include "threads.hpp"
 
+#include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <exception>
 #include <thread>
@@ -15,11 +17,51 @@ namespace {
 // How long threads sleep before they look whether their call has stopped.
 constexpr std::chrono::milliseconds kNap{20};
 
+double seconds(clockid_t clock) {
+  timespec now;
+  clock_gettime(clock, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+thread_local double slept = 0;  // seconds for which this thread has waited for others
+std::atomic<double> crowded_until{0};
+
+// What a team has used.
+struct Usage {
+  double busy = 0;       // seconds of processor time of all threads
+  double displaced = 0;  // the longest time for which a thread could have run, but had no processor
+
+  // Calls body(), which should have started at `began`, and returns what it used.
+  template <class Body>
+  static Usage of(double began, Body body) {
+    const double busy = seconds(CLOCK_THREAD_CPUTIME_ID), waited = slept;
+    body();
+    Usage usage;
+    usage.busy = seconds(CLOCK_THREAD_CPUTIME_ID) - busy;
+    usage.displaced = seconds(CLOCK_MONOTONIC) - began - usage.busy - (slept - waited);
+    return usage;
+  }
+  void add(const Usage& other) {
+    busy += other.busy;
+    displaced = std::max(displaced, other.displaced);
+  }
+};
+
+// Looks whether one thread would have done the work of a team in about the same time, because others of the team were
+// displaced. If so, the next attempt is so much later that it costs little.
+void judge(double began, const Usage& usage) {
+  constexpr double kShortest = 2e-4;  // what is shorter says nothing
+  const double now = seconds(CLOCK_MONOTONIC), wall = now - began;
+  if (wall > kShortest && usage.displaced > 0.25 * wall && wall > 0.8 * usage.busy)
+    crowded_until = now + std::max(0.02, 10 * wall);
+}
+
 class Pool {
  public:
   void run(int count, const std::function<void(int)>& body) {
     const std::lock_guard<PollingMutex> one_caller(callers_);
     while (static_cast<int>(workers_) < count - 1) start_worker();
+    const double began = seconds(CLOCK_MONOTONIC);
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       body_ = &body;
@@ -27,10 +69,12 @@ class Pool {
       wanted_ = count;
       running_ = count - 1;
       error_ = nullptr;
+      usage_ = {};
+      began_ = began;
       ++job_;
     }
     start_.notify_all();
-    execute([&] { body(0); });
+    const Usage own = Usage::of(began, [&] { execute([&] { body(0); }); });
     std::unique_lock<std::mutex> lock(mutex_);
     while (!done_.wait_for(lock, kNap, [&] { return running_ == 0; })) {
       lock.unlock();
@@ -38,6 +82,8 @@ class Pool {
       lock.lock();
     }
     if (error_) std::rethrow_exception(error_);
+    usage_.add(own);
+    judge(began, usage_);
   }
 
  private:
@@ -52,6 +98,7 @@ class Pool {
       while (true) {
         const std::function<void(int)>* body;
         Call* call;
+        double began;
         {
           std::unique_lock<std::mutex> lock(mutex_);
           start_.wait(lock, [&] { return job_ != seen; });
@@ -59,13 +106,16 @@ class Pool {
           if (number >= wanted_) continue;
           body = body_;
           call = call_;
+          began = began_;
         }
+        Usage own;
         {
           const Helper helper(call);
-          execute([&] { (*body)(number); });
+          own = Usage::of(began, [&] { execute([&] { (*body)(number); }); });
         }
         {
           const std::lock_guard<std::mutex> lock(mutex_);
+          usage_.add(own);
           --running_;
         }
         done_.notify_one();
@@ -92,6 +142,8 @@ class Pool {
   const std::function<void(int)>* body_ = nullptr;
   Call* call_ = nullptr;
   std::exception_ptr error_;
+  Usage usage_;
+  double began_ = 0;
   int wanted_ = 0, running_ = 0, workers_ = 0;
   unsigned job_ = 0;
 };
@@ -111,7 +163,16 @@ Pool& pool() {
 
 }  // namespace
 
+bool crowded() { return crowded_until.load() > 0 && seconds(CLOCK_MONOTONIC) < crowded_until.load(); }
+
+void assume_crowded(double duration) { crowded_until = seconds(CLOCK_MONOTONIC) + duration; }
+
 void parallel(int count, const std::function<void(int)>& body) {
+  if (!crowded()) return together(count, body);
+  for (int k = 0; k < count; ++k) body(k);
+}
+
+void together(int count, const std::function<void(int)>& body) {
   if (count <= 1) {
     body(0);
   } else if (current_call()) {
@@ -129,6 +190,7 @@ void Barrier::pause() {
 }
 
 void Barrier::sleep(unsigned round) {
+  const double began = seconds(CLOCK_MONOTONIC);
   std::unique_lock<std::mutex> lock(mutex_);
   ++sleepers_;
   // Either the last thread to arrive sees a sleeper and wakes it, or this thread sees the new round.
@@ -143,6 +205,7 @@ void Barrier::sleep(unsigned round) {
     lock.lock();
   }
   --sleepers_;
+  slept += seconds(CLOCK_MONOTONIC) - began;
 }
 
 void Barrier::wake() {

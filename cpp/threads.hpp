@@ -9,9 +9,19 @@
 
 namespace riskfield {
 
-// Run body(0) ... body(count - 1) at the same time, body(0) on the calling thread; returns when all are done.
-// An exception thrown by any of them is thrown again here; the others notice when they next `poll`.
+// Run body(0) ... body(count - 1) at the same time, body(0) on the calling thread; returns when all are done. They may
+// wait for each other. An exception thrown by any of them is thrown again here; the others notice when they next
+// `poll`.
+void together(int count, const std::function<void(int)>& body);
+
+// The same for bodies that do not wait for each other. While the processors are crowded they run one after the other.
 void parallel(int count, const std::function<void(int)>& body);
+
+// Whether other programs have lately kept our threads from running at the same time, so that one thread would have been
+// as fast as all of them. Asked again after a while.
+bool crowded();
+// Takes the processors for crowded from now on for so long, in seconds; for tests.
+void assume_crowded(double seconds);
 
 // The part of [begin, end) that falls to one of several threads.
 struct Share {

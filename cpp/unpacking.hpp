@@ -2,7 +2,7 @@
 #pragma once
 
 #include "copies.hpp"
-#include "tiles.hpp"
+#include "updates.hpp"
 #include "user_layout.hpp"
 
 namespace riskfield::RISKFIELD_ISA {

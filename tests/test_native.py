@@ -106,9 +106,13 @@ def test_threads_share_recorded_runs(name, algorithm, adjoint, batch, monkeypatc
     try:
         rf.set_num_threads(3)
         shared, *shared_gradients = recorded(GRAPHS[name], algorithm, batch, adjoint)
+        native._native.assume_crowded(1000.0)  # seconds; one thread does the work of all of them
+        crowded = recorded(GRAPHS[name], algorithm, batch, adjoint)
     finally:
+        native._native.assume_crowded(0.0)
         rf.set_num_threads(1)
     assert torch.equal(shared, mu)
+    assert all(map(torch.equal, crowded, [shared, *shared_gradients]))
     for ours, alone in zip(shared_gradients, gradients, strict=True):
         torch.testing.assert_close(ours, alone, rtol=1e-12, atol=1e-13)
 
