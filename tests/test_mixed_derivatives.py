@@ -176,3 +176,14 @@ def test_envelope_refuses_losses_on_marginals():
         (solution.log_partition + solution.mu.square().sum()).backward()
     (solution.log_partition + solution.mu.detach().square().sum()).backward()
     torch.testing.assert_close(theta.grad, solution.mu.detach())
+
+
+@pytest.mark.parametrize("adjoint", [None, rf.adjoints.Envelope()], ids=["default", "Envelope"])
+@pytest.mark.parametrize("algorithm", [rf.Exact(), rf.MessagePassing()], ids=["Exact", "MessagePassing"])
+def test_a_batch_of_gradients_of_the_log_partition_function(algorithm, adjoint):
+    graph = rf.chain(4, 3)
+    theta = torch.stack([potentials(graph, seed) for seed in range(3)]).requires_grad_()
+    solution = rf.infer(graph, theta, algorithm, adjoint=adjoint)
+    (found,) = torch.autograd.grad(solution.log_partition, theta, torch.eye(3).double(), is_grads_batched=True)
+    expected = torch.eye(3).double().unsqueeze(-1) * rf.infer(graph, theta.detach(), algorithm).statistics()
+    torch.testing.assert_close(found, expected)

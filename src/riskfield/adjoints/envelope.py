@@ -20,7 +20,7 @@ from riskfield.adjoints.adjoint import AbstractAdjoint
 from riskfield.errors import AdjointError
 from riskfield.inference.request import Request
 from riskfield.inference.solution import Deferred, Solution
-from riskfield.kernels import is_differentiated
+from riskfield.kernels import is_differentiated, is_transformed
 
 _NO_MARGINALS = (
     "`Envelope` differentiates the log-partition value only, and the loss depends on the marginals. Use another "
@@ -120,5 +120,6 @@ class _Value(torch.autograd.Function):
         statistics, grad = ctx.statistics(), grad.unsqueeze(-1)
         if statistics.requires_grad:
             return grad * statistics, None, None, None
-        gradient = statistics.mul_(grad) if ctx.computed_anew else grad * statistics
+        in_place = ctx.computed_anew and not is_transformed(grad)  # not for a batch of gradients
+        gradient = statistics.mul_(grad) if in_place else grad * statistics
         return constant_in(gradient, (theta,), "`Envelope` without `curvature`"), None, None, None

@@ -134,7 +134,10 @@ class _ExactValue(torch.autograd.Function):
         # For second derivatives the expectation itself is differentiated.
         if torch.is_grad_enabled():
             return grad.unsqueeze(-1) * ctx.solution.graph.collapse(ctx.mu()), None, None
-        return ctx.solution.statistics().mul_(grad.unsqueeze(-1)), None, None  # in place: they are computed anew
+        statistics, grad = ctx.solution.statistics(), grad.unsqueeze(-1)
+        if is_transformed(grad):  # a batch of gradients
+            return grad * statistics, None, None
+        return statistics.mul_(grad), None, None  # in place: they are computed anew
 
 
 def _forward_mode(request: Request, primal: Tensor, tangent: Tensor) -> Solution | None:

@@ -182,7 +182,7 @@ class ChainRun(ExactRun):
         out = self._empty(len(self._theta), self._graph.theta_size)
         sums = self._tables()
         self._distribute(out, sums)
-        self._nodes = out[:, : self._graph.node_size].contiguous()
+        self._nodes = out[:, : self._graph.node_size].clone()  # the caller may change the whole
         self._add_up(out, sums)
         return self._possible(out)
 
@@ -254,7 +254,7 @@ class ChainRun(ExactRun):
     def _swept(self) -> Tensor:
         out = self._empty(len(self._theta), self._graph.mu_size)
         self._distribute(out, None, pairs=bool(self._graph.factor_groups))
-        self._nodes = out[:, : self._graph.node_size].contiguous()
+        self._nodes = out[:, : self._graph.node_size].clone()  # the caller may change the whole
         return self._possible(out)
 
     def _node_marginals(self) -> Tensor:

@@ -31,7 +31,7 @@ _MANY_PLACES = 200_000
 
 
 # Buffers of runs that are over, oldest first. They hold a tape each, so there are few.
-_spare: list[tuple[weakref.ref[Engine], Buffers]] = []
+_spare: dict[int, tuple[weakref.ref[Engine], Buffers]] = {}
 
 
 class Engine:
@@ -88,9 +88,9 @@ class Engine:
 
     def take(self) -> Buffers:
         """Buffers for a run; `release` them when it is over."""
-        for k, (owner, buffers) in enumerate(_spare):
-            if owner() is self:
-                del _spare[k]
+        for key, (owner, buffers) in _spare.copy().items():
+            # Garbage collection, or another thread, may release and drop buffers at any moment.
+            if owner() is self and _spare.pop(key, None) is not None:
                 buffers.current = buffers.recorded = 0
                 return buffers
         plan, batch, copies = self.plan, self.batch, 2 if self.plan.at_once else 1
@@ -121,9 +121,10 @@ class Engine:
 
     def release(self, buffers: Buffers) -> None:
         """Keep buffers for a later run."""
-        _spare.append((weakref.ref(self), buffers))
-        while len(_spare) > _KEPT or (_spare and _spare[0][0]() is None):
-            del _spare[0]
+        _spare[id(buffers)] = weakref.ref(self), buffers
+        for key, (owner, _) in _spare.copy().items():  # the oldest first
+            if owner() is None or len(_spare) > _KEPT:
+                _spare.pop(key, None)
 
     def replay(self, buffers: Buffers, key: tuple[Any, ...], work: Callable[[], None]) -> None:
         """Do `work`, which only launches kernels on these buffers: from the third time on in one launch."""
