@@ -131,6 +131,14 @@ def test_log_marginals_are_finite():
     assert found.dtype == torch.float32
 
 
+def test_errors_name_the_contrast_parameter():
+    crf = layer(contrast=True)
+    with torch.no_grad():
+        crf.contrast_pairwise[1, 2, 0] = float("nan")
+    with pytest.raises(ValueError, match=r"`crf.contrast_pairwise` must not hold NaN or \+inf. Got nan at \(1, 2, 0\)"):
+        crf(logits(3, 4), torch.rand(2, 1, 3, 4))
+
+
 def test_gradients_by_differences():
     crf = layer(contrast=True, inference=None)
     image = torch.rand(1, 1, 2, 3, dtype=torch.float64, requires_grad=True)
@@ -157,6 +165,10 @@ def test_a_copy_is_independent_and_graphs_are_no_part_of_it():
         (
             lambda: layer(contrast=True)(logits(3, 4), logits(4, 3)),
             r"`image` must have shape \(2, channel, ",
+        ),
+        (
+            lambda: layer(contrast=True)(logits(3, 4), torch.zeros(2, 1, 3, 4, dtype=torch.uint8)),
+            r"`image` must hold floats. Got torch.uint8",
         ),
         (lambda: layer()(logits(3, 4), pairwise=logits(3, 4)), r"`pairwise` must have shape .* or \(2, 2, 3, 4\). Got"),
         (lambda: layer()(logits(3, 4), mask=logits(3, 4)), r"`mask` must be bool of shape \(2, 3, 4\)"),

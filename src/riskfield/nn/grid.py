@@ -100,7 +100,7 @@ class GridCRF(Module):
 
         Arguments:
             logits: of shape (batch, class, *size), such as (batch, class, row, column).
-            image: of shape (batch, channel, *size), for `contrast=True`.
+            image: floats of shape (batch, channel, *size), for `contrast=True`.
             pairwise: couplings from a network, added to those of the layer: either log-potentials of shape (batch,
                 direction, class, class, *size), or of shape (batch, direction, *size), which are added for equal
                 classes. The numbers at a pixel belong to the edges of which it is the first end (the left, the upper);
@@ -110,6 +110,8 @@ class GridCRF(Module):
         """
         self._check(logits, image, pairwise, mask)
         given = {"logits": logits, "image": image, "pairwise": pairwise, "crf.pairwise": self.pairwise}
+        if self.contrast:
+            given["crf.contrast_pairwise"] = self.contrast_pairwise
         with torch.autocast(logits.device.type, enabled=False), blaming(given):
             graph, theta = self._theta(at_least_float32(logits), image, pairwise, mask)
             mu, _ = solve(graph, theta, self._inference(theta.device), log_partition=False, marginals="nodes")
@@ -182,6 +184,8 @@ class GridCRF(Module):
             raise ValueError(f"`image` must {wanted}.")
         if image is not None and (image.ndim != 2 + num_axes or (len(image), *image.shape[2:]) != (batch, *size)):
             raise ValueError(f"`image` must have shape ({batch}, channel, *{size}). Got {tuple(image.shape)}.")
+        if image is not None and not image.is_floating_point():
+            raise ValueError(f"`image` must hold floats. Got {image.dtype}.")
         allowed = ((batch, number, classes, classes, *size), (batch, number, *size))
         if pairwise is not None and tuple(pairwise.shape) not in allowed:
             raise ValueError(f"`pairwise` must have shape {allowed[0]} or {allowed[1]}. Got {tuple(pairwise.shape)}.")
