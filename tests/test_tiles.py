@@ -134,6 +134,12 @@ def test_images_may_be_given_as_files(fitted, tmp_path):
     np.testing.assert_array_equal(
         by_files.predict_marginals([str(paths[0])])[0], by_arrays.predict_marginals(arrays)[0]
     )
+    Image.fromarray(arrays[1, :5]).save(paths[1])  # of another size
+    assert [own.shape for own in by_files.predict(np.array([str(path) for path in paths]))] == [
+        (12, 14),
+        (5, 14),
+        (12, 14),
+    ]
     with pytest.raises(FileNotFoundError):
         by_files.predict([tmp_path / "none.png"])
 

@@ -416,5 +416,5 @@ class AbstractCRF(NestedParameters):
 
 
 def _like(X: Any, values: list[Array]) -> Any:
-    """One array if X is one, else a list."""
-    return np.stack(values) if isinstance(X, np.ndarray) and X.dtype != object and values else values
+    """One array if X is an array of numbers, else a list. Files named in an array may differ in size."""
+    return np.stack(values) if isinstance(X, np.ndarray) and X.dtype.kind in "biufc" and values else values
