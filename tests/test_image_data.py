@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from PIL import Image
 
 import riskfield as rf
 from riskfield.datasets.images import read_image, read_mask
+from riskfield.features.kinds import AbstractPixelFeature
 from riskfield.features.resample import reduce_labels
 
 RNG = np.random.default_rng(0)
@@ -249,18 +251,17 @@ def test_examples_at_a_lower_resolution(folders):
     assert first.inputs["nodes"].dtype == torch.float32
 
 
-class Counted:
-    """A recipe that counts how often it is followed."""
+@pytest.fixture
+def calls(monkeypatch):
+    """The images whose features are computed."""
+    images, compute = [], rf.features.ImageFeatures.__call__
 
-    def __init__(self, recipe):
-        self.recipe, self.count = recipe, 0
+    def recorded(self, image, window=None):
+        images.append(image)
+        return compute(self, image, window)
 
-    def __call__(self, image):
-        self.count += 1
-        return self.recipe(image)
-
-    def __repr__(self):
-        return repr(self.recipe)
+    monkeypatch.setattr(rf.features.ImageFeatures, "__call__", recorded)
+    return images
 
 
 def same(first, second):
@@ -269,11 +270,11 @@ def same(first, second):
     )
 
 
-def test_the_cache_computes_once(tmp_path):
-    recipe, image = Counted(rf.features.ImageFeatures()), random_bytes(9, 7, 3)
+def test_the_cache_computes_once(tmp_path, calls):
+    recipe, image = rf.features.ImageFeatures(), random_bytes(9, 7, 3)
     first = rf.datasets.FeatureCache(tmp_path / "new" / "folder")(recipe, image)
     second = rf.datasets.FeatureCache(tmp_path / "new" / "folder")(recipe, image.copy())
-    assert recipe.count == 1
+    assert len(calls) == 1
     assert same(first, second)
     assert same(first, rf.features.ImageFeatures()(image))
     assert len(list((tmp_path / "new" / "folder").iterdir())) == 1
@@ -298,22 +299,42 @@ def test_the_key_changes_with_recipe_and_image(tmp_path):
     assert len(list(tmp_path.iterdir())) == len(recipes) + len(image_set)
 
 
+@dataclass(frozen=True)
+class Shifted(AbstractPixelFeature):
+    """A user's own feature, whose repr leaves out its setting."""
+
+    by: float = field(repr=False)
+    num_features = 1
+
+    def map(self, image):
+        return image[..., :1] + self.by
+
+
+class Unnamed(Shifted):
+    """No dataclass itself, so that its settings are unknown."""
+
+
+def test_the_key_changes_with_the_fields_of_own_features(tmp_path):
+    cache, image = rf.datasets.FeatureCache(tmp_path), np.zeros((2, 2))
+    for by in (1.0, 2.0):
+        assert (cache(rf.features.ImageFeatures((Shifted(by),)), image).pixels == by).all()
+    for odd in (Unnamed(1.0), Shifted(np.zeros(2)), rf.features.Fourier((Unnamed(1.0),))):
+        with pytest.raises(TypeError, match=r"A `cache` needs features that are dataclasses.* Got "):
+            cache(rf.features.ImageFeatures((odd,)), image)
+
+
 @pytest.mark.parametrize("damage", ["cut", "empty", "flip", "foreign"])
-def test_damaged_files_are_computed_again(tmp_path, damage):
-    cache, recipe, image = (
-        rf.datasets.FeatureCache(tmp_path),
-        Counted(rf.features.ImageFeatures()),
-        random_bytes(6, 6),
-    )
+def test_damaged_files_are_computed_again(tmp_path, damage, calls):
+    cache, recipe, image = rf.datasets.FeatureCache(tmp_path), rf.features.ImageFeatures(), random_bytes(6, 6)
     right = cache(recipe, image)
     (path,) = tmp_path.iterdir()
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1  # one bit
     path.write_bytes({"cut": content[:-100], "empty": b"", "flip": content, "foreign": b"something else" * 9}[damage])
     assert same(cache(recipe, image), right)
-    assert recipe.count == 2
+    assert len(calls) == 2
     assert same(cache(recipe, image), right)
-    assert recipe.count == 2  # it was mended
+    assert len(calls) == 2  # it was mended
 
 
 KILLED = """
@@ -324,12 +345,11 @@ rf.datasets.FeatureCache(sys.argv[1])(rf.features.ImageFeatures(), np.zeros((5, 
 """
 
 
-def test_a_killed_writer_leaves_no_file_to_be_read(tmp_path):
+def test_a_killed_writer_leaves_no_file_to_be_read(tmp_path, calls):
     ran = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], timeout=120, check=False)
     assert ran.returncode == 9
-    recipe = Counted(rf.features.ImageFeatures())
-    rf.datasets.FeatureCache(tmp_path)(recipe, np.zeros((5, 5)))
-    assert recipe.count == 1
+    rf.datasets.FeatureCache(tmp_path)(rf.features.ImageFeatures(), np.zeros((5, 5)))
+    assert len(calls) == 1
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="needs a user whom permissions stop")

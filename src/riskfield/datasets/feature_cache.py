@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,9 @@ _PARTS = ("pixels", "horizontal", "vertical")
 class FeatureCache:
     """Computes features of images once, and keeps them in a folder.
 
-    A file's name is a digest of the recipe and of the image, so that no file is ever out of date. A damaged file is
-    computed again.
+    A file's name is a digest of the recipe and of the image, so that a file is never out of date. A damaged file is
+    computed again. Your own features must be dataclasses: the digest is of their names and fields, not of their code,
+    so empty the folder when you change the code.
 
     Arguments:
         folder: is created if necessary. Processes may share it, and it may be emptied at any time.
@@ -72,9 +74,26 @@ class FeatureCache:
 
 
 def _key(features: ImageFeatures, image: npt.NDArray[Any]) -> str:
-    digest = hashlib.sha256(f"{_VERSION} {features!r} {image.dtype.str} {image.shape} ".encode())
+    digest = hashlib.sha256(f"{_VERSION} {_recipe(features)} {image.dtype.str} {image.shape} ".encode())
     digest.update(np.ascontiguousarray(image).data)
     return digest.hexdigest()
+
+
+def _recipe(part: object) -> str:
+    """A text that differs between recipes. The repr of an object is none: it may leave out settings."""
+    kind = type(part)
+    # A subclass that is no dataclass itself may have settings that are no fields.
+    if is_dataclass(part) and "__dataclass_fields__" in vars(kind):
+        settings = (f"{field.name}={_recipe(getattr(part, field.name))}" for field in fields(part))
+        return f"{kind.__module__}.{kind.__qualname__}({', '.join(settings)})"
+    if isinstance(part, tuple):
+        return f"({', '.join(map(_recipe, part))})"
+    if part is None or isinstance(part, bool | int | float | str):
+        return repr(part)
+    raise TypeError(
+        "A `cache` needs features that are dataclasses, with fields that are numbers, strings, tuples of these or "
+        f"features: it tells recipes apart by them. Got {part!r}, of type {kind.__qualname__}."
+    )
 
 
 def _write(path: Path, features: FeatureMaps) -> None:
