@@ -26,6 +26,27 @@ def test_minus_one_is_a_class_if_no_label_is_unknown():
     assert crf.score(X, SIGNS) + crf.score(X, wrong) == pytest.approx(1)
 
 
+class Series(list):
+    """As a `Series` of pandas whose index is not 0, 1, ...: iteration gives values, [] looks up a label."""
+
+    def __getitem__(self, label):
+        raise KeyError(label)
+
+
+def test_score_takes_series_by_position():
+    y = [(own > 0).astype(int) for own in SIGNS]
+    crf = CRF(optimiser=FEW).fit(X, y)
+    y[0], weights = 1 - y[0], [9.0, 1.0, 2.0, 3.0, 4.0]
+    assert crf.score(X, Series(y), sample_weight=Series(weights)) == crf.score(X, y, sample_weight=weights)
+
+
+def test_a_list_of_initial_losses_is_saved(tmp_path):
+    y = [(own > 0).astype(int) for own in SIGNS]
+    for initial in ([], [rf.losses.Independent()]):
+        CRF(initial=initial, optimiser=FEW).fit(X, y).save(tmp_path / "crf")
+        assert CRF.load(tmp_path / "crf").initial == tuple(initial)
+
+
 @pytest.mark.parametrize(("unknown", "labels"), [("?", ["a", "b"]), (0, [1, 2]), (-100, [-1, 1])])
 def test_any_label_can_mark_unknown_ones(unknown, labels):
     y = [np.array(labels)[(own > 0).astype(int)] for own in SIGNS]

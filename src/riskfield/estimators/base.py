@@ -8,6 +8,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import repeat
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -234,14 +235,14 @@ class AbstractCRF(NestedParameters):
         """The share of variables with a known label that `predict` gets right."""
         check_consistent_length(X, y, sample_weight)
         right = total = 0.0
-        for k, predicted in enumerate(self.predict(X)):
-            labels = as_labels(y[k], predicted.shape, f"y[{k}]", self.ignore)
+        weights = repeat(1.0) if sample_weight is None else sample_weight
+        for k, (predicted, own, weight) in enumerate(zip(self.predict(X), y, weights, strict=False)):
+            labels = as_labels(own, predicted.shape, f"y[{k}]", self.ignore)
             known = is_known(labels, self.ignore)
             if known.any() and type_of(labels) != type_of(predicted):
                 raise ValueError(f"`y[{k}]` must hold {type_of(predicted)}, as in `fit`. Got {type_of(labels)}.")
-            weight = 1.0 if sample_weight is None else float(sample_weight[k])
-            right += weight * np.count_nonzero(predicted[known] == known_labels(labels, self.ignore))
-            total += weight * np.count_nonzero(known)
+            right += float(weight) * np.count_nonzero(predicted[known] == known_labels(labels, self.ignore))
+            total += float(weight) * np.count_nonzero(known)
         if not total > 0:
             raise ValueError(f"`y` must hold a label other than {self.ignore}.")
         return float(right / total)
@@ -304,10 +305,11 @@ class AbstractCRF(NestedParameters):
         as_decoder(self.decoder)
 
     def _plain_settings(self) -> dict[str, Any]:
-        """The settings for a file, with objects of torch by their names."""
+        """The settings for a file, with objects of torch by their names, and losses in a tuple."""
         settings = self.get_params(deep=False)
         for name in ("device", "dtype"):
             settings[name] = None if settings[name] is None else str(settings[name]).removeprefix("torch.")
+        settings["initial"] = None if settings["initial"] is None else tuple(settings["initial"])
         return settings
 
     def _weighted(self, stages: Sequence[Stage], weights: tuple[float, ...] | None) -> list[Stage]:

@@ -35,7 +35,7 @@ class Blocks:
     ) -> Iterator[Examples]:
         """All examples with their labels, for training."""
         inputs = [dict(design.inputs()) for design in bar(designs, shown=verbose, what="features")]
-        for members in _by_structure(designs):
+        for members in by_structure(designs):
             graph = designs[members[0]].structure.graph(self.num_states)
             labels = np.stack([designs[k].reduce(codes[k]) for k in members])
             joined = stacked([inputs[k] for k in members], self.dtype)
@@ -63,7 +63,7 @@ def portions(designs: Sequence[Design], chunk_size: Callable[[Design], int]) -> 
     """
     portion: list[list[int]] = []
     room = 1.0
-    for members in _by_structure(designs):
+    for members in by_structure(designs):
         each = 1 / min(chunk_size(designs[members[0]]), len(designs))  # however large the number, not 0
         left = members
         while left:
@@ -97,7 +97,7 @@ def predict_each(
             yield from ((piece.block, row, own) for row, own in zip(piece.rows.tolist(), part, strict=True))
 
 
-def _by_structure(designs: Sequence[Design]) -> list[list[int]]:
+def by_structure(designs: Sequence[Design]) -> list[list[int]]:
     """The numbers of the designs of each structure, in the order in which structures appear."""
     groups: dict[Any, list[int]] = {}
     for k, design in enumerate(designs):

@@ -17,7 +17,7 @@ def hold_out(
 
     Only examples with a label and a positive weight are held out.
     """
-    counted = torch.cat([_is_counted(block) for block in examples])
+    counted = torch.cat([is_counted(block) for block in examples])
     numbers = counted.nonzero()[:, 0].numpy()
     if len(numbers) < 2:
         raise ValueError(
@@ -32,6 +32,7 @@ def hold_out(
     return take(examples, train), take(examples, held_out)
 
 
-def _is_counted(block: Examples) -> torch.Tensor:
+def is_counted(block: Examples) -> torch.Tensor:
+    """Which examples have a label and a positive weight."""
     labelled = (block.labels >= 0).any(-1).cpu()
     return labelled if block.weights is None else labelled & (block.weights > 0).cpu()

@@ -19,23 +19,23 @@ from riskfield.estimators.base import AbstractCRF
 from riskfield.estimators.blocks import Blocks, OfExamples
 from riskfield.estimators.defaults import LOSS, RIDGE
 from riskfield.estimators.design import DIRECTIONS, Design, Sizes
-from riskfield.estimators.held_out import hold_out
+from riskfield.estimators.held_out import hold_out, is_counted
 from riskfield.estimators.image_design import ImageDesign, MappedBlocks, TileDesign, tiling_of
 from riskfield.estimators.labels import Array
-from riskfield.estimators.ridge_path import Trial, best_ridge, independent_stage, ridge_path
+from riskfield.estimators.ridge_path import SearchInterrupted, Trial, best_ridge, independent_stage, ridge_path
 from riskfield.examples import Examples, blocks
 from riskfield.features.image import ImageFeatures
 from riskfield.features.window import Tile
 from riskfield.infer import InferenceChoice
 from riskfield.learning.checkpoint import Checkpoints
 from riskfield.learning.optimiser import AbstractOptimiser
-from riskfield.learning.result import Fit
+from riskfield.learning.result import Fit, Reason
 from riskfield.learning.stages import Stage, fit_stages
 from riskfield.learning.validation import Validation
 from riskfield.losses.loss import LossLike, as_loss
 from riskfield.losses.piecewise import Independent
 
-_FEWEST = 5  # images; with fewer, none is held out
+_FEWEST = 5  # images with labels; with fewer, none is held out
 
 
 class ImageCRF(AbstractCRF):
@@ -55,14 +55,16 @@ class ImageCRF(AbstractCRF):
         ridge: the weight of the squares of all parameters, relative to the loss per variable. By default it is chosen:
             a part of the images is held out, the model is trained on the others with smaller and smaller ridges, and
             the one with the lowest log loss of the marginals on the held-out images is taken. The model is then trained
-            on all images. With fewer than five images nothing is held out, and the ridge is 1e-3.
+            on all images. With fewer than five images that have labels and a positive weight, nothing is held out, and
+            the ridge is 1e-3.
         validation_fraction: the share of the images to hold out, to choose the ridge. With `early_stopping`, they also
             end the training, which then is on the other images alone.
         loss, inference, decoder, lasso, optimiser, initial, class_weight, ignore, chunk_size: as for `AbstractCRF`.
         early_stopping, n_iter_no_change, n_jobs, random_state, verbose, device, dtype: as for `AbstractCRF`.
 
     Fitted attributes besides those of `AbstractCRF`: `features_`, the features in use; `ridge_`; `path_`, a
-    `Trial` for every ridge that was tried. `independent()` is the same model without edges, fitted to the same images.
+    `Trial` for every ridge that was tried (empty if training was interrupted before one was chosen; `ridge_` is then
+    the ridge that was in use). `independent()` is the same model without edges, fitted to the same images.
     Compare with it to see what the edges contribute.
 
     An image whose prediction would take more than half of the memory is predicted in overlapping tiles of 640 x 640
@@ -184,13 +186,18 @@ class ImageCRF(AbstractCRF):
     ) -> None:
         """Choose the ridge if it is not given, fit the model to all examples, and keep the baseline."""
         self.path_, self.baseline_, self.baseline_results_ = (), None, []
-        if self.ridge is None and sum(map(len, examples)) >= _FEWEST:
+        if self.ridge is None and sum(int(is_counted(block).sum()) for block in examples) >= _FEWEST:
             if validation is None:
                 train, held_out = hold_out(examples, self.validation_fraction, settings["seed"])
             else:
                 train, held_out = tuple(examples), blocks(validation.data)
             model = self._model().to(as_device(self.device))
-            self.path_ = tuple(ridge_path(model, train, held_out, stages, **settings))
+            try:
+                self.path_ = tuple(ridge_path(model, train, held_out, stages, **settings))
+            except SearchInterrupted as interrupted:
+                self.ridge_, self.results_ = interrupted.ridge, interrupted.results
+                self.model_.load_state_dict(model.state_dict())
+                return
             self.ridge_ = best_ridge(self.path_, "model")
             stages = [replace(stage, ridge=self.ridge_) for stage in stages]
 
@@ -200,6 +207,9 @@ class ImageCRF(AbstractCRF):
 
         super()._train(examples, stages, after=keep, validation=validation, **settings)
         if self.path_ and best_ridge(self.path_, "independent") != self.ridge_ and self.baseline_ is not None:
+            self.baseline_, self.baseline_results_ = None, []  # it has another ridge
+            if self.results_[-1].reason is Reason.INTERRUPTED:
+                return
             alone = self._model().to(as_device(self.device))
             stage = replace(independent_stage(stages), ridge=best_ridge(self.path_, "independent"))
             settings |= {"checkpoint": None, "resume": False, "validation": validation}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from riskfield.datasets.feature_cache import FeatureCache
 from riskfield.datasets.images import read_image
-from riskfield.estimators.blocks import Blocks
+from riskfield.estimators.blocks import Blocks, by_structure
 from riskfield.estimators.design import Codes, Design, Grid, Sizes
 from riskfield.estimators.labels import Array
 from riskfield.examples import Examples
@@ -143,9 +144,14 @@ class MappedBlocks(Blocks):
     def labelled(
         self, designs: Sequence[Design], codes: Sequence[Codes], weights: Array | None, *, verbose: bool
     ) -> Iterator[Examples]:
-        """All images with their labels, for training. They stay on the CPU, in single precision."""
+        """All images with their labels, for training. They stay on the CPU, in single precision.
+
+        They are in the order in which `Blocks` has them, so that the same ones are held out.
+        """
         graphs: dict[Grid, FactorGraph] = {}
-        for k, design in enumerate(bar(designs, shown=verbose, what="features")):
+        order = list(chain.from_iterable(by_structure(designs)))
+        for k in bar(order, shown=verbose, what="features"):
+            design = designs[k]
             assert isinstance(design, ImageDesign)
             maps, grid = self.cache.mapped(design.features, design.image), design.structure
             if grid not in graphs:

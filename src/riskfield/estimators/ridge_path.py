@@ -16,7 +16,7 @@ from riskfield.examples import Examples
 from riskfield.learning.checkpoint import Checkpoints
 from riskfield.learning.lbfgs import LBFGS
 from riskfield.learning.objective import Objective
-from riskfield.learning.result import Reason
+from riskfield.learning.result import Fit, Reason
 from riskfield.learning.stages import Stage, fit_stages
 from riskfield.losses._class_weight import class_weight_of
 from riskfield.losses.loss import as_loss
@@ -34,6 +34,19 @@ class Trial:
     ridge: float
     model: float
     independent: float
+
+
+class SearchInterrupted(Exception):
+    """The search was interrupted by Ctrl-C.
+
+    Arguments:
+        ridge: the one in use.
+        results: the fits with this ridge. The last one was interrupted.
+    """
+
+    def __init__(self, ridge: float, results: list[Fit]):
+        super().__init__(f"The search for a ridge was interrupted at {ridge}.")
+        self.ridge, self.results = ridge, results
 
 
 def ridge_path(
@@ -56,6 +69,9 @@ def ridge_path(
         stages: the stages of training, with any ridge.
         checkpoint: the folder below which every fit has its own.
         settings: further arguments of `fit_stages`.
+
+    Raises:
+        SearchInterrupted: if a fit was interrupted. The model has the best parameters of that fit.
     """
     trials: list[Trial] = []
     alone, joint = copy.deepcopy(model.state_dict()), None
@@ -64,6 +80,7 @@ def ridge_path(
         model.load_state_dict(alone)
         first = independent_stage(all_stages)
         results = fit_stages(model, train, [first], checkpoint=_below(checkpoint, number, "alone"), **settings)
+        _check_finished(ridge, results)
         alone = copy.deepcopy(model.state_dict())
         independent = _log_loss(model, held_out, first, settings)
         rest = [stage for stage in all_stages if not isinstance(as_loss(stage.loss), Independent)]
@@ -72,13 +89,18 @@ def ridge_path(
             model.load_state_dict(joint)
         if rest:
             results += fit_stages(model, train, rest, checkpoint=_below(checkpoint, number, "joint"), **settings)
+            _check_finished(ridge, results)
             joint = copy.deepcopy(model.state_dict())
         score = _log_loss(model, held_out, rest[-1], settings) if rest else independent
         trials.append(Trial(ridge, score, independent))
-        worse = len(trials) > 1 and score > trials[-2].model and independent > trials[-2].independent
-        if worse or results[-1].reason is Reason.INTERRUPTED:
+        if len(trials) > 1 and score > trials[-2].model and independent > trials[-2].independent:
             break
     return trials
+
+
+def _check_finished(ridge: float, results: list[Fit]) -> None:
+    if results[-1].reason is Reason.INTERRUPTED:
+        raise SearchInterrupted(ridge, results)
 
 
 def best_ridge(trials: Sequence[Trial], name: str) -> float:
