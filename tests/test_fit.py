@@ -394,7 +394,7 @@ def test_a_loss_on_marginals_refuses_an_adjoint_that_does_not_differentiate_them
     ids=["errors", "detached"],
 )
 def test_a_loss_without_a_gradient_is_refused(loss, optimiser):
-    with pytest.raises(ValueError, match=r"`loss` must have a gradient with respect to theta\. <lambda> has none"):
+    with pytest.raises(ValueError, match=r"`loss` must have a gradient with respect to theta\. `<lambda>` has none"):
         fit(chain_model(), chain_examples(), loss, EXACT, optimiser=optimiser)
 
 

@@ -52,8 +52,8 @@ def tiles(shape: tuple[int, int], side: int, margin: int) -> list[Tile]:
     All windows have one size. Every pixel is kept in one tile, and is at least `margin` pixels from the border of its
     window, unless that is the border of the map.
 
-    >>> [tile.kept for tile in tiles((10, 18), side=10, margin=2)]
-    [Window(top=0, bottom=10, left=0, right=8), Window(top=0, bottom=10, left=8, right=18)]
+    >>> [tile.kept for tile in tiles((10, 16), side=10, margin=2)]
+    [Window(top=0, bottom=10, left=0, right=8), Window(top=0, bottom=10, left=8, right=16)]
     """
     if not 0 <= 2 * margin < side:
         raise ValueError(f"`margin` must be less than half of `side`, {side}. Got {margin}.")
