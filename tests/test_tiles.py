@@ -1,6 +1,7 @@
 """Large images in tiles, images in files, and features that training reads from the disk."""
 
 import copy
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,8 @@ from riskfield import ImageCRF
 from riskfield.estimators import image_design
 from riskfield.examples import take
 from riskfield.features import HOG, Colour, ColourDifference, Constant, Fourier, ImageFeatures, Position, SobelResponse
+from riskfield.features.image import physical_memory
+from riskfield.features.kinds import AbstractPixelFeature
 from riskfield.features.window import Window, tiles
 
 RECIPE = ImageFeatures((Constant(), Fourier((Colour(), Position())), HOG(4)), (Constant(), SobelResponse()))
@@ -76,15 +79,63 @@ def test_features_of_a_window_are_those_of_the_image(scale):
         assert torch.equal(part.vertical, whole.vertical[window.top : window.bottom - 1, column])
 
 
+@pytest.mark.parametrize("window", [None, Window(3, 27, 0, 7)])
 @pytest.mark.parametrize("scale", [1.0, 0.3])
-def test_features_of_a_large_image_are_computed_in_bands(scale, monkeypatch):
+def test_features_of_a_large_image_or_window_are_computed_in_bands(scale, window, monkeypatch):
     recipe = ImageFeatures(RECIPE.pixels, RECIPE.edges, scale)
-    image = np.random.default_rng(0).integers(0, 256, (41, 23), np.uint8)
-    whole = recipe(image)
-    monkeypatch.setattr("riskfield.features.image._PIXELS_AT_ONCE", 200)
-    banded = recipe(image)
+    image = np.random.default_rng(0).integers(0, 256, (97, 23), np.uint8)
+    whole = recipe(image, window)
+    monkeypatch.setattr("riskfield.features.image._PIXELS_AT_ONCE", 7 * 23)
+    sizes, compute = [], HOG.map
+    monkeypatch.setattr(HOG, "map", lambda self, part: sizes.append(part.size) or compute(self, part))
+    banded = recipe(image, window)
+    assert len(sizes) > 1
+    assert max(sizes) < (7 + 2 / scale + 2 * recipe.reach) * 23
     for name in ("pixels", "horizontal", "vertical"):
         torch.testing.assert_close(getattr(banded, name), getattr(whole, name), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("window", "what"), [(None, "an image"), (Window(2, 9, 5, 30), "25 x 7 cells of an image")])
+def test_the_memory_of_features_counts_the_pixels_a_band_depends_on(window, what, monkeypatch):
+    recipe, sizes = ImageFeatures((HOG(4),), (Constant(),), scale=0.25), []
+    monkeypatch.setattr("riskfield.features.image._PIXELS_AT_ONCE", 500)
+    monkeypatch.setattr(HOG, "map", lambda self, image: sizes.append(image.size) or np.zeros((*image.shape[:2], 36)))
+    recipe(np.zeros((48, 160)), window)
+    monkeypatch.setattr("riskfield.features.image.physical_memory", lambda: 24 * 36 * max(sizes))
+    with pytest.raises(MemoryError, match=f"Features of {what} of 160 x 48 pixels would take about"):
+        recipe(np.zeros((48, 160)), window)
+
+
+@dataclass(frozen=True)
+class Centred(AbstractPixelFeature):
+    """A user's own feature, which depends on the whole image."""
+
+    num_features = 1
+
+    def map(self, image):
+        return image[..., :1] - image.mean()
+
+
+def test_features_without_a_reach_depend_on_the_whole_image(monkeypatch):
+    recipe = ImageFeatures((Colour(), Fourier((Centred(),))), (Constant(),), scale=0.5)
+    image = np.random.default_rng(0).uniform(size=(80, 90))
+    assert recipe.reach is None
+    whole, small = recipe(image), recipe.memory_share(image.shape, 2)
+    monkeypatch.setattr("riskfield.features.image._PIXELS_AT_ONCE", 100)
+    assert recipe.memory_share(image.shape, 2) == small
+    assert torch.equal(recipe(image).pixels, whole.pixels)
+    assert torch.equal(recipe(image, Window(1, 4, 2, 6)).pixels, whole.pixels[1:4, 2:6])
+    shape, share = (3000, 3000), recipe.memory_share((3000, 3000), 2)
+    available = physical_memory()
+    for part, fits in ((0.9, True), (1.1, False)):
+        monkeypatch.setattr("riskfield.features.image.physical_memory", lambda part=part: available * share / part)
+        if fits:
+            assert image_design.tiling_of(recipe, shape, 2) is None
+        else:
+            with pytest.raises(
+                MemoryError, match=r"of 3000 x 3000 pixels .* 110% .* because `reach` of a feature is None"
+            ):
+                image_design.tiling_of(recipe, shape, 2)
 
 
 def test_marginals_of_tiles_agree_with_those_of_the_whole_image(fitted, tiled):

@@ -163,9 +163,21 @@ class MappedBlocks(Blocks):
 
 
 def tiling_of(features: ImageFeatures, shape: tuple[int, ...], num_classes: int) -> list[Tile] | None:
-    """The tiles in which an image is predicted, or None if its prediction as a whole fits into memory."""
-    if features.memory_share(shape, num_classes) <= _SHARE:
+    """The tiles in which an image is predicted, or None if it is predicted as a whole.
+
+    Raises:
+        MemoryError: if an image does not fit into memory, and its features depend on the whole image.
+    """
+    share = features.memory_share(shape, num_classes)
+    if share <= _SHARE:
         return None
+    if features.reach is None:
+        if share <= 1:
+            return None
+        raise MemoryError(
+            f"An image of {shape[1]} x {shape[0]} pixels would take about {share:.0%} of the memory, and cannot be cut "
+            "into tiles, because `reach` of a feature is None. Scale the image down first, or state the `reach`."
+        )
     side = max(round(TILE_SIDE * features.scale), 4 * TILE_MARGIN)
     found = tiles(features.shape(*shape[:2]), side, TILE_MARGIN)
     return found if len(found) > 1 else None

@@ -18,9 +18,10 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +38,7 @@ from riskfield.features.kinds import (
     Fourier,
     SobelResponse,
     check_parts,
+    largest_reach,
 )
 from riskfield.features.resample import area_weights
 from riskfield.features.window import Place, Window
@@ -122,9 +124,9 @@ class ImageFeatures:
         return max(1, round(rows * self.scale)), max(1, round(columns * self.scale))
 
     @property
-    def reach(self) -> int:
-        """How far from a pixel the image may influence its features, in pixels of the image."""
-        return max(*(feature.reach for feature in self.pixels), *(feature.reach for feature in self.edges))
+    def reach(self) -> int | None:
+        """How far from a pixel the image may influence its features, in pixels of the image; None: any distance."""
+        return largest_reach([*self.pixels, *self.edges])
 
     def __call__(self, image: npt.ArrayLike, window: Window | None = None) -> FeatureMaps:
         """Compute the features of `image`, or of a window of its inference grid.
@@ -132,17 +134,32 @@ class ImageFeatures:
         The features of a window are those of the whole image in the window, to rounding.
         """
         whole = as_channels(image, "image")
+        self.check_memory(whole.shape, window)
+        *parts, last = (self._of_band(whole, band) for band in self._bands(whole.shape, window))
+        if not parts:
+            return last
+        # Neighbouring bands share a row, for the edges between them.
+        return FeatureMaps(
+            torch.cat([*(part.pixels[:-1] for part in parts), last.pixels]),
+            torch.cat([*(part.horizontal[:-1] for part in parts), last.horizontal]),
+            torch.cat([*(part.vertical for part in parts), last.vertical]),
+        )
+
+    def _bands(self, shape: tuple[int, ...], window: Window | None) -> list[Window]:
+        """Cut a window, or the whole grid, into bands: features take much memory while they are computed."""
+        rows, columns = self.shape(shape[0], shape[1])
+        window = Window(0, rows, 0, columns) if window is None else window
+        height, width = window.shape
+        pixels = height * width * math.prod(shape[:2]) / (rows * columns)
+        number = 1 if self.reach is None else min(height, math.ceil(pixels / _PIXELS_AT_ONCE))
+        bounds = [window.top + height * k // number for k in range(number + 1)]
+        return [window._replace(top=top, bottom=min(end + 1, window.bottom)) for top, end in pairwise(bounds)]
+
+    def _of_band(self, whole: npt.NDArray[Any], band: Window) -> FeatureMaps:
         rows, columns = whole.shape[:2]
-        grid = self.shape(rows, columns)
-        if window is None and rows > 1 and rows * columns > _PIXELS_AT_ONCE:
-            self.check_memory(whole.shape)
-            return self._in_bands(whole, grid)
-        window = Window(0, grid[0], 0, grid[1]) if window is None else window
-        down = _Axis.of(rows, grid[0], window.top, window.bottom, self.reach)
-        across = _Axis.of(columns, grid[1], window.left, window.right, self.reach)
-        part = whole[down.needed, across.needed]
-        self.check_memory(part.shape)
-        values, place = _scaled(part), Place(down.needed.start, across.needed.start, rows, columns)
+        down, across = self._axes(rows, columns, band)
+        values = _scaled(whole[down.needed, across.needed])
+        place = Place(down.needed.start, across.needed.start, rows, columns)
 
         def coarse(fine: Floats) -> Tensor:
             return across.average(down.average(torch.from_numpy(np.ascontiguousarray(fine)), 0), 1).contiguous()
@@ -155,25 +172,20 @@ class ImageFeatures:
             vertical.append(feature.compare(values_at[:-1], values_at[1:]))
         return FeatureMaps(pixels.float(), _joined(horizontal), _joined(vertical))
 
-    def _in_bands(self, image: npt.NDArray[Any], grid: tuple[int, int]) -> FeatureMaps:
-        """The features of an image, computed band by band, because they take much memory while they are computed."""
-        bands = min(grid[0], -(-math.prod(image.shape[:2]) // _PIXELS_AT_ONCE))
-        bounds = [grid[0] * k // bands for k in range(bands + 1)]
-        pixels, horizontal, vertical = [], [], []
-        for top, bottom in pairwise(bounds):
-            # The row below a band is needed for the edges to it.
-            part = self(image, Window(top, min(bottom + 1, grid[0]), 0, grid[1]))
-            pixels.append(part.pixels[: bottom - top])
-            horizontal.append(part.horizontal[: bottom - top])
-            vertical.append(part.vertical)
-        return FeatureMaps(torch.cat(pixels), torch.cat(horizontal), torch.cat(vertical))
+    def _axes(self, rows: int, columns: int, band: Window) -> tuple[_Axis, _Axis]:
+        """The rows and the columns of the image that a band depends on."""
+        grid = self.shape(rows, columns)
+        reach = max(rows, columns) if self.reach is None else self.reach
+        down = _Axis(rows, grid[0], band.top, band.bottom, reach)
+        return down, _Axis(columns, grid[1], band.left, band.right, reach)
 
-    def check_memory(self, shape: tuple[int, ...]) -> None:
-        """Raise a `MemoryError` if the features of an image of this shape would not fit into memory."""
-        needed, available = self._bytes(shape), physical_memory()
+    def check_memory(self, shape: tuple[int, ...], window: Window | None = None) -> None:
+        """Raise a `MemoryError` if features of an image of this shape, or of a window, would not fit into memory."""
+        needed, available = self._bytes(shape, window), physical_memory()
         if needed > available:
+            part = "an image" if window is None else f"{window.shape[1]} x {window.shape[0]} cells of an image"
             raise MemoryError(
-                f"Features of an image of {shape[1]} x {shape[0]} pixels would take about "
+                f"Features of {part} of {shape[1]} x {shape[0]} pixels would take about "
                 f"{needed / 1e9:.3g} GB; this machine has {available / 1e9:.3g} GB. Scale the image down first."
             )
 
@@ -181,13 +193,15 @@ class ImageFeatures:
         """Estimate which share of the memory the prediction of an image of this shape takes."""
         rows, columns = self.shape(shape[0], shape[1])
         kept = 12 * (self.num_pixel_features + 2 * self.num_edge_features)  # two copies, in float32 and float64
-        return (self._bytes(shape) + rows * columns * (kept + graph_bytes(num_classes))) / physical_memory()
+        return (self._bytes(shape, None) + rows * columns * (kept + graph_bytes(num_classes))) / physical_memory()
 
-    def _bytes(self, shape: tuple[int, ...]) -> int:
-        """How much memory features take while they are computed, at most so many pixels at once."""
-        at_once = min(math.prod(shape[:2]), _PIXELS_AT_ONCE) * self.num_pixel_features * _BYTES_PER_FEATURE
-        kept = math.prod(self.shape(shape[0], shape[1])) * (self.num_pixel_features + 2 * self.num_edge_features)
-        return at_once + 4 * kept
+    def _bytes(self, shape: tuple[int, ...], window: Window | None) -> int:
+        """How much memory the features of an image, or of a window, take while they are computed."""
+        bands = self._bands(shape, window)
+        at_once = max(math.prod(axis.length for axis in self._axes(shape[0], shape[1], band)) for band in bands)
+        kept = sum(map(math.prod, (band.shape for band in bands)))
+        of_cell = 4 * (self.num_pixel_features + 2 * self.num_edge_features)
+        return at_once * self.num_pixel_features * _BYTES_PER_FEATURE + kept * of_cell
 
 
 def graph_bytes(num_classes: int) -> int:
@@ -195,30 +209,45 @@ def graph_bytes(num_classes: int) -> int:
     return 600 + 50 * num_classes**2
 
 
-class _Axis(NamedTuple):
-    """Which pixels the features of some cells of the inference grid depend on, along one axis of the image."""
+@dataclass(frozen=True)
+class _Axis:
+    """Cells `first` to `end` of the inference grid along one axis, and the pixels that their features depend on."""
 
-    needed: slice  # pixels of the image
-    covered: slice  # those that the cells cover, among the needed ones
-    weights: Tensor | None  # (cell, covered pixel)  averages by area; None if cells are pixels
+    pixels: int  # of the image
+    cells: int  # of the grid; together they cover all pixels
+    first: int
+    end: int
+    reach: int
 
-    @classmethod
-    def of(cls, pixels: int, cells: int, first: int, end: int, reach: int) -> _Axis:
-        """Cells `first` to `end` of `cells`, which together cover all `pixels`."""
-        start, stop = first * pixels // cells, -(-end * pixels // cells)
-        needed = slice(max(0, start - reach), min(pixels, stop + reach))
-        covered = slice(start - needed.start, stop - needed.start)
-        if pixels == cells:
-            return cls(needed, covered, None)
-        return cls(needed, covered, area_weights(pixels, cells, slice(first, end), slice(start, stop)))
+    @property
+    def needed(self) -> slice:
+        """The pixels that the features depend on."""
+        start, stop = self._covered
+        return slice(max(0, start - self.reach), min(self.pixels, stop + self.reach))
+
+    @property
+    def length(self) -> int:
+        """How many pixels are needed."""
+        return int(self.needed.stop - self.needed.start)
+
+    @property
+    def _covered(self) -> tuple[int, int]:
+        """The first pixel that the cells cover, and the end."""
+        return self.first * self.pixels // self.cells, -(-self.end * self.pixels // self.cells)
 
     def average(self, values: Tensor, axis: int) -> Tensor:
-        """From values at the needed pixels to values at the cells."""
-        values = values.narrow(axis, self.covered.start, self.covered.stop - self.covered.start)
-        if self.weights is None:
+        """From values at the needed pixels to values at the cells, by area."""
+        start, stop = self._covered
+        values = values.narrow(axis, start - self.needed.start, stop - start)
+        if self.pixels == self.cells:
             return values
-        averaged: Tensor = torch.tensordot(values, self.weights, dims=([axis], [1])).movedim(-1, axis)
+        averaged: Tensor = torch.tensordot(values, self._weights, dims=([axis], [1])).movedim(-1, axis)
         return averaged
+
+    @cached_property
+    def _weights(self) -> Tensor:
+        """Averages by area, (cell, covered pixel)."""
+        return area_weights(self.pixels, self.cells, slice(self.first, self.end), slice(*self._covered))
 
 
 def as_floats(image: npt.ArrayLike, name: str = "image") -> Floats:

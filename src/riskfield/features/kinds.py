@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,9 +28,13 @@ def check_parts(name: str, parts: object, kind: type) -> None:
 
 
 class AbstractPixelFeature(ABC):
-    """One or more features of every pixel."""
+    """One or more features of every pixel.
 
-    reach: int = 32  # how far from a pixel the image may influence its features, in pixels
+    `reach` is how far from a pixel the image may influence its features, in pixels. It allows large images to be
+    processed in parts. None means that the features depend on the whole image.
+    """
+
+    reach: int | None = None
 
     @property
     @abstractmethod
@@ -48,7 +53,7 @@ class AbstractPixelFeature(ABC):
 class AbstractEdgeFeature(ABC):
     """One or more features of every pair of neighbouring pixels."""
 
-    reach: int = 32  # as for `AbstractPixelFeature`
+    reach: int | None = None  # as for `AbstractPixelFeature`
 
     @property
     @abstractmethod
@@ -62,6 +67,16 @@ class AbstractEdgeFeature(ABC):
     @abstractmethod
     def compare(self, first: Floats, second: Floats) -> Floats:
         """Compute the features (..., feature) of pairs of pixels from their entries (..., channel) in the map."""
+
+
+def largest_reach(features: Iterable[AbstractPixelFeature | AbstractEdgeFeature]) -> int | None:
+    """The reach of several features together, None if it is None for one of them."""
+    largest = 0
+    for feature in features:
+        if feature.reach is None:
+            return None
+        largest = max(largest, feature.reach)
+    return largest
 
 
 @dataclass(frozen=True)
@@ -149,9 +164,9 @@ class Fourier(AbstractPixelFeature):
         return int(2 ** (self._num_inputs + 1))
 
     @property
-    def reach(self) -> int:  # type: ignore[override]
-        """As far as that of what is expanded."""
-        return max(feature.reach for feature in self.of)
+    def reach(self) -> int | None:  # type: ignore[override]
+        """The reach of the features that are expanded."""
+        return largest_reach(self.of)
 
     def map(self, image: Floats) -> Floats:
         """Compute the sines and the cosines."""
