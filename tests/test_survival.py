@@ -1,5 +1,6 @@
 """Runs that are killed, interrupted, or out of space: real processes, real signals."""
 
+import copy
 import errno
 import os
 import random
@@ -15,6 +16,7 @@ import torch
 import riskfield as rf
 from learning_cases import EXACT, chain_examples, chain_model, values
 from riskfield.io.codec import read_tree, write_tree
+from riskfield.learning.fit_state import describe
 
 TESTS = Path(__file__).parent
 LOSS = rf.losses.UnivariateLogistic()
@@ -244,6 +246,10 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path):
         ({"seed": 3}, r"`seed` was 0 in the run to be resumed. Got 3."),
         ({"per_variable": False}, r"`per_variable` was True"),
         ({"loss": rf.losses.UnivariateQuadratic()}, r"`loss` was 'UnivariateLogistic' .* Got 'UnivariateQuadratic'."),
+        (
+            {"loss": rf.losses.UnivariateLogistic(class_weight=(1, 5))},
+            r"`loss` was 'UnivariateLogistic' .* Got 'UnivariateLogistic\(class_weight=\(1, 5\)\)'.",
+        ),
         ({"optimiser": rf.optim.Torch()}, r"`optimiser` was 'LBFGS' .* Got 'Torch'."),
         ({"data": chain_examples(7)}, r"`examples` was 30 .* Got 7."),
         ({"model": chain_model().float()}, r"`model` must be the one of the run.*'nodes.nodes.weight'"),
@@ -256,6 +262,19 @@ def test_another_run_is_not_resumed(tmp_path, settings, message):
         settings = {**settings, "data": rf.Examples(data.graph, data.labels, {"nodes": data.inputs["nodes"].float()})}
     with pytest.raises(ValueError, match=message):
         train(tmp_path, 4, resume=True, **settings)
+
+
+def test_the_description_of_a_loss_tells_its_settings_apart():
+    losses = rf.losses
+    pairs = [
+        (losses.SmoothedClassification(alpha=15), losses.SmoothedClassification(alpha=5)),
+        (losses.Hybrid(LOSS, LOSS, 0.5), losses.Hybrid(LOSS, losses.UnivariateLogistic((1, 2)), 0.5)),
+        (losses.PatchPseudolikelihood([0, 0, 1, 1]), losses.PatchPseudolikelihood([0, 1, 1, 1])),
+        (losses.Custom(max), losses.Custom(min)),
+    ]
+    for one, other in pairs:
+        assert describe(one) == describe(copy.deepcopy(one)) != describe(other)
+    assert describe(losses.SmoothedClassification(alpha=15)) == describe(losses.SmoothedClassification(alpha=15.0))
 
 
 def test_a_damaged_checkpoint_is_named(tmp_path):

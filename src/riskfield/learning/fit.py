@@ -24,7 +24,7 @@ from riskfield.examples import DataSet, blocks
 from riskfield.infer import InferenceChoice
 from riskfield.io._lock import lock_folder
 from riskfield.learning.checkpoint import Checkpoints
-from riskfield.learning.fit_state import FitState
+from riskfield.learning.fit_state import FitState, describe
 from riskfield.learning.lbfgs import LBFGS
 from riskfield.learning.objective import Diverged, Objective
 from riskfield.learning.optimiser import AbstractOptimiser, check_counts
@@ -151,7 +151,7 @@ def fit(
         patience=None if watch is None else watch.settings.patience,
         identity={
             "optimiser": type(optimiser).__name__,
-            "loss": type(loss).__name__,
+            "loss": describe(loss),
             "ridge": float(ridge),
             "lasso": float(lasso),
             "per_variable": per_variable,

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
+import numpy as np
 from torch import Tensor
 from torch.nn import Module
 
@@ -216,6 +218,29 @@ class _Saved:
         except (KeyError, TypeError, ValueError) as error:
             raise FileFormatError(f"{source} is damaged: {error}") from error
         return saved
+
+
+def describe(setting: Any) -> str:
+    """A setting in words that are the same in another process, with its own settings other than None.
+
+    >>> from riskfield.losses import SmoothedClassification
+    >>> describe(SmoothedClassification(alpha=5.0, class_weight=(1, 2.5)))
+    'SmoothedClassification(alpha=5, class_weight=(1, 2.5))'
+    """
+    if is_dataclass(setting):
+        values = {own.name: getattr(setting, own.name) for own in fields(setting)}
+        parts = ", ".join(f"{name}={describe(value)}" for name, value in values.items() if value is not None)
+        return f"{type(setting).__name__}({parts})" if parts else type(setting).__name__
+    if isinstance(setting, tuple | list):
+        return f"({', '.join(map(describe, setting))})"
+    if isinstance(setting, Tensor | np.ndarray):
+        array = np.ascontiguousarray(setting.detach().cpu().numpy() if isinstance(setting, Tensor) else setting)
+        return f"array of shape {array.shape} with checksum {crc32(array.tobytes()):08x}"
+    if isinstance(setting, float):
+        return repr(float(setting)).removesuffix(".0")
+    if isinstance(setting, bool | int | str):
+        return repr(setting)
+    return str(getattr(setting, "__name__", type(setting).__name__))  # of a function, or of the class of an object
 
 
 def _of(kind: type, tree: Mapping[str, Any], name: str) -> Any:
