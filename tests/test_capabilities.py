@@ -138,6 +138,7 @@ def test_adjoints_name_no_algorithm():
                     "algorithm",
                     "optimality",
                     "request",
+                    "stop",
                     "solution",
                     "convex.newton",
                     "convex.polytope",
