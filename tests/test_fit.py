@@ -510,3 +510,11 @@ def test_bad_arguments_are_refused(settings, error, message):
 def test_bad_settings_are_refused(make, error, message):
     with pytest.raises(error, match=message):
         make()
+
+
+@pytest.mark.parametrize("saved", [torch.zeros(2, 2), [1], None], ids=["tensor", "list", "None"])
+def test_what_is_no_saved_fit_is_refused(saved):
+    from riskfield.learning.result import load_fit
+
+    with pytest.raises(TypeError, match=r"a fit must be a dictionary\. Got"):
+        load_fit(saved)

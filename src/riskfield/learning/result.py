@@ -83,6 +83,8 @@ def load_fit(saved: Any) -> Fit:
     Raises:
         KeyError, TypeError, ValueError: if `saved` does not have the format of `dump_fit`.
     """
+    if not isinstance(saved, dict):
+        raise TypeError(f"a fit must be a dictionary. Got {saved!r:.80}.")
     history = load_history(saved["history"])
     return Fit(Reason(saved["reason"]), str(saved["explanation"]), tuple(history), find_best(history, saved["best"]))
 
