@@ -292,7 +292,7 @@ def _plan(
 ) -> _native.Plan:
     """The plan kept under `key`, made if there is none yet. Each graph keeps the last few that were used.
 
-    What fills the lanes does not depend on the number of threads, so that the arithmetic does not either.
+    What fills the lanes does not depend on the number of threads, so that marginals do not either.
     """
     plans: OrderedDict[Hashable, _native.Plan] = graph.derived("plans", OrderedDict)
 
