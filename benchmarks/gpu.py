@@ -114,6 +114,14 @@ def torch_times(rows, columns, states, batch):
         messages = [torch.zeros_like(tables[..., 0]) for tables in (right, right, down, down)]
         for _ in range(SWEEPS):
             messages = sweep(nodes, right, down, *messages)
+        return messages
+
+    def with_gradient(sweep):
+        leaves = [tensor.requires_grad_() for tensor in (nodes, right, down)]
+        messages = run(sweep)
+        torch.autograd.grad(messages, leaves, [torch.ones_like(message) for message in messages])
+        for leaf in leaves:
+            leaf.requires_grad_(False)
 
     times = {"eager": clock(lambda: run(flooding), 3, 1) / batch}
     if batch > 32:  # compiling once more takes long and tells little
@@ -121,6 +129,7 @@ def torch_times(rows, columns, states, batch):
     try:
         compiled = torch.compile(flooding, dynamic=False)
         times["compiled"] = clock(lambda: run(compiled), 3, 1) / batch
+        times["compiled_with_gradient"] = clock(lambda: with_gradient(compiled), 3, 1) / batch
     except Exception as error:  # no compiler for the host, for example
         print(f"  torch.compile failed: {type(error).__name__}")
     return times
@@ -147,6 +156,7 @@ def grids(shape, states, batches, bandwidth, compare=True):
     for batch in batches:
         name = f"{shape[0]}x{shape[1]}, {states} states, {batch} images"
         times = engine_times(graph, batch, rf.Coloured(), SWEEPS, entropy, calls=compare) | core
+        times["sweeps_and_backward"] = times["sweeps"] + times["backward"]
         if compare:
             times |= torch_times(*shape, states, batch)
         times["bound"] = 1e3 * bytes_moved(graph, batch, SWEEPS) / bandwidth / batch
@@ -217,7 +227,12 @@ def show(name, times):
     for key, value in times.items():
         print(f"  {key:36s}{value:10.4f}")
     ratios = [("sweeps", key) for key in ("bound", "eager", "compiled", "one_core")]
-    ratios += [("backward", "bound"), ("pytorch_crf", "likelihood_gradient"), ("two_cores_ms", "gpu_ms")]
+    ratios += [
+        ("compiled_with_gradient", "sweeps_and_backward"),
+        ("backward", "bound"),
+        ("pytorch_crf", "likelihood_gradient"),
+        ("two_cores_ms", "gpu_ms"),
+    ]
     for a, b in ratios:
         if a in times and b in times:
             print(f"  {a + ' / ' + b:36s}{times[a] / times[b]:10.3f}")

@@ -8,7 +8,8 @@ Nothing outside this package asks on which device a tensor is.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from functools import cache
 from importlib import import_module
 from types import ModuleType
@@ -33,6 +34,7 @@ from riskfield.kernels.problem import (
 )
 from riskfield.kernels.protocols import ExactRun, RecordingRun, Run, SteppedRun
 from riskfield.kernels.slow import warn_slow
+from riskfield.kernels.tape_size import sweeps_that_fit
 
 __all__ = [
     "EVERY_SWEEP",
@@ -47,12 +49,15 @@ __all__ = [
     "SteppedRun",
     "check_kernels",
     "default_schedule",
+    "fits_once_more",
     "is_differentiated",
     "is_transformed",
+    "marginals_at_once",
     "native_available",
     "one_sweep",
     "runs_at_once",
     "start",
+    "sweeps_that_fit",
 ]
 
 _MODULES = {"native": "native", "gpu": "gpu", "torch": "torch_reference"}
@@ -156,12 +161,28 @@ def one_sweep(problem: Problem, theta: Tensor) -> Callable[[Tensor], tuple[Tenso
 
 def runs_at_once(theta: Tensor) -> bool:
     """Whether all sweeps of a truncated run should be asked for at once: a GPU replays them in one launch."""
-    return theta.device.type in _GPUS
+    kind = "cpu" if theta.is_cpu else theta.device.type  # much faster than to ask a CPU tensor for its device
+    return kind in _GPUS
 
 
 def default_schedule(device: torch.device | str) -> Schedule:
     """The schedule for a device if the user leaves it open: `Coloured()`, with wide levels, on all but the CPU."""
     return Sequential() if torch.device(device).type == "cpu" else Coloured()
+
+
+def marginals_at_once(device: torch.device | str) -> int:
+    """How many marginals of small examples to compute at once: enough to fill a device, on a CPU for its cache."""
+    return 1 << (21 if torch.device(device).type == "cpu" else 23)
+
+
+def fits_once_more(tensors: Iterable[Tensor]) -> bool:
+    """Whether a copy of these tensors takes at most a quarter of the free memory of their GPU; true on a CPU."""
+    needed = Counter[torch.device]()
+    for tensor in tensors:
+        needed[tensor.device] += tensor.nbytes
+    return all(
+        device.type != "cuda" or 4 * size <= torch.cuda.mem_get_info(device)[0] for device, size in needed.items()
+    )
 
 
 def native_available() -> bool:

@@ -50,7 +50,7 @@ _RUNS = {torch.float32: _native.RunFloat, torch.float64: _native.RunDouble, torc
 
 def lacks(task: Task) -> str | None:
     """What the engine would need for `task` and does not have; None if it can run it."""
-    if task.theta.device.type != "cpu":
+    if not task.theta.is_cpu:
         return f"theta on {task.theta.device}; it must be on the CPU"
     if task.theta.dtype not in (torch.float32, torch.float64):
         return f"numbers of type {task.theta.dtype}"
@@ -294,33 +294,44 @@ def _plan(
 
     What fills the lanes does not depend on the number of threads, so that marginals do not either.
     """
+    batch, batch_lanes, parts = theta.shape[0], _batch_lanes, 1
+    if batch_lanes is None and batch > 1:
+        batch_lanes = _batch_lanes_pay(_plan_of(graph, key, levels, sweep, theta, shared, False, 1), batch)
+    if not batch_lanes and batch < (threads := get_num_threads()):
+        parts = threads
+    return _plan_of(graph, key, levels, sweep, theta, shared, bool(batch_lanes), parts)
+
+
+def _plan_of(
+    graph: FactorGraph,
+    key: Hashable,
+    levels: Callable[[], Levels],
+    sweep: Sweep,
+    theta: Tensor,
+    shared: list[np.ndarray | None] | None,
+    batch_lanes: bool,
+    most_parts: int,
+) -> _native.Plan:
+    """The plan for these lanes, whose levels are in up to `most_parts` parts, one for each thread."""
     plans: OrderedDict[Hashable, _native.Plan] = graph.derived("plans", OrderedDict)
-
-    def kept(most_parts: int, batch_lanes: bool = False) -> _native.Plan:
-        def key_of(parts: int) -> Hashable:
-            return key, theta.dtype == torch.float32, _isa, batch_lanes, parts
-
-        plan = plans.get(key_of(most_parts))
+    kind = key, theta.dtype == torch.float32, _isa, batch_lanes
+    whole_key = (*kind, most_parts)
+    plan = plans.get(whole_key)
+    if plan is None:
+        compiled = levels()
+        # Threads share the work on a single model where there is enough of it between two of their meetings.
+        parts = most_parts if _stage_entries(graph, compiled, sweep) >= _WORTH_SHARING else 1
+        plan = plans.get((*kind, parts))
         if plan is None:
-            compiled = levels()
-            # Threads share the work on a single model where there is enough of it between two of their meetings.
-            parts = most_parts if _stage_entries(graph, compiled, sweep) >= _WORTH_SHARING else 1
-            plan = plans.get(key_of(parts))
-            if plan is None:
-                tables = _shared_tables(graph) if shared is None else shared
-                plan = _make_plan(graph, compiled, sweep, tables, theta.dtype, batch_lanes, parts)
-                plans[key_of(parts)] = plan
-            plans[key_of(most_parts)] = plan
-        plans.move_to_end(key_of(most_parts))
+            tables = _shared_tables(graph) if shared is None else shared
+            plan = _make_plan(graph, compiled, sweep, tables, theta.dtype, batch_lanes, parts)
+            plans[(*kind, parts)] = plan
+        plans[whole_key] = plan
         while len(plans) > _MOST_PLANS:
             plans.popitem(last=False)
-        return plan
-
-    batch, threads = theta.shape[0], get_num_threads()
-    batch_lanes = _batch_lanes
-    if batch_lanes is None:
-        batch_lanes = batch > 1 and _batch_lanes_pay(kept(1), batch)
-    return kept(1, batch_lanes=True) if batch_lanes else kept(threads if batch < threads else 1)
+    elif len(plans) > 1:
+        plans.move_to_end(whole_key)
+    return plan
 
 
 def _batch_lanes_pay(plan: _native.Plan, batch: int) -> bool:
@@ -380,4 +391,6 @@ def _make_plan(
 
 
 def _array(tensor: Tensor) -> np.ndarray:
-    return tensor.detach().contiguous().numpy()
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    return tensor.contiguous().numpy()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -37,12 +38,14 @@ class MessagePassingProblem:
     damping: float | Tensor = 0.0  # a tensor only if it requires a gradient
     maximise: bool = False  # max-product instead of sum-product
 
-    @property
+    @cached_property
     def exact(self) -> bool:
         """Whether one sweep, from any messages, gives the exact marginals: belief propagation on a forest."""
+        if not self.graph.is_forest:
+            return False
         plain = not self.maximise and not isinstance(self.damping, Tensor) and self.damping == 0
         ordered = isinstance(self.schedule, Sequential) and self.schedule.order is None
-        return plain and ordered and self.graph.is_forest and self.counting is Bethe().counting(self.graph)
+        return plain and ordered and self.counting is Bethe().counting(self.graph)
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +106,10 @@ class Task:
 
 def is_differentiated(tensor: Tensor) -> bool:
     """Whether derivatives with respect to `tensor` are required, in reverse or in forward mode."""
-    return (tensor.requires_grad and torch.is_grad_enabled()) or forward_ad.unpack_dual(tensor).tangent is not None
+    if tensor.requires_grad and torch.is_grad_enabled():
+        return True
+    # Where no level of dual numbers is open, there are no tangents: unpacking would cost more than the question.
+    return forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None
 
 
 def is_transformed(tensor: Tensor) -> bool:

@@ -18,7 +18,7 @@ from riskfield.kernels.gpu.ends import factor_gradient, factor_marginal_cotangen
 from riskfield.kernels.gpu.engine import NODES, Engine
 from riskfield.kernels.gpu.incidences import Kind
 from riskfield.kernels.gpu.plan import Block, Part
-from riskfield.kernels.gpu.storage import norms, power_of_two, programs, rows
+from riskfield.kernels.gpu.storage import column_tile, norms, power_of_two, programs, rows
 
 LOOK_EVERY = 4  # backward sweeps at a fixed point between two looks at their size
 # Relative to mu g, cotangents of messages that need not be known to the tolerance, as in `adjoints.fixed_point`.
@@ -310,7 +310,7 @@ class _Backward:
     ) -> None:
         engine, buffers = self.engine, self.buffers
         members = part.degree * block.count * engine.batch
-        own, shape = engine.plan.kinds[part.kind], engine.shape(part.kind, members)
+        own, shape = engine.plan.kinds[part.kind], engine.shape(part.kind, members, (16, 1))
         after = self.cavities[1 - self.now] if engine.plan.at_once else self.cavities[0]
         split = engine.plan.at_once and len(part.kind) > 2
         for slot in range(len(part.kind) if split else 1):
@@ -331,7 +331,7 @@ class _Backward:
         engine, buffers = self.engine, self.buffers
         for (block, part), tape in zip(engine.launches(), engine.tape, strict=True):
             members = part.degree * block.count
-            own, shape = engine.plan.kinds[part.kind], engine.shape(part.kind, members * engine.batch)
+            own, shape = engine.plan.kinds[part.kind], engine.shape(part.kind, members * engine.batch, (8, 2))
             table_cotangent[programs(members * engine.batch, shape["BN"])](
                 buffers.tables[part.kind], self.tables[engine.table_start[part.kind] :], own.neighbours, own.tables,
                 buffers.tape, self.grads, self.sizes, self.ended, part.first, members, engine.batch, first, sweeps,
@@ -354,9 +354,10 @@ def gather(
         engine.unpack(theta[engine.node_start[states] :], gradient, nodes)
     for kind, own in engine.plan.kinds.items():
         if own.mu.count:
-            factor_gradient[programs(own.mu.count * engine.batch, NODES)](
+            tile = column_tile(own.mu.entries, engine.batch)
+            factor_gradient[programs(own.mu.count * engine.batch, tile["BN"])](
                 tables, gradient, buffers.counting[kind], own.primary, own.mu.start, own.mu.order,
                 own.mu.offsets, own.cavities, own.maps, table_starts[kind], own.slots,
                 engine.table_start[kind], len(own.mu.offsets), own.mu.count, engine.batch, engine.counting_step,
-                E=own.mu.entries, OTHERS=len(kind) - 1, BN=NODES, WIDE=engine.wide,
+                OTHERS=len(kind) - 1, WIDE=engine.wide, **tile,
             )  # fmt: skip

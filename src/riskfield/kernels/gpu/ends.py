@@ -24,40 +24,63 @@ def _places(count, batch, BN: tl.constexpr, WIDE: tl.constexpr):
     return q, k, item, k < count
 
 
+@triton.jit
+def _load_columns(columns, at, there, TURN: tl.constexpr):
+    """Load a tile (entry, place) from columns. TURN: neighbouring threads take neighbouring entries, not places."""
+    if TURN:
+        turned = tl.max_contiguous(tl.trans(at), [1, at.shape[0]])
+        return tl.trans(tl.load(columns + turned, mask=tl.trans(there), other=0.0))
+    else:
+        return tl.load(columns + at, mask=there, other=0.0)
+
+
+@triton.jit
+def _store_columns(columns, at, v, there, TURN: tl.constexpr):
+    """Store a tile (entry, place) to columns, likewise."""
+    if TURN:
+        turned = tl.max_contiguous(tl.trans(at), [1, at.shape[0]])
+        tl.store(columns + turned, tl.trans(v), mask=tl.trans(there))
+    else:
+        tl.store(columns + at, v, mask=there)
+
+
 @triton.jit(do_not_specialize=["count", "batch"])
 def pack(
     columns, storage, start, order, offsets, scale, count, batch,
-    E: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr, SCALED: tl.constexpr,
+    E: tl.constexpr, BX: tl.constexpr, BN: tl.constexpr, TURN: tl.constexpr, WIDE: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
     """Columns -> storage, each member times its scale; members without a start get 0."""
     q, k, item, inside = _places(count, batch, BN, WIDE)
     first = tl.load(start + k, mask=inside, other=-1)
-    there = inside & (first >= 0)
     row = offsets + tl.load(order + k, mask=inside, other=0) * E
-    factor = 1.0
-    if SCALED:
-        factor = tl.load(scale + k, mask=inside, other=1.0)
-    for x in range(E):
-        at = (first + tl.load(row + x, mask=there, other=0)) * batch + item
-        v = tl.load(columns + at, mask=there, other=0.0)
-        tl.store(storage + (q // 32) * (32 * E) + x * 32 + q % 32, v * factor, mask=inside)
+    for x0 in range(0, E, BX):
+        x = x0 + tl.arange(0, BX)
+        own = (x < E)[:, None] & inside[None]
+        there = own & (first >= 0)[None]
+        at = (first[None] + tl.load(row[None] + x[:, None], mask=there, other=0)) * batch + item[None]
+        v = _load_columns(columns, at, there, TURN)
+        if SCALED:
+            v *= tl.load(scale + k, mask=inside, other=1.0)[None]
+        tl.store(storage + _at(q[None], x[:, None], E), v, mask=own)
 
 
 @triton.jit(do_not_specialize=["count", "batch"])
 def unpack(
     storage, columns, start, order, offsets, count, batch,
-    E: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr, EXP: tl.constexpr,
+    E: tl.constexpr, BX: tl.constexpr, BN: tl.constexpr, TURN: tl.constexpr, WIDE: tl.constexpr, EXP: tl.constexpr,
 ):  # fmt: skip
     """Storage -> columns, or its exponential; members without a start are left out."""
     q, k, item, inside = _places(count, batch, BN, WIDE)
     first = tl.load(start + k, mask=inside, other=-1)
-    there = inside & (first >= 0)
     row = offsets + tl.load(order + k, mask=inside, other=0) * E
-    for x in range(E):
-        v = tl.load(storage + (q // 32) * (32 * E) + x * 32 + q % 32, mask=there, other=0.0)
+    for x0 in range(0, E, BX):
+        x = x0 + tl.arange(0, BX)
+        there = (x < E)[:, None] & (inside & (first >= 0))[None]
+        v = tl.load(storage + _at(q[None], x[:, None], E), mask=there, other=0.0)
         if EXP:
             v = tl.exp(v)
-        tl.store(columns + (first + tl.load(row + x, mask=there, other=0)) * batch + item, v, mask=there)
+        at = (first[None] + tl.load(row[None] + x[:, None], mask=there, other=0)) * batch + item[None]
+        _store_columns(columns, at, v, there, TURN)
 
 
 @triton.jit(do_not_specialize=["count", "batch", "rate_step"])
@@ -202,7 +225,7 @@ def factor_marginal_cotangent(
 def factor_gradient(
     table_grad, gradient, counting, primary, mu_start, order, offsets, cavities, maps, table_starts,
     slots, own_tables, orders, count, batch, counting_step,
-    E: tl.constexpr, OTHERS: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr,
+    E: tl.constexpr, BX: tl.constexpr, BN: tl.constexpr, TURN: tl.constexpr, WIDE: tl.constexpr, OTHERS: tl.constexpr,
 ):  # fmt: skip
     """The cotangent of each factor's table: the sum of what the messages to its variables passed on, in columns."""
     _, k, item, inside = _places(count, batch, BN, WIDE)
@@ -211,15 +234,14 @@ def factor_gradient(
     first = tl.load(mu_start + k, mask=inside, other=0)
     rate = 1.0 / tl.load(counting + e * counting_step, mask=inside, other=1.0)
     r = e * batch + item
-    for x in range(E):
-        total = tl.load(table_grad + own_tables + (r // 32) * (32 * E) + x * 32 + r % 32, mask=inside, other=0.0)
+    for x0 in range(0, E, BX):
+        x = x0 + tl.arange(0, BX)
+        there = (x < E)[:, None] & inside[None]
+        total = tl.load(table_grad + own_tables + _at(r[None], x[:, None], E), mask=there, other=0.0)
         for o in tl.static_range(OTHERS):
             slot = tl.load(cavities + o * slots + e, mask=inside, other=0).to(e.dtype)
-            entry = tl.load(maps + (o * orders + which) * E + x, mask=inside, other=0)
-            there = slot * batch + item
+            entry = tl.load(maps + (o * orders + which)[None] * E + x[:, None], mask=there, other=0)
             begin = tl.load(table_starts + o)
-            total += tl.load(
-                table_grad + begin + (there // 32) * (32 * E) + entry * 32 + there % 32, mask=inside, other=0.0
-            )
-        at = (first + tl.load(offsets + which * E + x, mask=inside, other=0)) * batch + item
-        tl.store(gradient + at, total * rate, mask=inside)
+            total += tl.load(table_grad + begin + _at((slot * batch + item)[None], entry, E), mask=there, other=0.0)
+        offset = tl.load(offsets + which[None] * E + x[:, None], mask=there, other=0)
+        _store_columns(gradient, (first[None] + offset) * batch + item[None], total * rate[None], there, TURN)

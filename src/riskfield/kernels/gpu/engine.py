@@ -19,7 +19,7 @@ from riskfield.kernels.gpu.gap import gap_block, operand_sizes
 from riskfield.kernels.gpu.incidences import Kind
 from riskfield.kernels.gpu.plan import Block, KindStorage, Part, Places, Plan, make_plan
 from riskfield.kernels.gpu.sharing import Sharing, sharing_of
-from riskfield.kernels.gpu.storage import LANES, longer, padded, power_of_two, programs, rows
+from riskfield.kernels.gpu.storage import LANES, column_tile, longer, padded, power_of_two, programs, rows
 from riskfield.kernels.gpu.sweeps import update_block
 from riskfield.kernels.initial_state import starting_messages
 from riskfield.kernels.problem import MessagePassingProblem, schedule_levels
@@ -196,16 +196,18 @@ class Engine:
 
     def pack(self, columns: Tensor, storage: Tensor, places: Places, scale: Tensor | None = None) -> None:
         """Numbers in columns, in the caller's order -> storage."""
-        pack[programs(places.count * self.batch, NODES)](
+        tile = column_tile(places.entries, self.batch)
+        pack[programs(places.count * self.batch, tile["BN"])](
             columns, storage, places.start, places.order, places.offsets, columns if scale is None else scale,
-            places.count, self.batch, E=places.entries, BN=NODES, WIDE=self.wide, SCALED=scale is not None,
+            places.count, self.batch, WIDE=self.wide, SCALED=scale is not None, **tile,
         )  # fmt: skip
 
     def unpack(self, storage: Tensor, columns: Tensor, places: Places, exp: bool = False) -> None:
         """Storage -> numbers in columns, in the caller's order."""
-        unpack[programs(places.count * self.batch, NODES)](
-            storage, columns, places.start, places.order, places.offsets, places.count, self.batch,
-            E=places.entries, BN=NODES, WIDE=self.wide, EXP=exp,
+        tile = column_tile(places.entries, self.batch)
+        unpack[programs(places.count * self.batch, tile["BN"])](
+            storage, columns, places.start, places.order, places.offsets, places.count, self.batch, WIDE=self.wide,
+            EXP=exp, **tile,
         )  # fmt: skip
 
     # Forward --------------------------------------------------------------------------------------------------------
@@ -292,7 +294,7 @@ class Engine:
         then = 1 - now if self.plan.at_once else now
         start = self.node_start[block.states]
         for k, part in enumerate(block.parts):
-            own, shape = self.plan.kinds[part.kind], self.shape(part.kind, block.count * self.batch)
+            own, shape = self.plan.kinds[part.kind], self.shape(part.kind, block.count * self.batch, (32, 2))
             fresh = part.fresh[direction] if send else (part.degree, part.degree)
             update_block[programs(block.count * self.batch, shape["BN"])](
                 buffers.tables[part.kind], buffers.messages[now], buffers.messages[then], buffers.beliefs[now],
@@ -312,15 +314,18 @@ class Engine:
         few = tile_size(part.kind) <= 4 and block.count * self.batch < _MANY_PLACES
         return min(4, power_of_two(part.degree)) if few else 1
 
-    def shape(self, kind: Kind, places: int) -> dict[str, Any]:
-        """The shape of a tile for so many places: a thread holds all states of a place while they are few."""
+    def shape(self, kind: Kind, places: int, medium: tuple[int, int] = (32, 1)) -> dict[str, Any]:
+        """The shape of a tile for so many places: a thread holds all states of a place while they are few.
+
+        `medium`: places and warps of a program for tables of 17 to 64 entries.
+        """
         dims = [*kind[1:], 1, 1, 1][:3]
         pads = [power_of_two(d) for d in dims]
         tile = tile_size(kind)
         if tile <= 16:
             size, warps = (128, 4) if places >= _MANY_PLACES else (32, 1)
         elif tile <= 64:
-            size, warps = 32, 1
+            size, warps = medium
         else:
             size, warps = max(4, 8192 // tile), 4
         return {

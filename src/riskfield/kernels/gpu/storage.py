@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -21,6 +23,21 @@ def padded(places: int) -> int:
 def programs(places: int, each: int) -> tuple[int]:
     """The grid of a launch over so many places."""
     return (-(-places // each),)
+
+
+def column_tile(entries: int, batch: int) -> dict[str, Any]:
+    """The tile of a kernel that moves so many entries of each place between columns and storage.
+
+    In storage the same entry of neighbouring places is together, and in columns that of neighbouring batch items. With
+    few of them, all entries of a place are nearly together in columns, and the tile is turned on its way.
+    """
+    turn = batch < 8 and entries > 4
+    return {
+        "E": entries,
+        "BX": min(power_of_two(entries), LANES),
+        "BN": LANES if entries > 4 else 4 * LANES,
+        "TURN": turn,
+    }
 
 
 def rows(columns: Tensor) -> Tensor:
