@@ -1,6 +1,10 @@
-"""Devices and dtypes as users name them."""
+"""Devices and dtypes as users name them, and the memory of this machine."""
 
 from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
 
 import torch
 
@@ -34,3 +38,17 @@ def as_dtype(dtype: torch.dtype | str | None) -> torch.dtype:
     if found not in _DTYPES.values():
         raise ValueError(f'`dtype` must be "float32" or "float64". Got {dtype!r}.')
     return found  # type: ignore[return-value]
+
+
+def physical_memory() -> int:
+    """The memory of this machine, or of the container it is, in bytes."""
+    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")] if hasattr(os, "sysconf") else [2**36]
+    with contextlib.suppress(OSError, ValueError):  # there is no such file, or it says "max"
+        found.append(int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
+    return min(found)
+
+
+def check_max_bytes(max_bytes: int) -> None:
+    """Raise unless `max_bytes` is positive."""
+    if not max_bytes > 0:
+        raise ValueError(f"`max_bytes` must be positive. Got {max_bytes}.")

@@ -210,14 +210,14 @@ def join(parts: Sequence[Examples]) -> Examples:
     shapes = {group.shape for part in parts for group in part.graph.factor_groups}
     states = {int(count) for part in parts for count in np.unique(part.graph.num_states)}
     if len(shapes) > 1 or len(states) != 1:
-        raise ValueError("`parts` must have variables of one number of states and factors of one shape.")
+        raise ValueError("`parts` must have variables with the same number of states, and factors of the same shape.")
     weights = torch.cat([torch.ones(len(part)) if part.weights is None else part.weights for part in parts])
     if (weights != weights[0]).any():
-        raise ValueError("`parts` must have examples of one weight.")
+        raise ValueError("`parts` must have examples of equal weight.")
     inputs = [part.inputs if isinstance(part.inputs, Mapping) else {"nodes": part.inputs} for part in parts]
     types = [name for name in inputs[0] if name != "nodes"]
     if any([name for name in own if name != "nodes"] != types for own in inputs):
-        raise ValueError(f"`parts` must have inputs of the same types. Got {types} in the first, and others.")
+        raise ValueError(f"`parts` must all have the same types of inputs. Not all have {types}, as the first has.")
     joined, tied = {name: _joined([own[name] for own in inputs]) for name in inputs[0]}, []
     for name in types:
         rows = joined[name]

@@ -301,9 +301,8 @@ def _item(solution: Solution, index: tuple[int, ...]) -> Solution:
     return solution.with_mu(
         solution.mu[index],
         theta=solution.theta[index],
-        sweeps=solution.sweeps[index],
-        residual=solution.residual[index],
-        converged=solution.converged[index],
+        _sweeps=solution.sweeps[index],
+        _residual=solution.residual[index],
         _messages=None if solution.messages is None else solution.messages[index],
         _value=value[index] if isinstance(value, Tensor) else value,
     )

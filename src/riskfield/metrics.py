@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -221,26 +222,45 @@ def span_f_measure(truth: Sequence[Sequence[str]], predicted: Sequence[Sequence[
 
 
 def make_scorer(
-    metric: Callable[..., float], *, flat: bool = False, greater_is_better: bool = True, **settings: Any
+    metric: Callable[..., float],
+    *,
+    flat: bool | None = None,
+    ignore: Any = -1,
+    greater_is_better: bool = True,
+    **settings: Any,
 ) -> Callable[[Any, Any, Any], float]:
     """Make a scorer for `GridSearchCV` and the like, also for examples of different lengths.
 
     Arguments:
         metric: a function of the true and the predicted labels.
-        flat: pass the labels of all examples in one array, as the metrics of scikit-learn expect them.
+        flat: pass the labels of all examples in one list. By default for the metrics of scikit-learn, which expect them
+            so.
+        ignore: the label that marks unknown ones, as for the estimator; None if there is none. With `flat`, they and
+            what is predicted for them are left out.
         greater_is_better: whether a higher value is better. If not, the scorer returns minus the value.
         settings: further arguments of the metric.
 
     >>> scorer = make_scorer(span_f_measure)  # GridSearchCV(crf, {...}, scoring=scorer)
+    >>> from sklearn.metrics import f1_score
+    >>> scorer = make_scorer(f1_score, average="macro")
     """
+    if flat is None:
+        flat = str(getattr(metric, "__module__", "")).partition(".")[0] == "sklearn"
 
     def scorer(estimator: Any, X: Any, y: Any) -> float:
         predicted = estimator.predict(X)
         if flat:
-            y, predicted = ([label for own in part for label in list(own)] for part in (y, predicted))
+            pairs = list(zip(_joined(y), _joined(predicted), strict=True))
+            known = [(own, other) for own, other in pairs if ignore is None or own != ignore]
+            y, predicted = [own for own, _ in known], [other for _, other in known]
         value = float(metric(y, predicted, **settings))
         if math.isnan(value):
             raise ValueError(f"`metric` must return a number. {getattr(metric, '__name__', metric)} returned NaN.")
         return value if greater_is_better else -value
 
     return scorer
+
+
+def _joined(labels: Any) -> list[Any]:
+    """The labels of all examples, also of images, in one list."""
+    return [label for own in labels for label in np.asarray(own, dtype=object).ravel().tolist()]

@@ -52,6 +52,14 @@ def without_gradient(value: Tensor, inputs: Sequence[Tensor], message: str) -> T
     return _Refuse.apply(message, value, *inputs)  # type: ignore[no-any-return]
 
 
+def graph_is_kept() -> bool:
+    """Whether the present backward pass retains the graph, so that what it used will be needed again.
+
+    Autograd frees saved tensors by itself, but not what else a function keeps, such as a tape.
+    """
+    return bool(torch._C._autograd._get_current_graph_task_keep_graph())
+
+
 class _Refuse(torch.autograd.Function):
     """A value that depends on its inputs and cannot be differentiated in them."""
 
@@ -94,7 +102,11 @@ class _Attached(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        return None, None, None, *_Linear(ctx.jacobian, ctx.saved_tensors, ctx.remedy).transposed(grad)
+        # Reading the saved tensors raises if the Jacobian is gone.
+        gradients = _Linear(ctx.jacobian, ctx.saved_tensors, ctx.remedy).transposed(grad)
+        if not graph_is_kept():
+            ctx.jacobian = None
+        return None, None, None, *gradients
 
 
 class _Transposed(torch.autograd.Function):

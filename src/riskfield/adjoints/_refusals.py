@@ -65,7 +65,7 @@ def require_theta_only(request: Request, name: str) -> None:
             "Unroll": algorithm.unrolls,
         }
         raise ValueError(
-            f"`{name}` sends gradients to theta only, and the {algorithm.parameter_name} of the "
+            f"`{name}` computes gradients with respect to theta only, and the {algorithm.parameter_name} of the "
             f"{type(algorithm).__name__} require one. {_use(with_parameters)}Or detach the {algorithm.parameter_name}."
         )
 

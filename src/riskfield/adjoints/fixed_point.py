@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -90,7 +91,7 @@ class FixedPoint(AbstractAdjoint):
     def __post_init__(self) -> None:
         if not 0 < self.tol < 1:
             raise ValueError(f"`tol` must lie in (0, 1). Got {self.tol!r}.")
-        if not isinstance(self.max_steps, int) or self.max_steps < 1:
+        if not isinstance(self.max_steps, int | np.integer) or self.max_steps < 1:
             raise ValueError(f"`max_steps` must be a positive integer. Got {self.max_steps!r}.")
         if not isinstance(self.solver, AbstractLinearSolver):
             raise TypeError(f"`solver` must be an object such as `Iterate()` or `GMRES()`. Got {self.solver!r}.")

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -56,7 +57,7 @@ class GMRES(AbstractLinearSolver):
     restart: int = 30
 
     def __post_init__(self) -> None:
-        if not isinstance(self.restart, int) or self.restart < 1:
+        if not isinstance(self.restart, int | np.integer) or self.restart < 1:
             raise ValueError(f"`restart` must be a positive integer. Got {self.restart!r}.")
 
     def solve(self, operator: Operator, b: Tensor, floor: Tensor, tol: float, max_steps: int) -> LinearSolution:

@@ -140,8 +140,8 @@ class Perturb(AbstractAdjoint):
         noise = float(torch.where(signal > 0, _ROUNDING * eps / signal, 0).max())
         if noise > _NOISE:
             warn(
-                f"`Perturb`: rounding may take {noise:.2g} of the gradient, since the loss weighs very improbable "
-                f"states most. Raise `multiplier`, or use `FixedPoint`, `KKT` or `Unroll`.",
+                f"`Perturb`: rounding errors may be {noise:.2g} of the gradient, since the loss depends most on very "
+                f"improbable states. Raise `multiplier`, or use `FixedPoint`, `KKT` or `Unroll`.",
                 AdjointWarning,
             )
         return runs.mu

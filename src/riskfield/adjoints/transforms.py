@@ -44,7 +44,16 @@ def _in_front(info: Any, tensor: Tensor | None, axis: int | None) -> Tensor | No
     return tensor.expand(info.batch_size, *tensor.shape) if axis is None else tensor.movedim(axis, 0)
 
 
+def _refuse_forward_mode(ctx: Any, *tangents: Tensor | None) -> NoReturn:
+    raise AdjointError(
+        "Inference with this adjoint has no forward-mode derivatives (`torch.func.jvp`, `jacfwd`, `hessian`). Use "
+        "`torch.func.grad` or `jacrev`, or inference with `Unroll()` outside `vmap`."
+    )
+
+
 class _Solve(torch.autograd.Function):
+    jvp = staticmethod(_refuse_forward_mode)
+
     @staticmethod
     def forward(solve: Solve, theta: Tensor, evidence: Tensor | None) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
@@ -70,6 +79,8 @@ class _Solve(torch.autograd.Function):
 
 
 class _Gradient(torch.autograd.Function):
+    jvp = staticmethod(_refuse_forward_mode)
+
     @staticmethod
     def forward(solve: Solve, theta: Tensor, evidence: Tensor | None, *grads: Tensor | None) -> Tensor:
         with torch.enable_grad():

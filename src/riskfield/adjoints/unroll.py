@@ -8,18 +8,23 @@ really computed. Memory grows with the number of sweeps, or with checkpoints as 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from riskfield.adjoints._attach import graph_is_kept
 from riskfield.adjoints._refusals import require_sweeps
 from riskfield.adjoints.adjoint import AbstractAdjoint
+from riskfield.devices import check_max_bytes
+from riskfield.errors import ConvergenceWarning
 from riskfield.inference.request import Request
-from riskfield.inference.solution import Deferred, Solution
+from riskfield.inference.solution import Deferred, Lazy, Solution, evaluated
 from riskfield.inference.stop import Stop
 from riskfield.kernels import EVERY_SWEEP, LAST_SWEEP, ExactRun, RecordingRun, is_differentiated, is_transformed
 from riskfield.kernels.slow import warn_slow
@@ -32,11 +37,17 @@ class Unroll(AbstractAdjoint):
     Use it for runs of a fixed number of sweeps, and whenever convergence is in doubt. The log-partition value is
     differentiated through the sweeps too: theta . mu_N + H(mu_N) after N sweeps (the truncated log-partition).
 
+    The tape is freed as soon as `backward` has used it, unless it is told to retain the graph.
+
     Arguments:
-        checkpoint: by default the tape holds every sweep, each about as large as all messages. A number k keeps the
+        checkpoint: False keeps a tape of every sweep, each about as large as all messages. A number k keeps the
             messages before every k-th sweep instead, and the backward pass repeats the k sweeps from there: memory for
             N/k + k sweeps instead of N, at the cost of one more run. True chooses k as the square root of the most
-            sweeps that `stop` allows. Second derivatives and the torch kernels (other devices) keep the whole tape.
+            sweeps that `stop` allows. By default the whole tape is kept if it fits into `max_bytes`, and checkpoints as
+            with True if it does not. Gradients are the same. Second derivatives, gradients of counting numbers and the
+            torch kernels (other devices) keep the whole tape.
+        max_bytes: the largest tape that is kept whole by default: a quarter of the memory of the machine, or of the
+            GPU, unless a number is given. A run to a tolerance that turns out to need a larger one starts again.
 
     >>> import torch
     >>> from riskfield import MessagePassing, Stop, TRW, Unroll, grid, infer
@@ -49,12 +60,15 @@ class Unroll(AbstractAdjoint):
     tensor([ 0.5000, -0.5000], dtype=torch.float64)
     """
 
-    checkpoint: int | bool = False
+    checkpoint: int | bool | None = None
+    max_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.checkpoint, int) or self.checkpoint < 0:
+        if self.checkpoint is not None and (not isinstance(self.checkpoint, int | np.integer) or self.checkpoint < 0):
             got = repr(self.checkpoint)
-            raise ValueError(f"`checkpoint` must be a positive number of sweeps, True or False. Got {got}.")
+            raise ValueError(f"`checkpoint` must be a positive number of sweeps, True, False or None. Got {got}.")
+        if self.max_bytes is not None:
+            check_max_bytes(self.max_bytes)
 
     def apply(self, request: Request) -> Solution:
         """Run with a tape on kernels that can record one, else on the torch kernels, recorded by autograd.
@@ -75,25 +89,52 @@ class Unroll(AbstractAdjoint):
                 return _on_torch(request)
             return _forward_mode(request, primal, tangent) or _on_torch(request)
         # Without sweeps there is nothing to record.
-        recording = self._start(request) if request.stop.sweeps > 0 else None
-        if recording is None:
+        found = self._record(request) if request.stop.sweeps > 0 else None
+        if found is None:
             if algorithm.nonsmooth_because and algorithm.iterative and request.kernels is None:
                 warn_slow(
                     f"`{type(algorithm).__name__}` with a `theta` that requires a gradient runs on the torch kernels, "
                     "which are much slower. Without need of a gradient, use `theta.detach()` or `torch.no_grad()`."
                 )
             return _on_torch(request)
-        solution = request.run(recording)
+        recording, solution = found
         if isinstance(recording, ExactRun):
             return _exact(request, recording, solution)
-        mu = _Recorded.apply(request, solution.sweeps, recording, solution.mu, theta, *recorded)
+        mu = _Recorded.apply(request, solution._sweeps, recording, solution.mu, theta, *recorded)
         return solution.with_mu(mu, theta=theta, _value=algorithm.log_partition)
 
-    def _start(self, request: Request) -> RecordingRun | None:
-        every = int(self.checkpoint) or EVERY_SWEEP
-        if self.checkpoint is True:
-            every = max(1, math.isqrt(request.stop.sweeps))
-        return request.start_recording(every)
+    def _record(self, request: Request) -> _Record | None:
+        """Run with a tape, whole or with checkpoints; None if no kernels can record this."""
+        stop = request.stop
+        root = max(1, math.isqrt(stop.sweeps))
+        if self.checkpoint is not None:
+            return _finished(request, root if self.checkpoint is True else int(self.checkpoint) or EVERY_SWEEP)
+        fits = request.sweeps_on_tape(self.max_bytes)
+        found = None
+        if stop.sweeps > fits:
+            found = _finished_within(request, int(fits)) if stop.tol is not None and fits >= 1 else None
+            found = found or _finished(request, root)
+        return found or _finished(request, EVERY_SWEEP)
+
+
+_Record: TypeAlias = tuple[RecordingRun, Solution]
+
+
+def _finished(request: Request, record: int) -> _Record | None:
+    run = request.start_recording(record)
+    return None if run is None else (run, request.run(run))
+
+
+def _finished_within(request: Request, sweeps: int) -> _Record | None:
+    """A run with a whole tape, if it ends within so many sweeps."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        found = _finished(replace(request, stop=replace(request.stop, sweeps=sweeps)), EVERY_SWEEP)
+    if found is None:
+        return None
+    _, solution = found
+    ended = solution.converged | solution.residual.isnan()  # by convergence, or since it is impossible
+    return found if ended.all() else None
 
 
 def _on_torch(request: Request) -> Solution:
@@ -104,10 +145,10 @@ def _on_torch(request: Request) -> Solution:
 def _exact(request: Request, run: RecordingRun, solution: Solution) -> Solution:
     """The solution of an exact run, whose results are computed, with their gradients, when they are needed."""
     theta = request.theta.clone()  # as it is now: the caller may change it before the results are read
+    sweeps = Deferred(lambda: solution._sweeps.clamp(max=1))  # one is exact, however many ran
 
     def attached(value: Callable[[], Tensor]) -> Deferred:
         def attach() -> Tensor:
-            sweeps = solution.sweeps.clamp(max=1)  # one is exact, however many ran
             with torch.enable_grad():
                 return _Recorded.apply(request, sweeps, run, value(), theta)  # type: ignore[no-any-return]
 
@@ -118,7 +159,7 @@ def _exact(request: Request, run: RecordingRun, solution: Solution) -> Solution:
             return _ExactValue.apply(theta, solution, mu)  # type: ignore[no-any-return]
 
     mu, nodes = attached(lambda: solution.mu), attached(lambda: solution.node_mu)
-    return replace(solution, theta=request.theta, _mu=mu, _nodes=nodes, _value=Deferred(log_partition))
+    return solution.replaced(theta=request.theta, _mu=mu, _nodes=nodes, _value=Deferred(log_partition))
 
 
 class _ExactValue(torch.autograd.Function):
@@ -165,7 +206,7 @@ def _has_tangents(request: Request, tangent: Tensor) -> bool:
     return request.start_recording(LAST_SWEEP, _flat(tangent)) is not None
 
 
-def _dual_runs(request: Request, tangent: Tensor, sweeps: Tensor, record: int) -> Iterator[tuple[Tensor, RecordingRun]]:
+def _dual_runs(request: Request, tangent: Tensor, sweeps: Lazy, record: int) -> Iterator[tuple[Tensor, RecordingRun]]:
     """Runs with a tangent of theta, for the sweeps that ran: which rows of the batch, and their run, at its end."""
     for rows, part in _by_sweeps(request, sweeps):
         run = part.start_recording(record, _flat(tangent)[rows])
@@ -174,9 +215,9 @@ def _dual_runs(request: Request, tangent: Tensor, sweeps: Tensor, record: int) -
         yield rows, run
 
 
-def _by_sweeps(request: Request, sweeps: Tensor) -> Iterator[tuple[Tensor, Request]]:
+def _by_sweeps(request: Request, sweeps: Lazy) -> Iterator[tuple[Tensor, Request]]:
     """The items of a batch by how many sweeps they ran: their rows, and a request for just these sweeps of them."""
-    ran, theta, messages = sweeps.reshape(-1), request.flat_theta(), request.flat_messages()
+    ran, theta, messages = evaluated(sweeps).reshape(-1), request.flat_theta(), request.flat_messages()
     for count in ran.unique().tolist():
         rows = (ran == count).nonzero()[:, 0].to(theta.device)
         start = None if messages is None else messages[rows]
@@ -186,7 +227,7 @@ def _by_sweeps(request: Request, sweeps: Tensor) -> Iterator[tuple[Tensor, Reque
 class _Recorded(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, request: Request, sweeps: Tensor, recording: RecordingRun, mu: Tensor, theta: Tensor, *numbers: Tensor
+        ctx: Any, request: Request, sweeps: Lazy, recording: RecordingRun, mu: Tensor, theta: Tensor, *numbers: Tensor
     ) -> Tensor:
         ctx.save_for_backward(theta, *numbers)
         ctx.request, ctx.sweeps, ctx.recording = request, sweeps, recording
@@ -194,22 +235,30 @@ class _Recorded(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        theta, *numbers = ctx.saved_tensors
-        if not any(ctx.needs_input_grad[5:]):
-            if torch.is_grad_enabled():  # second derivatives of theta
-                gradient = _RecordedGradient.apply(theta, grad, ctx.request, ctx.sweeps, ctx.recording)
-            else:
-                gradient = ctx.recording.backward(_flat(grad)).reshape(theta.shape)
-            return None, None, None, None, gradient, *(None for _ in numbers)
-        if torch.is_grad_enabled():  # second derivatives of parameters: by autograd through the torch kernels
-            request: Request = ctx.request
-            theta, *numbers = (number.view_as(number) for number in (theta, *numbers))  # none made from another
-            others = request.algorithm.parameters(request.graph)[len(numbers) :]
-            algorithm = request.algorithm.with_parameters(request.graph, (*numbers, *others))
-            mu = _run_on_torch(replace(request, algorithm=algorithm), theta, ctx.sweeps)
-            return None, None, None, None, *_gradients(mu, (theta, *numbers), grad)
-        gradient, *of_numbers = ctx.recording.backward_counting(_flat(grad))
-        return None, None, None, None, gradient.reshape(theta.shape), *of_numbers
+        theta, *numbers = ctx.saved_tensors  # which raises if the tape is gone
+        gradients = _backward(ctx, grad, theta, numbers)
+        if not graph_is_kept():
+            ctx.recording = None
+        return None, None, None, None, *gradients
+
+
+def _backward(ctx: Any, grad: Tensor, theta: Tensor, numbers: list[Tensor]) -> tuple[Tensor | None, ...]:
+    """The gradients of theta and of the numbers, from that of mu."""
+    if not any(ctx.needs_input_grad[5:]):
+        if torch.is_grad_enabled():  # second derivatives of theta
+            gradient = _RecordedGradient.apply(theta, grad, ctx.request, ctx.sweeps, ctx.recording)
+        else:
+            gradient = ctx.recording.backward(_flat(grad)).reshape(theta.shape)
+        return gradient, *(None for _ in numbers)
+    if torch.is_grad_enabled():  # second derivatives of parameters: by autograd through the torch kernels
+        request: Request = ctx.request
+        theta, *numbers = (number.view_as(number) for number in (theta, *numbers))  # none made from another
+        others = request.algorithm.parameters(request.graph)[len(numbers) :]
+        algorithm = request.algorithm.with_parameters(request.graph, (*numbers, *others))
+        mu = _run_on_torch(replace(request, algorithm=algorithm), theta, ctx.sweeps)
+        return _gradients(mu, (theta, *numbers), grad)
+    gradient, *of_numbers = ctx.recording.backward_counting(_flat(grad))
+    return gradient.reshape(theta.shape), *of_numbers
 
 
 class _RecordedGradient(torch.autograd.Function):
@@ -221,7 +270,7 @@ class _RecordedGradient(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, theta: Tensor, grad: Tensor, request: Request, sweeps: Tensor, recording: RecordingRun
+        ctx: Any, theta: Tensor, grad: Tensor, request: Request, sweeps: Lazy, recording: RecordingRun
     ) -> Tensor:
         ctx.save_for_backward(theta, grad)
         ctx.request, ctx.sweeps = request, sweeps
@@ -250,7 +299,7 @@ def _gradients(output: Tensor, inputs: tuple[Tensor, ...], grad: Tensor) -> tupl
     return tuple(next(found) if tensor.requires_grad else None for tensor in inputs)
 
 
-def _run_on_torch(request: Request, theta: Tensor, sweeps: Tensor) -> Tensor:
+def _run_on_torch(request: Request, theta: Tensor, sweeps: Lazy) -> Tensor:
     """Mu after as many sweeps as each item ran before; where to stop may be a matter of rounding."""
     request = replace(request, theta=theta, kernels="torch")
     mu = theta.new_empty(theta.shape[:-1].numel(), request.graph.mu_size)
@@ -261,12 +310,12 @@ def _run_on_torch(request: Request, theta: Tensor, sweeps: Tensor) -> Tensor:
 
 def _flat(grad: Tensor) -> Tensor:
     """The same with one batch axis."""
+    if grad.ndim == 1:
+        return grad.unsqueeze(0)
     return grad.reshape(grad.shape[:-1].numel(), grad.shape[-1])
 
 
-def _through_torch(
-    request: Request, theta: Tensor, sweeps: Tensor, grad: Tensor, v: Tensor
-) -> tuple[Tensor | None, ...]:
+def _through_torch(request: Request, theta: Tensor, sweeps: Lazy, grad: Tensor, v: Tensor) -> tuple[Tensor | None, ...]:
     with torch.enable_grad():
         theta, grad = theta.view_as(theta), grad.view_as(grad)  # of which neither is made from the other
         mu = _run_on_torch(request, theta, sweeps)[..., : grad.shape[-1]]

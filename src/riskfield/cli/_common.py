@@ -129,6 +129,7 @@ def _read_config(context: typer.Context, path: Path | None) -> Path | None:
     except RecursionError:
         raise ValueError(f"{path} is nested too deep.") from None
     options: dict[str, str] = {}
+    repeated = {parameter.name for parameter in context.command.params if getattr(parameter, "multiple", False)}
     for parameter in context.command.params:
         long = [option.removeprefix("--") for option in parameter.opts if option.startswith("--")]
         options |= dict.fromkeys(set(long) - {"config", "help"}, str(parameter.name))
@@ -136,7 +137,9 @@ def _read_config(context: typer.Context, path: Path | None) -> Path | None:
         if key not in options:
             known = sorted(options)
             raise ValueError(f"{path} may set {', '.join(known)}. It sets {key!r}.{did_you_mean(key, known)}")
-    context.default_map = {**(context.default_map or {}), **{options[k]: _typed(v) for k, v in content.items()}}
+    typed = {options[key]: _typed(value) for key, value in content.items()}
+    typed |= {name: [value] for name, value in typed.items() if name in repeated and not isinstance(value, list)}
+    context.default_map = {**(context.default_map or {}), **typed}
     return path
 
 

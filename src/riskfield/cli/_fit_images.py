@@ -8,7 +8,7 @@ import shlex
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,10 @@ import typer
 from riskfield.cli._common import BAD_IMAGE, complain, complain_of_image, print_divergence
 from riskfield.datasets.folders import MaskReading, image_files, image_folder, unmatched_masks
 from riskfield.datasets.images import few, size
+from riskfield.devices import physical_memory
 from riskfield.entropy import TRW, Bethe
-from riskfield.estimators.defaults import RHO
-from riskfield.features.image import ImageFeatures, graph_bytes, physical_memory
+from riskfield.estimators.defaults import PATIENCE, RHO, VALIDATION_FRACTION
+from riskfield.features.image import ImageFeatures, graph_bytes
 from riskfield.infer import ExactOnForests, Inference
 from riskfield.inference.algorithm import AbstractAlgorithm
 from riskfield.inference.mean_field import MeanField
@@ -61,6 +62,10 @@ class Choices:
     iterations: int
     scale: float
     device: str | None
+    class_weight: tuple[str, ...] = ()  # "balanced", or VALUE=WEIGHT
+    early_stopping: bool = False
+    validation_fraction: float = VALIDATION_FRACTION
+    patience: int = PATIENCE
 
     def __post_init__(self) -> None:
         if self.inference is not InferenceName.TRW and self.rho is not None:
@@ -71,6 +76,25 @@ class Choices:
             raise typer.BadParameter(f"--rho must be a probability above 0 and at most 1. Got {self.rho:g}.")
         if not 0 < self.scale <= 1:
             raise typer.BadParameter(f"--scale must be above 0 and at most 1. Got {self.scale:g}.")
+        if not 0 < self.validation_fraction < 1:
+            raise typer.BadParameter(
+                f"--validation-fraction must be between 0 and 1. Got {self.validation_fraction:g}."
+            )
+        self.class_weights()  # refuse bad ones before any file is read
+
+    def class_weights(self) -> str | dict[int, float] | None:
+        """Return the class weights as `ImageCRF` takes them."""
+        if self.class_weight in ((), ("balanced",)):
+            return "balanced" if self.class_weight else None
+        weights: dict[int, float] = {}
+        for entry in self.class_weight:
+            value, _, weight = entry.partition("=")
+            if not value.strip().isdigit() or not _is_positive(weight) or int(value) in weights:
+                raise typer.BadParameter(
+                    f"--class-weight must be balanced, or VALUE=WEIGHT once for each value. Got {entry!r}."
+                )
+            weights[int(value)] = float(weight)
+        return weights
 
     def objects(self) -> dict[str, Any]:
         """Return the settings as arguments of `ImageCRF`."""
@@ -85,12 +109,17 @@ class Choices:
             "ridge": self.ridge,
             "optimiser": LBFGS(iterations=self.iterations),
             "device": self.device,
+            "class_weight": self.class_weights(),
+            "early_stopping": self.early_stopping,
+            "validation_fraction": self.validation_fraction,
+            "n_iter_no_change": self.patience,
         }
 
     def settings(self) -> dict[str, Any]:
         """Return the settings as options of the command line, for the record."""
-        given = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return {name: value for name, value in given.items() if value is not None}
+        given = {own.name: getattr(self, own.name) for own in fields(self)}
+        given |= {"class_weight": ", ".join(self.class_weight) or None, "early_stopping": self.early_stopping or None}
+        return {name.replace("_", "-"): value for name, value in given.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -111,10 +140,12 @@ class FitOptions:
         words = ["riskfield", "fit", "--images", str(self.images), "--masks", str(self.masks)]
         for entry in self.classes:
             words += ["--class", entry]
+        for entry in self.choices.class_weight:
+            words += ["--class-weight", entry]
         options = {
             "ignore": self.ignore,
             **_given(self.reading),
-            **self.choices.settings(),
+            **{name: value for name, value in self.choices.settings().items() if name != "class-weight"},
             "seed": self.seed,
             "out": self.out,
         }
@@ -153,6 +184,7 @@ def fit_images(options: FitOptions, command: Any, *, resume: bool, every: int, q
         "fingerprint of the data": data.fingerprint,
     }
     crf = ImageCRF(**choices.objects(), random_state=options.seed, verbose=not quiet)
+    crf.stages()  # refuses settings that do not go together, before anything is written
     with prepare(out, settings, resume) as checkpoint:
         loaded = time.perf_counter()
         with print_divergence():
@@ -228,6 +260,10 @@ def _read(options: FitOptions, command: Any, shown: bool) -> _Data:
         complain(f"{bad - _SHOWN} more images or masks cannot be used.")
     if bad:
         raise typer.Exit(2)
+    weights = options.choices.class_weights()
+    for value in weights if isinstance(weights, dict) else ():
+        if value not in names:
+            raise typer.BadParameter(f"--class-weight must name values of classes, {few(list(names))}. Got {value}.")
     found = set().union(*(np.unique(own).tolist() for own in labels))
     for value, name in names.items():
         if value not in found:
@@ -248,10 +284,29 @@ def _classes(given: Sequence[str]) -> dict[int, str]:
     return classes
 
 
+def _is_positive(text: str) -> bool:
+    try:
+        return 0 < float(text) < math.inf
+    except ValueError:
+        return False
+
+
 def _given(reading: MaskReading) -> dict[str, Any]:
     """The options that say how masks are read, if they are not the defaults."""
     given = {"threshold": reading.threshold, "levels": reading.levels, "resize-masks": reading.resize_masks or None}
     return {name: value for name, value in given.items() if value is not None}
+
+
+def _largest_scale(features: ImageFeatures, shape: tuple[int, ...], num_classes: int) -> float | None:
+    """A scale at which an image can be trained on, to two digits; None if there is none.
+
+    Not all memory shrinks with the scale: features are computed at the resolution of the image.
+    """
+    for step in range(1, 40):
+        scale = float(f"{features.scale * 0.9**step:.2g}")
+        if replace(features, scale=scale).memory_share(shape, num_classes) <= _LARGEST_SHARE:
+            return scale
+    return None
 
 
 def _feature_folder(data: _Data, features: ImageFeatures, out: Path) -> Path | None:
@@ -264,10 +319,11 @@ def _feature_folder(data: _Data, features: ImageFeatures, out: Path) -> Path | N
     largest = max(range(len(data.paths)), key=lambda k: math.prod(data.shapes[k][:2]))
     share = features.memory_share(data.shapes[largest], len(data.names))
     if share > _LARGEST_SHARE:
+        scale = _largest_scale(features, data.shapes[largest], len(data.names))
         raise MemoryError(
             f"{data.paths[largest]}: training on {size(data.shapes[largest])} pixels at once would take about "
-            f"{share:.0%} of the memory. Use --scale {features.scale * (0.8 * _LARGEST_SHARE / share) ** 0.5:.2g} or "
-            "less, or cut the image and its mask into parts."
+            f"{share:.0%} of the memory. {f'Use --scale {scale:g} or less, or cut' if scale else 'Cut'} the image and "
+            "its mask into parts."
         )
     grids = [features.shape(*shape[:2]) for shape in data.shapes]
     entries = sum(map(math.prod, grids)) * (features.num_pixel_features + 2 * features.num_edge_features)

@@ -11,7 +11,7 @@ from riskfield.cli._common import Config, Device, Images, Masks, Quiet, Threads
 from riskfield.cli._fit_images import Choices, FitOptions, InferenceName, fit_images
 from riskfield.datasets.folders import MaskReading
 from riskfield.errors import did_you_mean
-from riskfield.estimators.defaults import ITERATIONS, LOSS, RHO, SWEEPS
+from riskfield.estimators.defaults import ITERATIONS, LOSS, PATIENCE, RHO, SWEEPS, VALIDATION_FRACTION
 from riskfield.losses.names import LOSSES
 
 
@@ -47,11 +47,28 @@ def fit(
     ] = LOSS,
     inference: Annotated[InferenceName, typer.Option(help="How marginals are computed.")] = InferenceName.TRW,
     rho: Annotated[float | None, typer.Option(help=f"trw: appearance probability of the edges. [{RHO:g}]")] = None,
-    sweeps: Annotated[int, typer.Option(min=1, help="Sweeps of inference; the gradient goes through all.")] = SWEEPS,
+    sweeps: Annotated[int, typer.Option(min=1, help="Sweeps of inference, in training and in prediction.")] = SWEEPS,
     ridge: Annotated[
         float | None, typer.Option(min=0, help="Weight of the squared parameters. [chosen on held-out images]")
     ] = None,
     iterations: Annotated[int, typer.Option(min=1, help="Maximum number of iterations of the optimiser.")] = ITERATIONS,
+    class_weight: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="VALUE=WEIGHT",
+            help="A mask value and the weight of its pixels in the loss; may be repeated. Or balanced, by frequency.",
+        ),
+    ] = None,
+    early_stopping: Annotated[
+        bool,
+        typer.Option("--early-stopping", help="Train on a part of the images until the loss on the others is lowest."),
+    ] = False,
+    validation_fraction: Annotated[
+        float, typer.Option(help="Share of the images to hold out, to choose the ridge and to stop early.")
+    ] = VALIDATION_FRACTION,
+    patience: Annotated[
+        int, typer.Option(min=1, help="Iterations without an improvement before --early-stopping ends the training.")
+    ] = PATIENCE,
     scale: Annotated[float, typer.Option(help="Resolution of inference, relative to that of the images.")] = 1.0,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder --out.")] = False,
     every: Annotated[int, typer.Option(min=1, help="Iterations between checkpoints.")] = 10,
@@ -76,6 +93,7 @@ def fit(
       riskfield fit --images images/ --masks masks/ --out model/ --class 0=ground --class 255=horse --ignore 128
       riskfield fit --images images/ --masks masks/ --loss clique-logistic --inference trw --sweeps 10 --ridge 1e-3 \\
           --scale 0.5 --out model/
+      riskfield fit --images images/ --masks masks/ --out model/ --class-weight balanced --early-stopping
       riskfield fit --config horses.toml --out model/ --resume
     """
     options = FitOptions(
@@ -84,7 +102,20 @@ def fit(
         tuple(classes or ()),
         ignore,
         MaskReading(threshold, levels, resize_masks),
-        Choices(loss, inference, rho, sweeps, ridge, iterations, scale, device),
+        Choices(
+            loss,
+            inference,
+            rho,
+            sweeps,
+            ridge,
+            iterations,
+            scale,
+            device,
+            tuple(class_weight or ()),
+            early_stopping,
+            validation_fraction,
+            patience,
+        ),
         out,
         seed,
     )

@@ -67,7 +67,8 @@ def infer(
     rho: Annotated[
         str | None,
         typer.Option(
-            metavar="NUMBER|trees", help="trw: appearance probability of factors, or 'trees': of spanning trees. [0.5]"
+            metavar="NUMBER|trees",
+            help="trw: appearance probability of factors; 'trees': from spanning trees. [0.5]",
         ),
     ] = None,
     schedule: Annotated[

@@ -39,7 +39,7 @@ class MaskReading:
 
     def __post_init__(self) -> None:
         if self.threshold is not None and self.levels is not None:
-            raise ValueError("`threshold` and `levels` exclude each other. Got both.")
+            raise ValueError("Set `threshold` or `levels`, not both.")
         if self.threshold is not None and not 1 <= self.threshold <= 65535:
             raise ValueError(f"`threshold` must be from 1 to 65535. Got {self.threshold}.")
         if self.levels is not None and not 2 <= self.levels <= MAX_CLASSES:
@@ -92,7 +92,7 @@ def image_folder(
             mask is damaged, or the mask has another size or a value that is no class.
     """
     if classes is not None and ignore in classes:
-        raise ValueError(f"`ignore` must be none of the classes {few([*classes])}. Got {ignore}.")
+        raise ValueError(f"`ignore` must not be one of the classes {few([*classes])}. Got {ignore}.")
     reading = MaskReading() if reading is None else reading
     files = image_files(images, "images")
     if masks is None:
@@ -105,7 +105,7 @@ def image_folder(
         found = _find_values([mask_files[name] for name in files], reading, ignore)
         classes = {value: str(value) for value in found}
     if not classes:
-        raise ValueError(f"`masks`: {masks} has no labels but {ignore}, to be ignored.")
+        raise ValueError(f"`masks`: {masks} has no labels other than {ignore}, which is ignored.")
     values = [*classes]
 
     def read(name: str) -> LabelledImage:
@@ -119,8 +119,8 @@ def image_folder(
         unknown = [value for value in np.unique(mask).tolist() if value not in values and value != ignore]
         if unknown:
             raise FileFormatError(
-                f"{mask_files[name]} has the values {few(unknown)}, which are none of the classes {few(values)}"
-                f"{'' if ignore is None else f' nor {ignore}, to be ignored'}."
+                f"{mask_files[name]} has the values {few(unknown)}, which are not among the classes {few(values)}"
+                f"{'' if ignore is None else f', nor the ignored value {ignore}'}."
                 f"{f' {_HINT}' if len(unknown) > 3 or is_jpeg(mask_files[name]) else ''}"
             )
         return LabelledImage(name, image, _labels(mask, values))
@@ -159,7 +159,7 @@ def image_files(folder: str | os.PathLike[str], name: str) -> dict[str, Path]:
     """The images of a folder by their names without ending, sorted."""
     path = Path(folder)
     if not path.is_dir():
-        raise FileNotFoundError(2, f"`{name}` must be a folder; there is none", str(folder))
+        raise FileNotFoundError(2, f"`{name}` must be an existing folder", str(folder))
     files: dict[str, Path] = {}
     for file in sorted(path.iterdir()):
         if file.suffix.lower() in ENDINGS and not file.name.startswith("."):

@@ -18,6 +18,7 @@ from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_consistent_length, check_is_fitted
 from torch import Tensor
 
+from riskfield import kernels
 from riskfield.decoders import AbstractDecoder, as_decoder, decode
 from riskfield.devices import as_device, as_dtype
 from riskfield.estimators._jobs import check_n_jobs, threads
@@ -74,7 +75,8 @@ class AbstractCRF(NestedParameters):
             it does not name, or "balanced", inversely proportional to how often a label occurs. It needs a loss that is
             a sum over variables, such as the default. Other losses of `initial` are fitted without weights.
         ignore: the label that means unknown, by default -1. None if every label is a class, even -1.
-        chunk_size: how many examples are evaluated at once, to bound memory. By default about 300,000 variables.
+        chunk_size: how many examples are evaluated at once, to bound memory. By default about 300,000 variables,
+            and more on a GPU.
         early_stopping: hold out a part of the examples, stop each loss when its value on them has not improved for
             `n_iter_no_change` iterations, and keep the parameters that were best on them. The value of every iteration
             is in `results_[-1].history`, as `validation`.
@@ -287,6 +289,7 @@ class AbstractCRF(NestedParameters):
 
         def build(settings: dict[str, Any], fitted: dict[str, Any]) -> tuple[Self, Callable[[], LinearModel]]:
             estimator = cls(**settings if device is None else {**settings, "device": device})
+            estimator._check_settings()
             for name, value in fitted.items():
                 setattr(estimator, name, [load_fit(result) for result in value] if name in cls._fits else value)
             return estimator, estimator._model
@@ -357,8 +360,10 @@ class AbstractCRF(NestedParameters):
     def _chunk_size(self, num_variables: int) -> int:
         if self.chunk_size is not None:
             check_counts(chunk_size=self.chunk_size)
-            return self.chunk_size
-        return max(1, _VARIABLES_AT_ONCE // num_variables)
+            return int(self.chunk_size)
+        states = len(self.classes_)
+        room = kernels.marginals_at_once(as_device(self.device)) // (states + 2 * states**2)  # as in a grid
+        return max(1, max(room, _VARIABLES_AT_ONCE) // num_variables)
 
     def _designs(self, X: Any, sizes: Sizes | None = None) -> list[Design]:
         """All examples, checked to have the given sizes, or else those of the first one."""

@@ -15,7 +15,7 @@ from riskfield.decoders import MAP, AbstractDecoder
 from riskfield.devices import as_dtype
 from riskfield.estimators._arrays import as_features
 from riskfield.estimators.base import AbstractCRF
-from riskfield.estimators.defaults import LOSS, RIDGE
+from riskfield.estimators.defaults import LOSS, PATIENCE, RIDGE
 from riskfield.estimators.design import Design, Floats, RowRange, listed, sequence, with_constant, with_constant_column
 from riskfield.estimators.labels import Array
 from riskfield.estimators.parameters import check_flags
@@ -23,6 +23,7 @@ from riskfield.estimators.tokens import (
     Vocabulary,
     are_mostly_zero,
     as_tokens,
+    columns_of,
     is_empty,
     is_sparse,
     refuse_one_sequence,
@@ -89,8 +90,9 @@ class CRF(AbstractCRF):
     [array(['DET', 'NOUN'], dtype='<U4')]
     """
 
+    columns_: Array | None  # the columns of pandas tables of numbers
     vocabulary_: Array | None  # the names of the features, where tokens name them
-    _fitted = (*AbstractCRF._fitted, "vocabulary_")
+    _fitted = (*AbstractCRF._fitted, "columns_", "vocabulary_")
 
     def __init__(
         self,
@@ -112,7 +114,7 @@ class CRF(AbstractCRF):
         chunk_size: int | None = None,
         early_stopping: bool = False,
         validation_fraction: float = 0.1,
-        n_iter_no_change: int = 10,
+        n_iter_no_change: int = PATIENCE,
         n_jobs: int | None = None,
         random_state: Any = 0,
         verbose: bool | int = False,
@@ -238,7 +240,7 @@ class CRF(AbstractCRF):
                 raise ValueError(f"`{name}` must have at least one variable. Got an empty sequence: leave it out.")
         tokens = [as_tokens(own) for own in features]
         if fitting:
-            self.vocabulary_ = None
+            self.vocabulary_ = self.columns_ = None
         matrix: Any = None
         dense: list[Floats] = []
         if any(own is not None for own in tokens):
@@ -254,6 +256,7 @@ class CRF(AbstractCRF):
                     raise ValueError(f"`{name}` must be a sparse matrix, as other examples are. Got a dense array.")
                 matrix = sparse_rows(features, names)
             else:
+                self._check_columns(features, names, fitting)
                 dense = [as_features(own, 2, name) for own, name in zip(features, names, strict=True)]
                 if are_mostly_zero(dense):
                     matrix = sparse_rows(dense, names)
@@ -268,6 +271,16 @@ class CRF(AbstractCRF):
         if forbidden is not None:
             check_lengths([len(own) for own in rows], forbidden)
         return [(own, *example[1:]) for own, (example, _) in zip(rows, examples, strict=True)]
+
+    def _check_columns(self, features: Sequence[Any], names: Sequence[str], fitting: bool) -> None:
+        """Raise if pandas tables have other columns than those in `fit`, or the same ones in another order."""
+        tables = [(own, name) for own, name in zip(map(columns_of, features), names, strict=True) if own is not None]
+        if fitting and tables:
+            self.columns_ = np.array(tables[0][0], dtype=object)
+        expected = None if self.columns_ is None else self.columns_.tolist()
+        for own, name in tables:
+            if expected is not None and own != expected:
+                raise ValueError(f"`{name}` must have the columns {expected}, in this order, as in `fit`. Got {own}.")
 
     def _token_rows(self, tokens: Sequence[Sequence[Any] | None], names: Sequence[str], fitting: bool) -> Any:
         for own, name in zip(tokens, names, strict=True):

@@ -20,6 +20,8 @@ RIDGE = 1e-3
 RHO = 0.5
 SWEEPS = 10
 ITERATIONS = 200
+VALIDATION_FRACTION = 0.2  # of the images, to hold out
+PATIENCE = 10  # iterations without an improvement on them before training ends early
 OPTIMISER = LBFGS(ITERATIONS)
 
 

@@ -33,6 +33,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "chunk_size": (int, NoneType),
     "class_weight": (str, dict, NoneType),
     "classes_": (np.ndarray,),
+    "columns_": (np.ndarray, NoneType),
     "connectivity": (int,),
     "decoder": (AbstractDecoder, NoneType),
     "device": (str, NoneType),
@@ -82,16 +83,16 @@ def save_estimator(
         for loss in losses or ():
             if not _is_savable(loss):
                 raise TypeError(
-                    f"`{setting}` holds a loss of your own, {loss!r}. A file can name classes of riskfield alone. "
-                    f"Predictions do not need it: call `set_params({setting}={instead})` before `save`. Or pickle the "
-                    "estimator, if the loss is a function or a class at the top of a module."
+                    f"`{setting}` holds a loss of your own, {loss!r}. A file can name classes of riskfield, and "
+                    "dataclasses that `riskfield.estimators.registry.register` has registered. Predictions do not need "
+                    f"the loss: to save without it, call `set_params({setting}={instead})` before `save`."
                 )
     parameters = {entry: tensor.cpu() for entry, tensor in model.state_dict().items()}
     write_tree(path, _KIND, {"estimator": name, "parameters": parameters, **settings, **fitted}, SAVED)
 
 
 def _is_savable(loss: Any) -> bool:
-    """Whether a loss, and every loss that it holds, is one of riskfield's own."""
+    """Whether a loss, and every loss that it holds, is of a class that a file may name."""
     if isinstance(loss, str):
         return True
     if type(loss) not in SAVED.values():
@@ -128,7 +129,7 @@ def load_estimator(
         parameters, own = content.pop("parameters"), {entry: content.pop(entry) for entry in fitted}
         estimator, make_model = build(content, own)
         estimator.model_ = _with_parameters(make_model, parameters)  # type: ignore[attr-defined]
-    except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+    except Exception as error:  # whatever comes of entries that nobody has checked
         raise FileFormatError(f"{path} is a damaged {name}: {error}") from error
     return estimator
 

@@ -8,7 +8,7 @@ from typing import Any
 from riskfield.decoders import AbstractDecoder
 from riskfield.estimators._arrays import as_features
 from riskfield.estimators.base import AbstractCRF
-from riskfield.estimators.defaults import LOSS, RIDGE
+from riskfield.estimators.defaults import LOSS, PATIENCE, RIDGE
 from riskfield.estimators.design import DIRECTIONS, Design, pixels
 from riskfield.infer import InferenceChoice
 from riskfield.learning.optimiser import AbstractOptimiser
@@ -64,7 +64,7 @@ class GridCRF(AbstractCRF):
         chunk_size: int | None = None,
         early_stopping: bool = False,
         validation_fraction: float = 0.1,
-        n_iter_no_change: int = 10,
+        n_iter_no_change: int = PATIENCE,
         n_jobs: int | None = None,
         random_state: Any = 0,
         verbose: bool | int = False,

@@ -17,7 +17,7 @@ from riskfield.decoders import AbstractDecoder
 from riskfield.devices import as_device
 from riskfield.estimators.base import AbstractCRF
 from riskfield.estimators.blocks import Blocks, OfExamples
-from riskfield.estimators.defaults import LOSS, RIDGE
+from riskfield.estimators.defaults import LOSS, PATIENCE, RIDGE, VALIDATION_FRACTION
 from riskfield.estimators.design import DIRECTIONS, Design, Sizes
 from riskfield.estimators.held_out import hold_out, is_counted
 from riskfield.estimators.image_design import ImageDesign, MappedBlocks, TileDesign, tiling_of
@@ -109,8 +109,8 @@ class ImageCRF(AbstractCRF):
         ignore: Any = -1,
         chunk_size: int | None = None,
         early_stopping: bool = False,
-        validation_fraction: float = 0.2,
-        n_iter_no_change: int = 10,
+        validation_fraction: float = VALIDATION_FRACTION,
+        n_iter_no_change: int = PATIENCE,
         n_jobs: int | None = None,
         random_state: Any = 0,
         verbose: bool | int = False,

@@ -94,7 +94,7 @@ class ImageRun:
                 MaskReading(**kept.get("reading", {})),
                 tuple(map(str, kept.get("files", ()))),
             )
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        except Exception as error:  # whatever comes of entries that nobody has checked
             raise FileFormatError(f"{path / _RUN} is damaged: {error!r}") from error
 
     def save(self, folder: str | os.PathLike[str]) -> None:

@@ -54,7 +54,7 @@ def check_flags(**settings: Any) -> None:
 def check_fraction(**settings: Any) -> None:
     """Raise unless all settings are between 0 and 1."""
     for name, value in settings.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:
+        if isinstance(value, bool) or not isinstance(value, int | float | np.floating) or not 0 < value < 1:
             raise ValueError(f"`{name}` must be between 0 and 1. Got {value!r}.")
 
 

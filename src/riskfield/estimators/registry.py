@@ -1,4 +1,4 @@
-"""What the file of a fitted estimator may name: these classes, and nothing else.
+"""What the file of a fitted estimator may name: these classes, those that users register, and nothing else.
 
 A name in a file outlives the module that defines the class. A class that is renamed keeps its old name here. What holds
 a function, such as `Custom` or `ConvexFreeEnergy`, cannot be saved and is not listed.
@@ -6,8 +6,9 @@ a function, such as `Custom` or `ConvexFreeEnergy`, cannot be saved and is not l
 
 from __future__ import annotations
 
+from dataclasses import is_dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import optim
 
@@ -138,4 +139,35 @@ _OPTIMISERS: dict[str, Any] = {
     "torch.optim.SGD": optim.SGD,
 }
 
-SAVED: Registry = MappingProxyType({"Trial": Trial, **_INFERENCE, **_LOSSES_AND_DECODERS, **_FEATURES, **_OPTIMISERS})
+_SAVED: dict[str, Any] = {"Trial": Trial, **_INFERENCE, **_LOSSES_AND_DECODERS, **_FEATURES, **_OPTIMISERS}
+SAVED: Registry = MappingProxyType(_SAVED)
+
+Class = TypeVar("Class", bound=type)
+
+
+def register(own: Class) -> Class:
+    """Allow the files of estimators to name a class of yours: a loss, a decoder or a feature. It is a class decorator.
+
+    The class must be a dataclass, whose fields are saved. Its name in a file is that of its module and its own. Whoever
+    loads the file must have imported the module before. A class registered before under the same name is replaced.
+
+    >>> import tempfile
+    >>> from dataclasses import dataclass
+    >>> import riskfield as rf
+    >>> @register
+    ... @dataclass(frozen=True)
+    ... class Missed(rf.losses.AbstractMarginalLoss):
+    ...     scale: float = 1.0
+    ...
+    ...     def of_solution(self, solution, labels, mask):
+    ...         return self.scale * rf.losses.UnivariateQuadratic().of_solution(solution, labels, mask)
+    >>> crf = rf.CRF(loss=Missed(2.0)).fit([[[0.0], [1.0]]], [[0, 1]])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     crf.save(f"{folder}/crf.safetensors")
+    ...     rf.CRF.load(f"{folder}/crf.safetensors").loss
+    Missed(scale=2.0)
+    """
+    if not isinstance(own, type) or not is_dataclass(own):
+        raise TypeError(f"`own` must be a dataclass, whose fields can be saved. Got {own!r}.")
+    _SAVED[f"{own.__module__}.{own.__qualname__}"] = own
+    return own

@@ -114,12 +114,17 @@ def is_empty(features: Any) -> bool:
 def _is_token(value: Any) -> bool:
     """Whether a value is a token with named features, and so no sequence."""
     strings = isinstance(value, list | tuple) and len(value) > 0 and all(isinstance(own, str) for own in value)
-    return isinstance(value, Mapping | set | frozenset) or strings
+    return strings or (isinstance(value, Mapping | set | frozenset) and not is_sparse(value))  # SciPy's `dok` is a dict
 
 
 def is_table(features: Any) -> bool:
     """Whether features are a pandas table."""
     return type(features).__module__.partition(".")[0] == "pandas" and features.ndim == 2
+
+
+def columns_of(features: Any) -> list[str] | None:
+    """The names of the columns of a pandas table; None if features are no table."""
+    return list(map(str, features.columns)) if is_table(features) else None
 
 
 def as_tokens(features: Any) -> Sequence[Any] | None:
@@ -161,9 +166,11 @@ def sparse_rows(blocks: Sequence[Any], names: Sequence[str]) -> Any:
             )
         if block.dtype.kind not in "biuf":
             raise ValueError(f"`{name}` must hold numbers. Got {block.dtype}.")
-        if not isinstance(block, np.ndarray) and not np.isfinite(block.data).all():  # arrays have been checked
+    rows = [csr_array(block) for block in blocks]
+    for block, name in zip(rows, names, strict=True):
+        if not np.isfinite(block.data).all():
             raise ValueError(f"`{name}` must hold finite numbers. Got NaN or infinity.")
-    matrix = csr_array(vstack([csr_array(block) for block in blocks], format="csr"), dtype=np.float64)
+    matrix = csr_array(vstack(rows, format="csr"), dtype=np.float64)
     matrix.sum_duplicates()
     return matrix
 

@@ -57,9 +57,7 @@ def check_allowed(codes: Sequence[npt.NDArray[np.int64]], forbidden: Bools, clas
                 "which is forbidden. (None is the start or the end.)"
             )
         if (own < 0).any() and not _can_be_completed(own, forbidden):
-            raise ValueError(
-                f"`y[{k}]` has unknown labels that nothing can stand for: all ways to fill them in are forbidden."
-            )
+            raise ValueError(f"`y[{k}]` has unknown labels that cannot be filled in without a forbidden transition.")
 
 
 def check_lengths(lengths: Sequence[int], forbidden: Bools) -> None:
@@ -67,7 +65,7 @@ def check_lengths(lengths: Sequence[int], forbidden: Bools) -> None:
     possible = {length: _can_be_completed(np.full(length, -1), forbidden) for length in set(lengths)}
     for k, length in enumerate(lengths):
         if not possible[length]:
-            raise ValueError(f"`X[{k}]` has {length} variables, and every sequence of so many labels is forbidden.")
+            raise ValueError(f"`X[{k}]` has {length} variables, and every sequence of that length is forbidden.")
 
 
 def _can_be_completed(codes: npt.NDArray[np.int64], forbidden: Bools) -> bool:

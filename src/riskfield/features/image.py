@@ -13,14 +13,11 @@ and then averaged by area to the resolution of inference. Edge features compare 
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +25,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from riskfield.devices import physical_memory
 from riskfield.features.kinds import (
     HOG,
     AbstractEdgeFeature,
@@ -45,7 +43,9 @@ from riskfield.features.window import Place, Window
 
 # At the resolution of the image: float64, with two copies while they are computed.
 _BYTES_PER_FEATURE = 24
-_PIXELS_AT_ONCE = 2**20
+# How many pixels are computed at once: the memory for them, as a share of all, and between these numbers.
+_SHARE_AT_ONCE = 0.25
+_FEWEST_AT_ONCE, _PIXELS_AT_ONCE = 2**16, 2**20
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,7 +151,9 @@ class ImageFeatures:
         window = Window(0, rows, 0, columns) if window is None else window
         height, width = window.shape
         pixels = height * width * math.prod(shape[:2]) / (rows * columns)
-        number = 1 if self.reach is None else min(height, math.ceil(pixels / _PIXELS_AT_ONCE))
+        room = _SHARE_AT_ONCE * physical_memory() / (self.num_pixel_features * _BYTES_PER_FEATURE)
+        at_once = min(max(room, _FEWEST_AT_ONCE), _PIXELS_AT_ONCE)
+        number = 1 if self.reach is None else min(height, math.ceil(pixels / at_once))
         bounds = [window.top + height * k // number for k in range(number + 1)]
         return [window._replace(top=top, bottom=min(end + 1, window.bottom)) for top, end in pairwise(bounds)]
 
@@ -276,14 +278,6 @@ def _scaled(array: npt.NDArray[Any]) -> Floats:
     if array.dtype in (np.uint8, np.uint16):
         return array / np.iinfo(array.dtype).max
     return array.astype(np.float64)
-
-
-def physical_memory() -> int:
-    """The memory of this machine, or of the container it is, in bytes."""
-    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")] if hasattr(os, "sysconf") else [2**36]
-    with contextlib.suppress(OSError, ValueError):  # there is no such file, or it says "max"
-        found.append(int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
-    return min(found)
 
 
 def _joined(parts: Sequence[Floats]) -> Tensor:

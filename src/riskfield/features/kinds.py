@@ -199,7 +199,7 @@ class HOG(AbstractPixelFeature):
     num_features = _HOG_FEATURES
 
     def __post_init__(self) -> None:
-        if not isinstance(self.cell, int) or not 1 <= self.cell <= _MAX_CELL:
+        if not isinstance(self.cell, int | np.integer) or not 1 <= self.cell <= _MAX_CELL:
             raise ValueError(f"`cell` must be an integer from 1 to {_MAX_CELL}. Got {self.cell!r}.")
 
     @property

@@ -242,12 +242,6 @@ def plan(graph: FactorGraph, theta: Tensor, max_bytes: int, *, differentiable: b
     _refuse(min(needs, default=None), max_bytes)
 
 
-def check_max_bytes(max_bytes: int) -> None:
-    """Raise unless `max_bytes` is positive."""
-    if not max_bytes > 0:
-        raise ValueError(f"`max_bytes` must be positive. Got {max_bytes}.")
-
-
 def _refuse(least: tuple[int, int] | None, max_bytes: int) -> NoReturn:
     size, width = least or (2 ** (_HOPELESS_WIDTH + 3), _HOPELESS_WIDTH)
     more = "" if least else "more than "

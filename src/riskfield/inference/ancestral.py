@@ -15,10 +15,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from riskfield.devices import check_max_bytes
 from riskfield.errors import ImpossibleEvidenceError
 from riskfield.graph._scopes import check_positive
 from riskfield.graph.factor_graph import FactorGraph
-from riskfield.inference._buckets import NEG_INF, backtrack, check_max_bytes, plan
+from riskfield.inference._buckets import NEG_INF, backtrack, plan
 from riskfield.inference.evidence import Evidence, clamp
 from riskfield.inference.gibbs import make_generator
 

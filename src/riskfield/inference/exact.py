@@ -25,9 +25,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from riskfield.devices import check_max_bytes
 from riskfield.errors import KernelError
 from riskfield.graph.factor_graph import FactorGraph
-from riskfield.inference._buckets import NEG_INF, BucketTree, check_max_bytes, gather, plan
+from riskfield.inference._buckets import NEG_INF, BucketTree, gather, plan
 from riskfield.inference.algorithm import AbstractAlgorithm, ValueIs
 from riskfield.kernels import ExactRun, ForestProblem, Run, is_differentiated
 from riskfield.kernels import start as start_kernels

@@ -18,9 +18,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from riskfield.devices import check_max_bytes
 from riskfield.graph._scopes import index_tensor
 from riskfield.graph.factor_graph import FactorGraph
-from riskfield.inference._buckets import NEG_INF, backtrack, check_max_bytes, plan
+from riskfield.inference._buckets import NEG_INF, backtrack, plan
 from riskfield.inference.algorithm import AbstractAlgorithm
 from riskfield.kernels import Run
 

@@ -315,5 +315,5 @@ def _counted(total: int, progress: bool) -> Iterable[int]:
 def _check_counts(**counts: int) -> None:
     for name, count in counts.items():
         lowest = 0 if name == "burn_in" else 1
-        if not isinstance(count, int) or isinstance(count, bool) or count < lowest:
+        if not isinstance(count, int | np.integer) or isinstance(count, bool) or count < lowest:
             raise ValueError(f"`{name}` must be an integer of at least {lowest}. Got {count!r}.")

@@ -19,12 +19,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from riskfield.devices import check_max_bytes
 from riskfield.entropy import AbstractEntropy, Bethe, Counting, spanning_tree_rho
 from riskfield.errors import ConvergenceWarning, TreewidthError, warn
 from riskfield.graph._scopes import index_tensor
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.graph.schedule import Parallel, Schedule, Sequential
-from riskfield.inference._buckets import check_max_bytes
 from riskfield.inference._joint import decode, upper_bound
 from riskfield.inference.algorithm import AbstractAlgorithm, FixedPointMap, ValueIs
 from riskfield.inference.exact_map import ExactMAP

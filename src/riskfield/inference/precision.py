@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ NEG_INF = float("-inf")
 _RESOLUTION = 1e-3  # of a log-probability
 
 
+@cache
 def largest_conflict(dtype: torch.dtype) -> float:
     """The largest sum of penalties that `dtype` resolves to a thousandth."""
     return _RESOLUTION / torch.finfo(dtype).eps
@@ -54,8 +55,8 @@ def recentred(request: Request, solve: Callable[[Request], Solution]) -> Solutio
     value = solution._value
     if isinstance(value, Tensor | Deferred):
         value = solution.log_partition
-        return replace(solution, theta=theta, _value=value + total.to(value))
-    return replace(solution, theta=theta, _value=partial(_shifted_value, value, shift, total))
+        return solution.replaced(theta=theta, _value=value + total.to(value))
+    return solution.replaced(theta=theta, _value=partial(_shifted_value, value, shift, total))
 
 
 def _shifted_value(

@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from riskfield.graph.factor_graph import FactorGraph
 from riskfield.inference.algorithm import AbstractAlgorithm
 from riskfield.inference.solution import Deferred, Lazy, Solution
 from riskfield.inference.stop import Stop, advance
-from riskfield.kernels import ExactRun, RecordingRun, Run, SteppedRun
+from riskfield.kernels import ExactRun, Problem, RecordingRun, Run, SteppedRun
 
 _QUICK = 1 << 25  # table entries that native sweeps go through in a moment
 _FIRST = 1 << 20  # table entries that any kernels go through in a moment
@@ -42,13 +43,13 @@ class Request:
         If theta requires a gradient it flows through the sweeps, on the torch kernels.
         """
         graph, theta, batch = self.graph, self.theta, self.theta.shape[:-1]
-        run = started
+        run, items = started, batch.numel()
         if run is None:
             run = self.algorithm.start(graph, self.flat_theta(), self.flat_messages(), self.kernels)
-        first = max(1, _FIRST // max(1, batch.numel() * graph.mu_size))
+        first = max(1, _FIRST // max(1, items * graph.mu_size))
         if self.stop.tol is None and kernel_choice.runs_at_once(theta):
             first = self.stop.sweeps
-        sweeps, residual = advance(run, self.stop, batch.numel(), self.progress, first, throw=self.throw)
+        sweeps, residual = advance(run, self.stop, items, self.progress, first, throw=self.throw)
         # An exact run computes its results when they are asked for. Its residual tells impossible items.
         exact = run if isinstance(run, ExactRun) and self.stop.sweeps > 0 else None
         mu: Lazy
@@ -57,7 +58,7 @@ class Request:
             rows, state = run.marginals(), run.messages()
             impossible = _impossible(rows)
             mu = _in_batch(rows, batch)
-            messages = None if state is None else _in_batch(state, batch).detach()
+            messages = None if state is None else _deferred(state.detach, batch)
         else:
             impossible = _impossible(residual)
             mu = _deferred(exact.marginals, batch)
@@ -69,14 +70,12 @@ class Request:
         value, tol = self.algorithm.value(run) if self.stop.sweeps > 0 else None, self.stop.tol
         if tol is not None:
             _warn_unless_converged(residual, self.stop, self.algorithm)
-        residual = residual.reshape(batch)
         return Solution(
             graph,
             theta,
             mu,
-            sweeps.reshape(batch),
+            sweeps,
             residual,
-            residual <= (-1.0 if tol is None else tol),
             messages,
             self.algorithm.log_partition if value is None else value.reshape(batch),
             self.algorithm,
@@ -129,9 +128,19 @@ class Request:
         run: RecordingRun | None = self._start_kernels(record=record, tangent=tangent)
         return run
 
+    def sweeps_on_tape(self, max_bytes: int | None) -> float:
+        """How many sweeps fit on a tape of `max_bytes` (see `kernels.sweeps_that_fit`)."""
+        problem = self._problem
+        return math.inf if problem is None else kernel_choice.sweeps_that_fit(problem, self.theta, max_bytes)
+
+    @cached_property
+    def _problem(self) -> Problem | None:
+        """What the kernels solve; None for an algorithm with runs of its own."""
+        return self.algorithm.problem(self.graph)
+
     def _start_kernels(self, **options: Any) -> Any:
         """Start a run of the algorithm's problem; None if it has none, or if the kernels lack one of the options."""
-        problem = self.algorithm.problem(self.graph)
+        problem = self._problem
         if problem is None:
             return None
         theta, messages = _rows(self.theta.detach()), self.flat_messages()
@@ -168,11 +177,15 @@ def _impossible(rows: Tensor) -> Tensor | None:
 
 def _rows(vectors: Tensor) -> Tensor:
     """Vectors with one batch axis."""
+    if vectors.ndim == 1:
+        return vectors.unsqueeze(0)
     return vectors.reshape(vectors.shape[:-1].numel(), vectors.shape[-1])
 
 
 def _in_batch(rows: Tensor, batch: torch.Size) -> Tensor:
     """The rows of a flat batch in its own shape."""
+    if not batch:
+        return rows.squeeze(0)
     return rows.reshape(*batch, rows.shape[-1])
 
 

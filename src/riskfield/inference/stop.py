@@ -37,7 +37,8 @@ class Stop:
             raise ValueError(f"`sweeps` must be a non-negative integer. Got {self.sweeps!r}.")
         if self.sweeps >= 2**63:
             raise ValueError(f"`sweeps` must be below 2**63. Got {self.sweeps!r}.")
-        if self.tol is not None and (not isinstance(self.tol, Real) or not 0 <= self.tol <= _LARGEST):
+        tol = self.tol.item() if isinstance(self.tol, np.generic) else self.tol  # NumPy would overflow
+        if tol is not None and (not isinstance(tol, Real) or not 0 <= tol <= _LARGEST):
             raise ValueError(f"`tol` must be a non-negative number or None. Got {self.tol!r}.")
 
 

@@ -46,7 +46,8 @@ def from_pgmpy(model: Any) -> PgmpyModel:
 
     Raises:
         TypeError: if the model is none of these, or is not discrete.
-        ValueError: if a variable has no factor, or different factors disagree about its states.
+        ValueError: if a variable has no factor, or in a Bayesian network no conditional distribution of its own, or
+            different factors disagree about its states.
     """
     list_factors = getattr(model, "get_cpds", None) or getattr(model, "get_factors", None)
     list_variables = getattr(model, "get_variable_nodes", None)
@@ -70,10 +71,14 @@ def from_pgmpy(model: Any) -> PgmpyModel:
     missing = [variable for variable in nodes if variable not in states]
     if missing:
         raise ValueError(f"`model` must have a factor for every variable. Variable {missing[0]!r} has none.")
+    conditional = {factor.variables[0] for factor in factors} if hasattr(model, "get_cpds") else set(nodes)
+    without = [variable for variable in nodes if variable not in conditional]
+    if without:  # the conditional distribution of a child may name its states nevertheless
+        raise ValueError(f"`model` must have a CPD for every variable. Variable {without[0]!r} has none.")
     number = {variable: k for k, variable in enumerate(nodes)}
     unknown = [variable for variable in states if variable not in number]
     if unknown:
-        raise ValueError(f"`model` must have variables as nodes. Its factors name {unknown[0]!r}, which is none.")
+        raise ValueError(f"`model` must have variables as nodes. Its factors name {unknown[0]!r}, which is not a node.")
     scopes = [tuple(number[variable] for variable in factor.variables) for factor in factors]
     names = [str(variable) for variable in nodes]
     graph = FactorGraph([len(states[variable]) for variable in nodes], scopes, names=names)
@@ -133,6 +138,6 @@ def _table(factor: Any) -> Tensor:
     table = torch.as_tensor(factor.values).detach().cpu().double()
     if not ((table >= 0) & torch.isfinite(table)).all():
         raise ValueError(
-            f"`model` must have finite factors that are not negative. That of {factor.variables} has others."
+            f"`model` must have finite, non-negative factors. The factor of {factor.variables} has other values."
         )
     return table

@@ -160,7 +160,7 @@ class FitState:
         self.model.load_state_dict(saved.model)
         try:
             self.run.load(saved.optimiser)
-        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as error:
+        except Exception as error:  # whatever an optimiser makes of a state that nobody has checked
             self.restore_best()
             raise FileFormatError(f"{source} holds no state of this optimiser: {error!r}") from error
         self.history = saved.history
@@ -215,7 +215,7 @@ class _Saved:
                     raise TypeError(f"`{name}` must be a number or a string. Got {value!r:.80}.")
             if {k: t.shape for k, t in saved.best_model.items()} != {k: t.shape for k, t in saved.model.items()}:
                 raise ValueError("the best parameters must have the shapes of the last ones.")
-        except (KeyError, TypeError, ValueError) as error:
+        except Exception as error:  # whatever comes of entries that nobody has checked
             raise FileFormatError(f"{source} is damaged: {error}") from error
         return saved
 
@@ -236,6 +236,8 @@ def describe(setting: Any) -> str:
     if isinstance(setting, Tensor | np.ndarray):
         array = np.ascontiguousarray(setting.detach().cpu().numpy() if isinstance(setting, Tensor) else setting)
         return f"array of shape {array.shape} with checksum {crc32(array.tobytes()):08x}"
+    if isinstance(setting, np.generic):
+        return describe(setting.item())
     if isinstance(setting, float):
         return repr(float(setting)).removesuffix(".0")
     if isinstance(setting, bool | int | str):
@@ -267,6 +269,6 @@ def _check_same(model: Module, saved: Mapping[str, Tensor]) -> None:
     if here != there:
         name = next(name for name in {**here, **there} if here.get(name) != there.get(name))
         raise ValueError(
-            f"`model` must be the one of the run to be resumed. Its {name!r} is {here.get(name)}, and there "
-            f"{there.get(name)}."
+            f"`model` must be the same as in the run to be resumed. Its {name!r} is {here.get(name)}, and in the run "
+            f"it is {there.get(name)}."
         )

@@ -94,5 +94,5 @@ def check_positive(**settings: float) -> None:
 def check_counts(**settings: int) -> None:
     """Raise unless all settings are positive integers."""
     for name, value in settings.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:
             raise ValueError(f"`{name}` must be a positive integer. Got {value!r}.")

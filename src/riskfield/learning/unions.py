@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Module
 
+from riskfield import kernels
 from riskfield.adjoints.unroll import Unroll
 from riskfield.decoders import MAP, AbstractDecoder, MaxMarginal, as_decoder
 from riskfield.entropy import TRW, CountingNumbers
@@ -26,8 +27,6 @@ from riskfield.models.chain import ChainModel
 from riskfield.models.conditional import Conditional, LinearModel, Tables
 from riskfield.models.sparse import RowLinear
 
-# Marginals in a union: enough to fill the vector lanes of the kernels, and still about as large as a cache.
-_MOST_MARGINALS = 1 << 21
 _MOST_WEIGHTS = 16  # the examples of a union have one weight
 
 
@@ -104,25 +103,36 @@ def unite(model: Module, blocks: Sequence[Examples], most_examples: int | None =
                 Piece(number, rows, block.graph.num_variables)
             )
     sizes = [max(block.graph.mu_size, 1) for block in blocks]
+    most_marginals = kernels.marginals_at_once(blocks[0].labels.device)
     portions = [
-        portion for members in groups.values() for portion in _portions(members, sizes, most_examples or len(weights))
+        portion
+        for members in groups.values()
+        for portion in _portions(members, sizes, most_marginals, most_examples or len(weights))
     ]
-    if 2 * len(portions) > len(weights):
+    if 2 * len(portions) > len(weights) or not kernels.fits_once_more(_inputs(blocks)):
         return None
     return [United(join([complete[piece.block].select(piece.rows) for piece in own]), own) for own in portions]
 
 
-def _portions(pieces: Sequence[Piece], sizes: Sequence[int], most_examples: int) -> Iterator[list[Piece]]:
+def _inputs(blocks: Sequence[Examples]) -> Iterator[Tensor]:
+    for block in blocks:
+        inputs = block.inputs.values() if isinstance(block.inputs, Mapping) else [block.inputs]
+        yield from (values for values in inputs if isinstance(values, Tensor))
+
+
+def _portions(
+    pieces: Sequence[Piece], sizes: Sequence[int], most_marginals: int, most_examples: int
+) -> Iterator[list[Piece]]:
     """Cut pieces into portions of at most so many examples and marginals, or of one example."""
     portion: list[Piece] = []
-    room, places = _MOST_MARGINALS, most_examples
+    room, places = most_marginals, most_examples
     for piece in pieces:
         left, size = piece.rows, sizes[piece.block]
         while len(left):
             count = min(room // size, places, len(left))
             if count <= 0 and portion:
                 yield portion
-                portion, room, places = [], _MOST_MARGINALS, most_examples
+                portion, room, places = [], most_marginals, most_examples
                 continue
             count = max(count, 1)
             portion.append(piece._replace(rows=left[:count]))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -43,7 +44,7 @@ class ContrastiveDivergence(AbstractLoss):
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.steps, int) or isinstance(self.steps, bool) or self.steps < 1:
+        if not isinstance(self.steps, int | np.integer) or isinstance(self.steps, bool) or self.steps < 1:
             raise ValueError(f"`steps` must be a positive integer. Got {self.steps!r}.")
 
     @property

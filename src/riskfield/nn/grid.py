@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
@@ -74,7 +75,7 @@ class GridCRF(Module):
     ):
         super().__init__()
         for name, value in (("num_classes", num_classes), ("num_axes", num_axes)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"`{name}` must be a positive integer. Got {value!r}.")
         self.num_classes, self.num_axes, self.connectivity = num_classes, num_axes, connectivity
         self.contrast = contrast

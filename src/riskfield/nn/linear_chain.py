@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
@@ -71,7 +72,7 @@ class LinearChainCRF(Module):
 
     def __init__(self, num_tags: int, batch_first: bool = False, *, loss: LossLike | None = None):
         super().__init__()
-        if not isinstance(num_tags, int) or isinstance(num_tags, bool) or num_tags < 1:
+        if not isinstance(num_tags, int | np.integer) or isinstance(num_tags, bool) or num_tags < 1:
             raise ValueError(f"`num_tags` must be a positive integer. Got {num_tags!r}.")
         self.num_tags, self.batch_first = num_tags, batch_first
         self.loss = None if loss is None else as_loss(loss)
@@ -122,6 +123,10 @@ class LinearChainCRF(Module):
     @torch.no_grad()
     def decode(self, emissions: Tensor, mask: Tensor | None = None) -> list[list[int]]:
         """Return the most probable tags of each sequence (Viterbi), a list for each, without padding."""
+        if is_vmapped(emissions):
+            raise ValueError(
+                "`decode` returns lists, and cannot run inside `torch.func.vmap`. Pass it the whole batch."
+            )
         unary, mask = self._checked(emissions, mask)
         lengths = mask.sum(1).tolist()
         paths = viterbi(unary, self.transitions.to(unary.dtype), mask).tolist()

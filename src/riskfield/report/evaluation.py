@@ -169,7 +169,7 @@ class Tally:
         """
         pixels = int(self._confusion.sum())
         if pixels == 0:
-            raise ValueError("`masks` must hold a pixel with a label to evaluate by. All are to be ignored.")
+            raise ValueError("`masks` must have at least one labelled pixel. All pixels have the ignored value.")
         return Evaluation(
             self._names,
             self._confusion.copy(),
