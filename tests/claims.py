@@ -1,6 +1,7 @@
 """The claims of docs/inference.md about convergence, trees and bounds, each tested on many random models.
 
-Run `python tests/claims.py --models 10000 --out results/convergence` for the record; `test_claims.py` takes a slice.
+Run `python tests/claims.py --models 10000 --out results/convergence` for the record;
+`test_convergence.py` takes a slice.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The command-line program: what it prints, writes and refuses, and its exit codes."""
+"""The command-line program: how it starts, what it prints, writes and refuses, and its exit codes."""
 
 import math
 import os
@@ -6,12 +6,26 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
+from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+import typer
+from PIL import Image
+from safetensors.torch import load_file
 
 import riskfield as rf
+from learning_cases import EXACT, chain_examples, chain_model, values
+from riskfield import cli
 from riskfield.cli import main
+from riskfield.cli._common import complain_of_image, name_options, print_divergence
+from riskfield.errors import FileFormatError, did_you_mean
 from riskfield.io.uai import read_mar, read_pr
+
+# The command-line program: what it prints, writes and refuses, and its exit codes.
+
 
 # A chain of three variables and a constant: loopy belief propagation is exact here.
 CHAIN = "MARKOV 3  2 3 2  4  2 0 1  2 1 2  1 0  0   6  1 2 3 4 5 6   6  2 1 1 3 1 1   2  1 4   1  10"
@@ -335,3 +349,267 @@ class TestProgram:
         code = "import torch, sys; before = set(sys.modules); import riskfield; print(*set(sys.modules) - before)"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
         assert {name.split(".")[0] for name in done.stdout.split()}.isdisjoint({"scipy", "tqdm", "typer"})
+
+
+# How the command-line program starts, completes words, suggests names and words its errors.
+
+
+def program(arguments="", then="", **environment):
+    """The program in a process of its own, and what it prints."""
+    code = f"""
+import sys
+from riskfield.cli import main
+main({arguments.split()!r})
+{then}
+"""
+    options = {"env": {**os.environ, **environment}, "capture_output": True, "text": True, "check": False}
+    done = subprocess.run([sys.executable, "-c", code], **options)
+    return done.stdout + done.stderr
+
+
+def test_help_does_not_load_torch():
+    said = program("--help", "print('torch' in sys.modules, 'numpy' in sys.modules)")
+    assert "evaluate  Compare predictions with masks." in said
+    assert said.endswith("False False\n")
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_the_help_of_a_command_begins_as_in_the_list(name, capsys):
+    assert main([name, "--help"]) == 0
+    words = capsys.readouterr().out.split("\n\n")[1].split()
+    assert " ".join(words) == cli.COMMANDS[name]
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [("riskfield in", ["infer"]), ("riskfield ", list(cli.COMMANDS)), ("riskfield infer --str", ["--strict"])],
+)
+def test_words_are_completed_in_bash(words, found):
+    said = program(_RISKFIELD_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=str(words.count(" ")))
+    assert [line for line in said.splitlines() if line] == found
+
+
+def test_completion_of_commands_does_not_load_torch():
+    environment = {"_RISKFIELD_COMPLETE": "complete_bash", "COMP_WORDS": "riskfield f", "COMP_CWORD": "1"}
+    code = """
+import atexit, sys
+atexit.register(lambda: print("torch" in sys.modules))
+from riskfield.cli import main
+main([])
+"""
+    options = {"env": {**os.environ, **environment}, "capture_output": True, "text": True, "check": False}
+    assert subprocess.run([sys.executable, "-c", code], **options).stdout.split() == ["fit", "False"]
+
+
+def test_the_script_for_bash_can_be_shown():
+    assert "_RISKFIELD_COMPLETE=complete_bash" in program(_RISKFIELD_COMPLETE="source_bash")
+
+
+def test_misspelt_names_get_a_suggestion(folder, capsys):
+    assert "Did you mean 'infer'?" in refused(capsys, "infre", "chain.uai")
+    assert "--algorithm" in refused(capsys, "infer", "chain.uai", "--algoritm", "bp")
+    fit = ["fit", "--images", "folder", "--masks", "folder", "--out", "model"]
+    assert "Did you mean 'clique-logistic'?" in refused(capsys, *fit, "--loss", "clique-logisitc")
+    (folder / "fit.toml").write_text("iteration = 3")
+    assert "Did you mean 'iterations'?" in refused(capsys, *fit, "--config", "fit.toml")
+    (folder / "problem.py").write_text("def problem():\n    return {'model': 1, 'data': 1, 'los': 1}")
+    assert "Did you mean 'loss'?" in refused(capsys, "run", "problem.py", "--out", "out.safetensors")
+
+
+def test_nothing_is_suggested_for_other_words():
+    assert did_you_mean("hinge", ["loss", "ridge", "iterations"]) == " Did you mean 'ridge'?"
+    assert did_you_mean("hinge", ["loss", "iterations"]) == ""
+    assert did_you_mean(3, ["loss"]) == ""
+
+
+def test_strict_runs_fail_without_convergence(folder, capsys):
+    arguments = ["infer", "frustrated.uai", "--sweeps", "3", "--quiet"]
+    assert run(capsys, *arguments)[0] == 0
+    code, out, err = run(capsys, *arguments, "--strict", "--out", "result.MAR")
+    assert (code, out) == (3, "")
+    assert "not converged" in err
+    assert (folder / "result.MAR").exists()
+    assert run(capsys, "infer", "chain.uai", "--strict")[0] == 0
+    # Max-product is judged by its certificate.
+    best = ["infer", "frustrated.uai", "--algorithm", "max-product", "--quiet", "--strict"]
+    assert run(capsys, *best)[0] == 0
+    assert run(capsys, *best, "--memory", "1e-6")[0] == 3
+
+
+@pytest.mark.parametrize(
+    "arguments", [["infer", "broken.uai"], ["infer", "no.uai"], ["infer", "chain.uai", "--rho", "1"]]
+)
+def test_tracebacks_of_all_errors_can_be_shown(folder, capsys, monkeypatch, arguments):
+    assert "Traceback" not in refused(capsys, *arguments)
+    monkeypatch.setenv("RISKFIELD_TRACEBACK", "1")
+    code, _, err = run(capsys, *arguments)
+    assert code == 2
+    assert err.startswith("Traceback")
+    assert err.splitlines()[-1].startswith("riskfield: ")
+
+
+def test_errors_name_options(folder, capsys):
+    """Not the arguments of the Python functions behind them."""
+    images, masks = folder / "images", folder / "masks"
+    images.mkdir()
+    masks.mkdir()
+    fit = ["fit", "--images", images, "--masks", masks, "--out", "model"]
+    assert refused(capsys, *fit).startswith(f"riskfield: --images: {images} has no images")
+    Image.fromarray(np.zeros((4, 5), np.uint8)).save(images / "a.png")
+    Image.fromarray(np.zeros((4, 5), np.uint8)).save(masks / "b.png")
+    assert refused(capsys, *fit).startswith(f"riskfield: --masks: {masks} has no mask for")
+    assert "--ignore must not be one of the classes" in refused(
+        capsys, *fit, "--class", "0=a", "--class", "1=b", "--ignore", "1"
+    )
+
+
+def test_the_words_of_errors():
+    app = typer.Typer(add_completion=False)
+
+    @app.command()
+    def command(image: str, kept: int = typer.Option(3, "--keep")): ...
+
+    loaded = typer.main.get_command(app)
+    message = "`kept` and `max_bytes` must be positive, `runs` and `image` given. Got `other`."
+    expected = "--keep and --memory must be positive, MODEL and IMAGE given. Got `other`."
+    assert name_options(message, loaded) == expected
+
+
+def test_an_image_is_named_once(capsys):
+    for error in (FileFormatError("test/horse.png: not an image."), FileNotFoundError(2, "missing", "test/horse.png")):
+        complain_of_image("horse", error)
+        assert capsys.readouterr().err.count("horse") == 1
+    complain_of_image("horse", ValueError("it must be finite: all of it"))
+    assert capsys.readouterr().err == "riskfield: horse: it must be finite: all of it\n"
+
+
+# `riskfield run`: alone, interrupted, and under torchrun.
+
+
+TESTS = Path(__file__).parent
+LOSS = rf.losses.UnivariateLogistic()
+PROBLEM = """
+import riskfield as rf
+from learning_cases import EXACT, chain_examples, chain_model
+
+def problem():
+    return {
+        "model": chain_model(),
+        "data": chain_examples(12),
+        "loss": rf.losses.UnivariateLogistic(),
+        "inference": EXACT,
+        "ridge": 1e-2,
+        "validation": rf.Validation(chain_examples(5, seed=1), patience=100),
+        "optimiser": rf.optim.LBFGS(iterations=8),
+    }
+"""
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join([str(TESTS), str(Path(rf.__file__).parent.parent)]),
+    "OMP_NUM_THREADS": "1",
+}
+
+
+@pytest.fixture
+def problem(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "problem.py").write_text(PROBLEM)
+    return tmp_path
+
+
+def expected():
+    model = chain_model()
+    validation = rf.Validation(chain_examples(5, seed=1), patience=100)
+    settings = {"ridge": 1e-2, "optimiser": rf.optim.LBFGS(iterations=8), "validation": validation, "progress": False}
+    rf.fit(model, chain_examples(12), LOSS, EXACT, **settings)
+    return values(model)
+
+
+def found(path="model.safetensors"):
+    model = chain_model()
+    model.load_state_dict(load_file(path))
+    return values(model)
+
+
+def test_fits_what_the_file_says_and_resumes(problem, capsys):
+    command = ["run", "problem.py", "--out", "model.safetensors", "--checkpoint", "run", "--every", "3"]
+    assert main(command) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("Fit(8 iterations, objective 0.")
+    assert said.endswith("wrote model.safetensors\n")
+    assert torch.equal(found(), expected())
+    assert [path.name for path in (problem / "run").iterdir()] == ["iteration-00000008.safetensors"]
+    assert main([*command, "--quiet"]) == 0
+    assert capsys.readouterr().out == ""
+    assert torch.equal(found(), expected())
+
+
+def test_under_torchrun(problem):
+    """The command of the documentation."""
+    command = (
+        "-m torch.distributed.run --standalone --nproc-per-node 2 -m riskfield run problem.py --out model.safetensors"
+    )
+    ran = subprocess.run(
+        [sys.executable, *command.split()], capture_output=True, text=True, timeout=120, env=ENVIRONMENT, cwd=problem
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.count("wrote model.safetensors") == 1
+    assert torch.allclose(found(), expected(), rtol=1e-6, atol=1e-9)
+
+
+def test_ctrl_c_writes_the_best_so_far(problem):
+    slow = PROBLEM.replace(
+        '"ridge"', '"callbacks": [lambda record, model: print(record.iteration, flush=True)], "ridge"'
+    ).replace("LBFGS(iterations=8)", "Torch(batch_size=1, epochs=100000)")
+    (problem / "slow.py").write_text(slow)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "riskfield", "run", "slow.py", "--out", "model.safetensors"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=ENVIRONMENT,
+        cwd=problem,
+    )
+    for line in process.stdout:
+        if line.strip() == "3":
+            break
+    process.send_signal(signal.SIGINT)
+    out, complaints = process.communicate(timeout=60)
+    assert process.returncode == 130, complaints
+    assert "interrupted: by the keyboard)" in out
+    assert found().abs().max() > 0
+
+
+def test_divergence_is_said(problem, capsys):
+    steep = PROBLEM.replace("LBFGS(iterations=8)", "Torch(torch.optim.SGD, {'lr': 1e4})")
+    (problem / "steep.py").write_text(steep.replace("import riskfield", "import torch, riskfield"))
+    assert main(["run", "steep.py", "--out", "model.safetensors"]) == 0
+    printed = capsys.readouterr()
+    assert "riskfield: Training diverged: the objective is inf." in printed.err
+    assert "diverged: the objective is inf)" in printed.out
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("problem = 3", "bad.py: `problem()` must return a dictionary of arguments of `fit`. Got None."),
+        ("def problem():\n    return 1 / 0", "bad.py, line 2: ZeroDivisionError: division by zero"),
+        ("def problem():\n    return {'models': 1}", "bad.py: `problem()` may define model, data, loss, inference,"),
+        ("def problem():\n    return {'model': 1}", "bad.py: `problem()` must define `data`."),
+        (None, "bad.py: No such file."),
+    ],
+)
+def test_bad_files_are_named(problem, capsys, text, message):
+    if text is not None:
+        (problem / "bad.py").write_text(text)
+    assert main(["run", "bad.py", "--out", "model.safetensors"]) == 2
+    assert message in capsys.readouterr().err
+    assert not (problem / "model.safetensors").exists()
+
+
+def test_only_divergence_is_printed_as_a_line(capsys):
+    with warnings.catch_warnings(record=True, action="always") as caught, print_divergence():
+        warnings.warn("another", UserWarning, stacklevel=1)
+        warnings.warn("it went wrong", rf.errors.DivergenceWarning, stacklevel=1)
+    assert [str(warning.message) for warning in caught] == ["another"]
+    assert capsys.readouterr().err == "riskfield: it went wrong\n"

@@ -3,6 +3,8 @@
 import contextlib
 import json
 import os
+import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from PIL import Image
 import riskfield as rf
 from image_cases import CLASS_OPTIONS, CLASSES, IGNORE, SHAPES, write_folders
 from riskfield.cli import COMMANDS, _command, main
-from riskfield.cli._fit_images import Choices, InferenceName
+from riskfield.cli._fit_images import _LARGEST_SHARE, Choices, InferenceName, _largest_scale
 from riskfield.estimators.defaults import ITERATIONS, LOSS, SWEEPS
 from riskfield.estimators.image_run import ImageRun
 from riskfield.learning.fit_state import FitState
@@ -66,8 +68,6 @@ def test_the_command_line_fits_what_python_fits(folder, capsys):
 
 
 def test_the_command_that_is_written_down_gives_the_same(folder):
-    import shlex
-
     command = shlex.split(ImageRun.load("model").command)
     assert command[0] == "riskfield"
     assert main([*command[1:-1], "again", "--quiet"]) == 0
@@ -198,7 +198,7 @@ def test_a_file_of_options(folder, capsys):
     assert run.classes == CLASSES
     assert [m.shape for m in run.crf.predict_marginals([np.zeros((9, 7))])] == [(9, 7, 2)]
     for text, message in [
-        ("rige = 1", "fit.toml may set class, device, every, ignore, images, "),
+        ("rige = 1", "fit.toml may set class, class-weight, device, early-stopping, every, ignore, images, "),
         ("ridge = ", "fit.toml: Invalid value (at "),
         ('ridge = "much"', "Invalid value for '--ridge': "),
         ('loss = "hinge"', "--loss must be one of univariate-logistic, "),
@@ -297,10 +297,10 @@ def damage(folder, what):
     [
         ("cut", "images/b.png cannot be read as an image: "),
         ("size", "masks/c.png must have the size of c.jpg, 15 x 16 pixels. It has 5 x 5."),
-        ("value", "masks/d.png has the values 99, which are none of the classes 0, 200 nor 7, to be ignored."),
+        ("value", "masks/d.png has the values 99, which are not among the classes 0, 200, nor the ignored value 7."),
         ("missing", "--masks: masks has no mask for a.png. A mask has the name of its image."),
         ("empty", "--images: images has no images (.png, .jpg,"),
-        ("none", "masks: --masks must be a folder; there is none."),
+        ("none", "masks: --masks must be an existing folder."),
     ],
 )
 def test_bad_folders_are_refused_and_nothing_is_lost(folder, capsys, what, message):
@@ -352,7 +352,7 @@ def test_masks_of_many_values_are_refused_with_ways_out(folder, capsys):
     assert main(["evaluate", "new", "--images", "images", "--masks", "masks", "--quiet"]) == 0
     assert main([*PLAIN[:-1], "three", "--levels", "3"]) == 0
     assert set(ImageRun.load("three").classes) <= {0, 128, 255}
-    assert "exclude each other" in complaint(capsys, [*PLAIN[:-1], "both", "--levels", "3", "--threshold", "9"])
+    assert "not both" in complaint(capsys, [*PLAIN[:-1], "both", "--levels", "3", "--threshold", "9"])
 
 
 def test_masks_of_another_size_can_be_resized(folder):
@@ -396,7 +396,63 @@ def test_an_image_too_large_to_train_on_is_named(folder, capsys, monkeypatch):
     assert main([*FIT, "--out", "new"]) == 2
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.startswith("riskfield: images/large.png: training on 60 x 40 pixels at once would take about 131% of ")
-    assert "Use --scale 0.6 or less" in said
+    scale = re.search(r"Use --scale (\S+) or less", said)[1]
+    assert main([*FIT, "--iterations", "1", "--ridge", "1e-2", "--out", "new", "--scale", scale]) == 0
+
+
+def test_the_suggested_scale_counts_the_memory_that_does_not_shrink(monkeypatch):
+    """Features are computed at the resolution of the image, in bands that fit into a small memory."""
+    for gigabytes, shape in ((2, (3000, 4000, 3)), (4, (6000, 8000, 3))):
+        monkeypatch.setattr("riskfield.features.image.physical_memory", lambda gigabytes=gigabytes: gigabytes * 10**9)
+        features = rf.features.ImageFeatures()
+        assert features.memory_share(shape, 2) > _LARGEST_SHARE
+        scale = _largest_scale(features, shape, 2)
+        assert scale == float(f"{scale:.2g}")
+        assert rf.features.ImageFeatures(scale=scale).memory_share(shape, 2) <= _LARGEST_SHARE
+    monkeypatch.setattr("riskfield.features.image.physical_memory", lambda: 10**6)
+    assert _largest_scale(features, (3000, 4000, 3), 2) is None
+
+
+def test_class_weights(folder, capsys):
+    fit = [*FIT, "--ridge", "1e-2", "--quiet"]
+    image_set = rf.datasets.image_folder("images", "masks", classes=CLASSES, ignore=IGNORE)
+    images, values = [image.image for image in image_set], np.array([0, 200, -1])
+    for k, (options, weights) in enumerate(
+        [(["200=5"], {200: 5.0}), (["0=2", "200=0.5"], {0: 2.0, 200: 0.5}), (["balanced"], "balanced")]
+    ):
+        given = [word for option in options for word in ("--class-weight", option)]
+        assert main([*fit, *given, "--out", f"new{k}"]) == 0
+        run = ImageRun.load(f"new{k}")
+        assert run.settings["class-weight"] == ", ".join(options)
+        assert shlex.join(given) in run.command
+        crf = rf.ImageCRF(ridge=1e-2, class_weight=weights, optimiser=rf.optim.LBFGS(iterations=4))
+        crf.fit(images, [values[image.labels] for image in image_set])
+        np.testing.assert_array_equal(run.crf.predict_marginals(images)[0], crf.predict_marginals(images)[0])
+    for option, message in (
+        ("200", "--class-weight must be balanced, or VALUE=WEIGHT once for each value. Got '200'."),
+        ("200=0", "--class-weight must be balanced, or VALUE=WEIGHT once for each value. Got '200=0'."),
+        ("7=1", "--class-weight must name values of classes, 0, 200. Got 7."),
+    ):
+        assert message in complaint(capsys, [*fit, "--class-weight", option, "--out", "bad"])
+    likelihood = [*fit, "--loss", "surrogate-likelihood", "--class-weight", "balanced", "--out", "bad"]
+    assert complaint(capsys, likelihood).startswith("--class-weight needs one of the losses univariate-logistic, ")
+    assert not Path("bad").exists()
+
+
+def test_early_stopping(folder, capsys):
+    options = ["--early-stopping", "--validation-fraction", "0.3", "--patience", "2", "--seed", "3"]
+    assert main([*FIT, "--ridge", "1e-2", "--iterations", "30", *options, "--out", "new"]) == 0
+    run = ImageRun.load("new")
+    assert (run.crf.early_stopping, run.crf.validation_fraction, run.crf.n_iter_no_change) == (True, 0.3, 2)
+    assert all(point.validation is not None for point in run.fits[-1].history)
+    assert "--early-stopping --validation-fraction 0.3 --patience 2" in run.command
+    assert ImageRun.load("model").fits[-1].history[-1].validation is None
+    Path("stop.toml").write_text('early-stopping = true\nclass-weight = "balanced"\nridge = 0.01\n')
+    assert main([*FIT, "--config", "stop.toml", "--quiet", "--out", "other"]) == 0
+    other = ImageRun.load("other").crf
+    assert (other.early_stopping, other.class_weight) == (True, "balanced")
+    said = complaint(capsys, [*FIT, "--validation-fraction", "1", "--out", "bad"])
+    assert "--validation-fraction must be between 0 and 1. Got 1." in said
 
 
 def test_features_that_do_not_fit_into_memory_are_kept_on_the_disk(folder, capsys, monkeypatch):
@@ -458,7 +514,7 @@ def test_values_that_jpeg_has_changed_are_explained(folder, capsys, monkeypatch)
     monkeypatch.setattr("riskfield.cli._fit_images._SHOWN", 1)
     assert main([*FIT, "--out", "new"]) == 2
     said, more = capsys.readouterr().err.splitlines()
-    assert "which are none of the classes" in said
+    assert "which are not among the classes" in said
     assert "JPEG changes the values of masks. To make classes of them, set --threshold (two classes) or " in said
     assert more == "riskfield: 3 more images or masks cannot be used."
 
@@ -593,6 +649,8 @@ def test_the_defaults_are_those_of_the_estimator(folder):
     assert choices["ridge"] == crf.ridge
     assert {stage.optimiser for stage in crf.stages()} == {choices["optimiser"]}
     assert {repr(stage.inference) for stage in crf.stages()} == {repr(choices["inference"])}
+    for name in ("class_weight", "early_stopping", "validation_fraction", "n_iter_no_change"):
+        assert choices[name] == getattr(crf, name)
 
 
 def test_divergence_is_said(folder, capsys):

@@ -509,7 +509,7 @@ def test_other_adjoints_name_the_alternative(adjoint):
 @pytest.mark.parametrize("adjoint", [rf.Perturb(), rf.Envelope()])
 def test_weights_have_gradients_by_kkt_only(adjoint):
     varied = torch.linspace(0.5, 1, LOOP.mu_size, dtype=torch.float64).requires_grad_()
-    match = f"`{type(adjoint).__name__}` sends gradients to theta only.* Use `KKT`"
+    match = f"`{type(adjoint).__name__}` computes gradients with respect to theta only.* Use `KKT`"
     refuse(match, function=rf.inference.NEGATIVE_ENTROPY, weight=varied, adjoint=adjoint)
 
 

@@ -1,6 +1,7 @@
 """The scikit-learn face: what scikit-learn asks of an estimator, and the same answers as `fit` and `infer`."""
 
 import pickle
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from sklearn.utils import estimator_checks
 
 import riskfield as rf
 from riskfield import CRF, GridCRF, ImageCRF, PerVariable
+from riskfield.estimators import registry
 
 EXACT = rf.Inference(rf.Exact())
 
@@ -70,7 +72,7 @@ def test_all_estimators_have_the_same_fitted_attributes():
     ]
     found = [{name for name in vars(estimator) if name.endswith("_")} for estimator in fitted]
     of_images = {"features_", "ridge_", "path_", "baseline_", "baseline_results_"}
-    assert found[0] - {"vocabulary_"} == found[1] == found[2] - of_images
+    assert found[0] - {"columns_", "vocabulary_"} == found[1] == found[2] - of_images
     assert {len(estimator.results_) for estimator in fitted} == {2}
 
 
@@ -694,6 +696,33 @@ def test_an_own_loss_is_no_part_of_a_file(tmp_path):
     mixed = rf.losses.Hybrid(own_loss, rf.losses.UnivariateLogistic(), 0.5)
     with pytest.raises(TypeError, match="`loss` holds a loss of your own"):
         CRF(loss=mixed, optimiser=FEW).fit(WORDS, TAGS).save(tmp_path / "crf")
+
+
+def test_an_own_loss_that_is_registered_is_saved(tmp_path, monkeypatch):
+    monkeypatch.setattr(registry, "_SAVED", dict(registry.SAVED))
+    monkeypatch.setattr("riskfield.estimators.files.SAVED", registry._SAVED)
+
+    @dataclass(frozen=True)
+    class Squared(rf.losses.AbstractMarginalLoss):
+        weight: float
+
+        def of_solution(self, solution, labels, mask):
+            return self.weight * rf.losses.UnivariateQuadratic().of_solution(solution, labels, mask)
+
+    crf = CRF(loss=rf.losses.Hybrid(Squared(2.0), rf.losses.MSE(), 0.5), initial=(Squared(1.0),), optimiser=FEW)
+    crf.fit(WORDS, TAGS)
+    with pytest.raises(TypeError, match=r"`loss` holds a loss of your own, .*registry\.register"):
+        crf.save(tmp_path / "crf")
+    assert registry.register(Squared) is Squared
+    crf.save(tmp_path / "crf")
+    again = CRF.load(tmp_path / "crf")
+    assert (again.loss, again.initial) == (crf.loss, crf.initial)
+    assert np.array_equal(again.predict_marginals(WORDS)[0], crf.predict_marginals(WORDS)[0])
+    monkeypatch.setattr("riskfield.estimators.files.SAVED", registry.SAVED)  # where the class is not registered
+    with pytest.raises(rf.errors.FileFormatError, match=r"may not name '.*Squared'\. Register your own"):
+        CRF.load(tmp_path / "crf")
+    with pytest.raises(TypeError, match="`own` must be a dataclass"):
+        registry.register(own_loss)
 
 
 def test_the_folder_that_is_missing_is_named(tmp_path):

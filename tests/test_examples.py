@@ -1,4 +1,4 @@
-"""The examples run, on small inputs."""
+"""The examples and the scripts of the gallery run, on small inputs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+
+# The examples run, on small inputs.
+
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("skimage")
@@ -225,3 +229,62 @@ def test_pos_tagging(capsys: pytest.CaptureFixture[str]) -> None:
     assert float(printed.split("sentences: ")[1].split()[0]) > 0.9
     lines = script.read_text(encoding="utf-8").splitlines()
     assert len(lines) <= 40
+
+
+# The scripts for the first day: short, and better than guessing already with `--quick`.
+
+
+SHORT = ("bilstm_crf", "unet_crf", "relational", "uai_instance")
+
+
+def script(name):
+    torch.manual_seed(0)
+    return runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"]
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_a_script_has_at_most_forty_lines(name):
+    assert len((EXAMPLES / f"{name}.py").read_text(encoding="utf-8").splitlines()) <= 40
+
+
+def test_sequences():
+    assert script("bilstm_crf")(quick=True) > 0.45  # guessing: 1/6
+
+
+def test_images():
+    model, threshold = script("unet_crf")(quick=True)
+    assert model < threshold
+
+
+def test_relations():
+    pytest.importorskip("networkx")
+    assert script("relational")(quick=True) > 0.8
+
+
+def test_a_uai_instance(capsys):
+    values = script("uai_instance")(["--quick"])
+    assert values["mean field"] < values["exact"] < values["TRW"]
+    assert "log p: lower bound" in capsys.readouterr().out
+
+
+# Every script of the gallery runs and draws a figure.
+
+
+GALLERY = Path(__file__).parent.parent / "examples" / "gallery"
+SCRIPTS = sorted(GALLERY.glob("*/plot_*.py"))
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_script_draws_a_figure(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    from matplotlib import pyplot as plt
+
+    plt.close("all")
+    runpy.run_path(str(script))
+    assert plt.get_fignums()
+    plt.close("all")
+
+
+def test_there_are_examples_of_every_theme() -> None:
+    assert len(SCRIPTS) >= 12
+    assert all((script.parent / "GALLERY_HEADER.rst").is_file() for script in SCRIPTS)

@@ -1,13 +1,30 @@
-"""`ImageCRF`: images of all kinds in, marginals at their resolution out."""
+"""`ImageCRF`: images of all kinds, its choice of the ridge, and large images in tiles."""
+
+import copy
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV
 
 import riskfield as rf
 from riskfield import ImageCRF
+from riskfield.estimators import image_design
+from riskfield.estimators.ridge_path import RIDGES, Trial, best_ridge
+from riskfield.examples import take
+from riskfield.features import HOG, Colour, ColourDifference, Constant, Fourier, ImageFeatures, Position, SobelResponse
+from riskfield.features.image import physical_memory
+from riskfield.features.kinds import AbstractPixelFeature
+from riskfield.features.window import Window, tiles
+from riskfield.learning.objective import Objective
+
+# `ImageCRF`: images of all kinds in, marginals at their resolution out.
+
 
 RECIPE = rf.features.ImageFeatures(
     pixels=(rf.features.Constant(), rf.features.Colour()),
@@ -189,3 +206,387 @@ def test_refusals(settings, X, y, error, message):
     with pytest.raises(error) as caught:
         ImageCRF(**settings).fit(X, y)
     assert message in str(caught.value)
+
+
+# `ImageCRF` chooses its ridge on held-out images, and keeps a baseline without edges.
+
+
+FEATURES = ImageFeatures(pixels=(Constant(), Colour()), edges=(Constant(),))
+
+
+def discs(count, seed=0):
+    rng = np.random.default_rng(seed)
+    row, column = np.mgrid[:8, :9]
+    masks = [((row - rng.uniform(2, 6)) ** 2 + (column - rng.uniform(2, 6)) ** 2 < 8).astype(int) for _ in range(count)]
+    return [mask[..., None] + 0.7 * rng.normal(size=(8, 9, 3)) for mask in masks], masks
+
+
+@contextmanager
+def interrupted_at(number):
+    """Interrupt training at an evaluation of its objective, and list those that were begun."""
+    evaluate, begun = Objective.__call__, []
+
+    def counted(self, *arguments, **settings):
+        begun.append(self)
+        if len(begun) == number:
+            raise KeyboardInterrupt
+        return evaluate(self, *arguments, **settings)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Objective, "__call__", counted)
+        yield begun
+
+
+@pytest.fixture(scope="module")
+def fitted_on_discs():
+    return rf.ImageCRF(FEATURES, optimiser=rf.optim.LBFGS(iterations=10)).fit(*discs(6))
+
+
+def test_the_ridge_is_chosen_on_held_out_images(fitted_on_discs):
+    tried = [trial.ridge for trial in fitted_on_discs.path_]
+    assert tried == list(RIDGES[: len(tried)])
+    assert len(tried) >= 2
+    assert fitted_on_discs.ridge_ == min(fitted_on_discs.path_, key=lambda trial: trial.model).ridge
+    given = rf.ImageCRF(FEATURES, ridge=fitted_on_discs.ridge_, optimiser=rf.optim.LBFGS(iterations=10)).fit(*discs(6))
+    assert given.path_ == ()
+    for (
+        name,
+        value,
+    ) in fitted_on_discs.model_.state_dict().items():  # the model is that of the chosen ridge on all images
+        assert torch.equal(given.model_.state_dict()[name], value)
+
+
+def test_the_log_loss_of_a_trial_is_that_of_images_the_model_has_not_seen(fitted_on_discs):
+    images, masks = discs(6)
+    order = np.random.default_rng(int(np.random.RandomState(0).randint(2**31))).permutation(6)
+    (held_out,), train = order[:1], sorted(order[1:].tolist())
+    trial = fitted_on_discs.path_[0]
+    crf = rf.ImageCRF(FEATURES, ridge=trial.ridge, optimiser=rf.optim.LBFGS(iterations=10))
+    crf.fit([images[k] for k in train], [masks[k] for k in train])
+    for model, loss in ((crf, trial.model), (crf.independent(), trial.independent)):
+        (marginals,) = model.predict_marginals([images[held_out]])
+        true = np.take_along_axis(marginals, masks[held_out][..., None], -1)
+        assert loss == pytest.approx(-np.log(true).mean(), rel=1e-6)
+
+
+def test_the_baseline_has_no_edges(fitted_on_discs, tmp_path):
+    images, _ = discs(2, seed=9)
+    fitted_on_discs.save(tmp_path / "crf.safetensors")
+    for crf in (fitted_on_discs, rf.ImageCRF.load(tmp_path / "crf.safetensors")):
+        assert crf.path_ == fitted_on_discs.path_
+        alone = crf.independent()
+        for edges in alone.model_.factors.values():
+            assert not edges.weight.any()
+        theta = (
+            np.concatenate([np.ones((8, 9, 1)), images[0]], -1) @ alone.model_.nodes["nodes"].weight.detach().numpy().T
+        )
+        expected = np.exp(theta) / np.exp(theta).sum(-1, keepdims=True)
+        np.testing.assert_allclose(alone.predict_marginals(images)[0], expected, atol=1e-6)
+        assert alone.ridge_ == best_ridge(crf.path_, "independent")
+
+
+def test_few_images_are_all_used_for_training():
+    crf = rf.ImageCRF(FEATURES, optimiser=rf.optim.LBFGS(iterations=2)).fit(*discs(4))
+    assert crf.path_ == ()
+    assert crf.ridge_ == 1e-3
+    assert crf.independent().ridge_ == 1e-3
+
+
+def test_images_without_labels_or_weight_do_not_count():
+    images, masks = discs(5)
+    hidden = [masks[0], *(np.full_like(mask, -1) for mask in masks[1:])]
+    few = rf.ImageCRF(FEATURES, optimiser=rf.optim.LBFGS(iterations=1))
+    for crf in (few.fit(images, hidden), few.fit(images, masks, sample_weight=[1, 0, 0, 0, 0])):
+        assert crf.path_ == ()
+        assert crf.ridge_ == 1e-3
+
+
+@pytest.mark.parametrize(("at", "reasons"), [(3, ["interrupted"]), (5, ["iterations", "interrupted"])])
+def test_an_interrupted_search_ends_the_fit_and_can_be_resumed(at, reasons, tmp_path, monkeypatch):
+    monkeypatch.setattr("riskfield.estimators.ridge_path.RIDGES", (1e-1, 1e-2))
+    crf = rf.ImageCRF(FEATURES, optimiser=rf.optim.LBFGS(iterations=2))
+    whole = clone(crf).fit(*discs(5))
+    with interrupted_at(at) as evaluations:
+        cut = clone(crf).fit(*discs(5), checkpoint=tmp_path)
+    assert len(evaluations) == at  # nothing runs after the interrupt
+    assert [result.reason.value for result in cut.results_] == reasons
+    assert (cut.path_, cut.ridge_, cut.baseline_) == ((), 1e-1, None)
+    assert cut.model_.nodes["nodes"].weight.any()  # it has the parameters so far
+    resumed = clone(crf).fit(*discs(5), checkpoint=tmp_path, resume=True)
+    assert resumed.path_ == whole.path_
+    for name, value in whole.model_.state_dict().items():
+        assert torch.equal(resumed.model_.state_dict()[name], value)
+
+
+def test_no_baseline_is_fitted_after_an_interrupt(monkeypatch):
+    trials = [Trial(0.1, 1.0, 2.0), Trial(0.01, 2.0, 1.0)]
+    monkeypatch.setattr("riskfield.estimators.image_crf.ridge_path", lambda *_, **__: trials)
+    with interrupted_at(5) as evaluations:
+        cut = rf.ImageCRF(FEATURES, optimiser=rf.optim.LBFGS(iterations=2)).fit(*discs(5))
+    assert len(evaluations) == 5
+    assert [result.reason.value for result in cut.results_] == ["iterations", "interrupted"]
+    with pytest.raises(ValueError, match="There is no baseline: training was interrupted"):
+        cut.independent()
+
+
+def test_the_same_images_are_held_out_with_a_cache(tmp_path, monkeypatch):
+    seen = []
+
+    def search(model, train, held_out, stages, **settings):
+        seen.append(sorted(block.graph.num_variables for block in held_out for _ in range(len(block))))
+        return [Trial(0.1, 1.0, 1.0)]
+
+    monkeypatch.setattr("riskfield.estimators.image_crf.ridge_path", search)
+    rng = np.random.default_rng(0)
+    masks = [np.arange(rows * 3).reshape(rows, 3) % 2 for rows in (2, 3, 2, 4, 3, 5)]
+    images = [rng.normal(size=(*mask.shape, 3)) for mask in masks]
+    for seed in range(3):
+        crf = rf.ImageCRF(FEATURES, optimiser=rf.optim.LBFGS(iterations=1), random_state=seed)
+        crf.fit(images, masks)
+        crf.fit(images, masks, cache=tmp_path)
+    assert seen[::2] == seen[1::2]
+
+
+def test_a_trial_that_is_not_finite_is_not_chosen():
+    assert best_ridge([Trial(0.1, float("nan"), 1.0), Trial(0.01, 2.0, float("inf"))], "model") == 0.01
+
+
+@pytest.mark.parametrize("fraction", [0, 1, -0.5, "half", True])
+def test_refused_fractions(fraction):
+    with pytest.raises(ValueError, match="`validation_fraction` must be between 0 and 1"):
+        rf.ImageCRF(FEATURES, validation_fraction=fraction).fit(*discs(2))
+
+
+def test_without_an_independent_stage_there_is_no_baseline():
+    crf = rf.ImageCRF(FEATURES, initial=(), optimiser=rf.optim.LBFGS(iterations=1)).fit(*discs(2))
+    with pytest.raises(ValueError, match="There is no baseline"):
+        crf.independent()
+
+
+# Large images in tiles, images in files, and features that training reads from the disk.
+
+
+TILED = ImageFeatures((Constant(), Fourier((Colour(), Position())), HOG(4)), (Constant(), SobelResponse()))
+# Couplings are weak enough here for the influence of a border to vanish within some ten pixels.
+CHEAP = ImageFeatures((Constant(), Colour(), Position()), (Constant(), ColourDifference((0.1,))))
+
+
+def blobs(number, shape, seed=0):
+    """Noisy images and their labels."""
+    rng = np.random.default_rng(seed)
+    coarse = rng.integers(0, 2, (number, *(-(-n // 6) for n in shape)))
+    labels = np.kron(coarse, np.ones((6, 6), int))[:, : shape[0], : shape[1]]
+    images = 0.5 * labels[..., None] + 0.25 * rng.normal(size=(*labels.shape, 1))
+    return [*images], [*labels]
+
+
+@pytest.fixture(scope="module")
+def fitted_on_blobs():
+    return ImageCRF(CHEAP, ridge=1e-2, optimiser=rf.optim.LBFGS(20)).fit(*blobs(3, (24, 30)))
+
+
+@pytest.fixture
+def tiled(monkeypatch):
+    """Predicts every image in tiles of a given side and margin."""
+
+    def switch(side, margin):
+        monkeypatch.setattr(image_design, "TILE_SIDE", side)
+        monkeypatch.setattr(image_design, "TILE_MARGIN", margin)
+        monkeypatch.setattr(image_design, "_SHARE", 0.0)
+
+    return switch
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (10, 18), (37, 10), (11, 64), (100, 41)])
+@pytest.mark.parametrize(("side", "margin"), [(10, 0), (10, 2), (11, 5)])
+def test_tiles_cover_a_map_once_with_their_margins(shape, side, margin):
+    count = np.zeros(shape, int)
+    for tile in tiles(shape, side, margin):
+        count[tile.kept.slices] += 1
+        assert tile.window.shape == (min(side, shape[0]), min(side, shape[1]))
+        inside = tile.kept.inside(tile.window)
+        distances = zip(inside, (0, tile.window.shape[0], 0, tile.window.shape[1]), strict=True)
+        borders = zip(tile.kept, (0, shape[0], 0, shape[1]), strict=True)
+        for (own, outer), (kept, end) in zip(distances, borders, strict=True):
+            assert abs(own - outer) >= margin or kept == end
+    assert (count == 1).all()
+    with pytest.raises(ValueError, match=r"`margin` must be less than half of `side`, 4\. Got 2"):
+        tiles((9, 9), 4, 2)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.5, 0.37])
+def test_features_of_a_window_are_those_of_the_image(scale):
+    recipe = ImageFeatures(TILED.pixels, TILED.edges, scale)
+    image = np.random.default_rng(0).integers(0, 256, (61, 74, 3), np.uint8)
+    whole = recipe(image)
+    rows, columns = whole.shape
+    for window in (Window(0, 7, 0, 9), Window(5, rows, 6, 20), Window(9, 17, columns - 8, columns)):
+        part, (row, column) = recipe(image, window), window.slices
+        torch.testing.assert_close(part.pixels, whole.pixels[row, column], rtol=0, atol=1e-6)
+        assert torch.equal(part.horizontal, whole.horizontal[row, window.left : window.right - 1])
+        assert torch.equal(part.vertical, whole.vertical[window.top : window.bottom - 1, column])
+
+
+@pytest.mark.parametrize("window", [None, Window(3, 27, 0, 7)])
+@pytest.mark.parametrize("scale", [1.0, 0.3])
+def test_features_of_a_large_image_or_window_are_computed_in_bands(scale, window, monkeypatch):
+    recipe = ImageFeatures(TILED.pixels, TILED.edges, scale)
+    image = np.random.default_rng(0).integers(0, 256, (97, 23), np.uint8)
+    whole = recipe(image, window)
+    monkeypatch.setattr("riskfield.features.image._PIXELS_AT_ONCE", 7 * 23)
+    sizes, compute = [], HOG.map
+    monkeypatch.setattr(HOG, "map", lambda self, part: sizes.append(part.size) or compute(self, part))
+    banded = recipe(image, window)
+    assert len(sizes) > 1
+    assert max(sizes) < (7 + 2 / scale + 2 * recipe.reach) * 23
+    for name in ("pixels", "horizontal", "vertical"):
+        torch.testing.assert_close(getattr(banded, name), getattr(whole, name), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("window", "what"), [(None, "an image"), (Window(2, 9, 5, 30), "25 x 7 cells of an image")])
+def test_the_memory_of_features_counts_the_pixels_a_band_depends_on(window, what, monkeypatch):
+    recipe, sizes = ImageFeatures((HOG(4),), (Constant(),), scale=0.25), []
+    monkeypatch.setattr("riskfield.features.image._PIXELS_AT_ONCE", 500)
+    monkeypatch.setattr(HOG, "map", lambda self, image: sizes.append(image.size) or np.zeros((*image.shape[:2], 36)))
+    recipe(np.zeros((48, 160)), window)
+    monkeypatch.setattr("riskfield.features.image.physical_memory", lambda: 24 * 36 * max(sizes))
+    with pytest.raises(MemoryError, match=f"Features of {what} of 160 x 48 pixels would take about"):
+        recipe(np.zeros((48, 160)), window)
+
+
+@dataclass(frozen=True)
+class Centred(AbstractPixelFeature):
+    """A user's own feature, which depends on the whole image."""
+
+    num_features = 1
+
+    def map(self, image):
+        return image[..., :1] - image.mean()
+
+
+def test_features_without_a_reach_depend_on_the_whole_image(monkeypatch):
+    recipe = ImageFeatures((Colour(), Fourier((Centred(),))), (Constant(),), scale=0.5)
+    image = np.random.default_rng(0).uniform(size=(80, 90))
+    assert recipe.reach is None
+    whole, small = recipe(image), recipe.memory_share(image.shape, 2)
+    monkeypatch.setattr("riskfield.features.image._PIXELS_AT_ONCE", 100)
+    assert recipe.memory_share(image.shape, 2) == small
+    assert torch.equal(recipe(image).pixels, whole.pixels)
+    assert torch.equal(recipe(image, Window(1, 4, 2, 6)).pixels, whole.pixels[1:4, 2:6])
+    shape, share = (3000, 3000), recipe.memory_share((3000, 3000), 2)
+    available = physical_memory()
+    for part, fits in ((0.9, True), (1.1, False)):
+        monkeypatch.setattr("riskfield.features.image.physical_memory", lambda part=part: available * share / part)
+        if fits:
+            assert image_design.tiling_of(recipe, shape, 2) is None
+        else:
+            with pytest.raises(
+                MemoryError, match=r"of 3000 x 3000 pixels .* 110% .* because `reach` of a feature is None"
+            ):
+                image_design.tiling_of(recipe, shape, 2)
+
+
+def test_marginals_of_tiles_agree_with_those_of_the_whole_image(fitted_on_blobs, tiled):
+    """The error of a margin decreases exponentially with its width: below 1e-1, 1e-2 and 1e-4 here."""
+    (image,), _ = blobs(1, (70, 95), seed=1)
+    assert fitted_on_blobs.tiling(image.shape) is None
+    whole, states = fitted_on_blobs.predict_marginals([image])[0], fitted_on_blobs.predict([image])[0]
+    for margin, bound in ((4, 1e-1), (8, 1e-2), (14, 1e-4)):
+        tiled(60, margin)
+        assert len(fitted_on_blobs.tiling(image.shape)) >= 4
+        np.testing.assert_allclose(fitted_on_blobs.predict_marginals([image])[0], whole, rtol=0, atol=bound)
+    np.testing.assert_array_equal(fitted_on_blobs.predict([image])[0], states)
+    others = fitted_on_blobs.predict_marginals([image, image[:20, :20], image[:, :60]])  # large and small ones together
+    np.testing.assert_array_equal(others[0], fitted_on_blobs.predict_marginals([image])[0])
+    assert [own.shape for own in others] == [(70, 95, 2), (20, 20, 2), (70, 60, 2)]
+
+
+def test_an_image_is_tiled_when_it_would_take_half_of_the_memory(fitted_on_blobs, monkeypatch):
+    shape = (1000, 1500, 3)
+    monkeypatch.setattr("riskfield.features.image.physical_memory", lambda: 10**9)
+    share = fitted_on_blobs.features_.memory_share(shape, 2)
+    monkeypatch.setattr("riskfield.features.image.physical_memory", lambda: int(2.1e9 * share))
+    assert fitted_on_blobs.tiling(shape) is None
+    monkeypatch.setattr("riskfield.features.image.physical_memory", lambda: int(1.9e9 * share))
+    assert len(fitted_on_blobs.tiling(shape)) == 6
+    assert fitted_on_blobs.tiling((500, 600)) is None
+
+
+def test_decoders_that_weigh_all_pixels_see_the_whole_image(fitted_on_blobs, tiled):
+    (image,), _ = blobs(1, (30, 40), seed=1)
+    crf = copy.copy(fitted_on_blobs).set_params(decoder=rf.decoders.EqualCount())
+    whole = crf.predict([image])[0]
+    tiled(20, 5)
+    assert crf.tiling(image.shape)
+    np.testing.assert_array_equal(crf.predict([image])[0], whole)
+
+
+def test_images_may_be_given_as_files(fitted_on_blobs, tmp_path):
+    rng = np.random.default_rng(0)
+    paths, arrays = [tmp_path / f"{k}.png" for k in range(3)], rng.integers(0, 256, (3, 12, 14, 3), np.uint8)
+    for path, array in zip(paths, arrays, strict=True):
+        Image.fromarray(array).save(path)
+    masks = [*rng.integers(0, 2, (3, 12, 14))]
+    by_files, by_arrays = (
+        ImageCRF(CHEAP, ridge=1e-2, optimiser=rf.optim.LBFGS(3)).fit(X, masks) for X in (paths, [*arrays])
+    )
+    np.testing.assert_array_equal(
+        by_files.predict_marginals([str(paths[0])])[0], by_arrays.predict_marginals(arrays)[0]
+    )
+    Image.fromarray(arrays[1, :5]).save(paths[1])  # of another size
+    assert [own.shape for own in by_files.predict(np.array([str(path) for path in paths]))] == [
+        (12, 14),
+        (5, 14),
+        (12, 14),
+    ]
+    with pytest.raises(FileNotFoundError):
+        by_files.predict([tmp_path / "none.png"])
+
+
+def test_training_reads_features_from_the_disk(tmp_path, monkeypatch):
+    images, masks = blobs(6, (12, 14))
+    images[5], masks[5] = images[5][:1], masks[5][:1]  # one row has no vertical edges
+    seen = []
+    monkeypatch.setattr(ImageCRF, "_train", _spy(ImageCRF._train, seen))
+    crf, other = (ImageCRF(CHEAP, optimiser=rf.optim.LBFGS(5)) for _ in range(2))
+    crf.fit(images, masks)
+    other.fit(images, masks, cache=tmp_path / "cache")
+    plain, streamed = seen
+    assert [len(block) for block in plain] == [5, 1]
+    assert [len(block) for block in streamed] == [1] * 6  # a block per image, mapped to its file
+    assert len({id(block.graph) for block in streamed}) == 2
+    for block in streamed:
+        assert {rows.dtype for rows in block.inputs.values()} == {torch.float32}
+    assert len(list((tmp_path / "cache").iterdir())) == 6
+    assert other.ridge_ == crf.ridge_
+    for name, weights in crf.model_.state_dict().items():
+        torch.testing.assert_close(other.model_.state_dict()[name], weights, rtol=1e-5, atol=1e-8)
+    calls = []
+    monkeypatch.setattr(ImageFeatures, "__call__", lambda *arguments: calls.append(arguments))
+    ImageCRF(CHEAP, ridge=1e-2, optimiser=rf.optim.LBFGS(1)).fit(images, masks, cache=tmp_path / "cache")
+    assert not calls
+
+
+def _spy(train, seen):
+    def recorded(self, examples, stages, **settings):
+        seen.append(examples)
+        return train(self, examples, stages, **settings)
+
+    return recorded
+
+
+def test_mapped_features_are_those_of_the_file(tmp_path):
+    cache, image = rf.datasets.FeatureCache(tmp_path), blobs(1, (9, 11))[0][0]
+    maps, mapped = cache(CHEAP, image), cache.mapped(CHEAP, image)
+    for name in ("pixels", "horizontal", "vertical"):
+        assert torch.equal(getattr(maps, name), getattr(mapped, name))
+    (path,) = tmp_path.iterdir()
+    maps_of_process = Path("/proc/self/maps")
+    assert not maps_of_process.exists() or str(path) in maps_of_process.read_text()
+
+
+def test_whole_blocks_are_not_copied():
+    data = [rf.Examples(rf.chain(k, 2), torch.zeros(2, k, dtype=torch.int64)) for k in (3, 4)]
+    first, second = take(data, [0, 1, 3])
+    assert first is data[0]
+    assert len(second) == 1

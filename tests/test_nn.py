@@ -1,15 +1,20 @@
-"""Inference as a layer: gradients, state dictionaries, dtypes, copies, training."""
+"""Inference as a PyTorch layer: on any graph, on chains and on grids."""
 
 import copy
 import io
+import itertools
 
 import pytest
 import torch
 from torch import nn
 from torch.autograd import gradcheck
+from torch.nn.functional import log_softmax
 
 import riskfield as rf
-from riskfield.nn import MarginalInference
+from riskfield.nn import GridCRF, LinearChainCRF, MarginalInference
+
+# Inference as a layer: gradients, state dictionaries, dtypes, copies, training.
+
 
 TRW = rf.MessagePassing(rf.TRW(0.5))
 TRUNCATED = rf.Stop(3, tol=None)
@@ -218,3 +223,363 @@ def test_other_dtypes_are_refused():
 def test_repr_says_what_it_does():
     how = rf.Inference(rf.MeanField(), TRUNCATED)
     assert repr(MarginalInference(GRID, how)) == f"MarginalInference({GRID!r}, {how!r})"
+
+
+# The chain layer: against pytorch-crf, which it replaces, and against inference on each sequence alone.
+
+
+TAGS = 4
+LENGTHS = torch.tensor([5, 1, 7, 3, 7])
+
+
+def batch(batch_first=True, dtype=torch.float64, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    emissions = (2 * torch.randn(len(LENGTHS), 7, TAGS, generator=generator, dtype=torch.float64)).to(dtype)
+    tags = torch.randint(0, TAGS, (len(LENGTHS), 7), generator=generator)
+    mask = torch.arange(7) < LENGTHS[:, None]
+    if batch_first:
+        return emissions, tags, mask
+    return emissions.transpose(0, 1), tags.transpose(0, 1), mask.transpose(0, 1)
+
+
+def chain_layer(**settings):
+    torch.manual_seed(1)
+    crf = LinearChainCRF(TAGS, **settings).double()
+    with torch.no_grad():
+        for parameter in crf.parameters():
+            parameter.normal_()
+    return crf
+
+
+def by_hand(crf, emissions, tags):
+    """The score of one tagging of one sequence."""
+    steps = sum(crf.transitions[a, b] for a, b in itertools.pairwise(tags))
+    return (
+        crf.start_transitions[tags[0]] + crf.end_transitions[tags[-1]] + steps + emissions[range(len(tags)), tags].sum()
+    )
+
+
+def sequences(emissions):
+    return [own[:length] for own, length in zip(emissions, LENGTHS.tolist(), strict=True)]
+
+
+@pytest.mark.filterwarnings("ignore:where received a uint8 condition tensor")  # in pytorch-crf
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_it_replaces_pytorch_crf(batch_first, masked):
+    """Same state dict, same shapes: the negative of its likelihood, its gradients, its decoder."""
+    torchcrf = pytest.importorskip("torchcrf")
+    crf = chain_layer(batch_first=batch_first)
+    other = torchcrf.CRF(TAGS, batch_first=batch_first).double()
+    other.load_state_dict(crf.state_dict())
+    emissions, tags, mask = batch(batch_first)
+    mask = mask if masked else None
+    assert crf.decode(emissions, mask) == other.decode(emissions, mask)
+    for reduction in ("none", "sum", "mean", "token_mean"):
+        found, wanted = [], []
+        for model, sign, out in ((crf, 1, found), (other, -1, wanted)):
+            leaf = emissions.clone().requires_grad_()
+            loss = sign * model(leaf, tags, mask, reduction=reduction)
+            out += [loss, *torch.autograd.grad(loss.sum(), [leaf, *model.parameters()])]
+        for own, theirs in zip(found, wanted, strict=True):
+            torch.testing.assert_close(own, theirs, rtol=1e-10, atol=1e-10)
+
+
+def test_the_example_in_the_readme_of_pytorch_crf_runs_with_another_import():
+    model = LinearChainCRF(5)
+    emissions = torch.randn(3, 2, 5)
+    tags = torch.tensor([[0, 1], [2, 4], [3, 1]], dtype=torch.long)
+    mask = torch.tensor([[1, 1], [1, 1], [1, 0]], dtype=torch.uint8)
+    assert model(emissions, tags) > 0
+    assert model(emissions, tags, mask=mask) > 0
+    assert [len(path) for path in model.decode(emissions)] == [3, 3]
+    assert [len(path) for path in model.decode(emissions, mask=mask)] == [3, 2]
+
+
+def test_marginals_likelihood_and_decoder_by_enumeration():
+    crf = chain_layer(batch_first=True)
+    emissions, tags, mask = batch()
+    losses, marginals = crf(emissions, tags, mask, "none"), crf.marginals(emissions, mask)
+    decoded = crf.decode(emissions, mask)
+    for k, own in enumerate(sequences(emissions)):
+        if len(own) > 5:
+            continue
+        paths = list(itertools.product(range(TAGS), repeat=len(own)))
+        scores = torch.stack([by_hand(crf, own, list(path)) for path in paths])
+        truth = by_hand(crf, own, tags[k, : len(own)].tolist())
+        torch.testing.assert_close(losses[k], scores.logsumexp(0) - truth)
+        assert decoded[k] == list(paths[int(scores.argmax())])
+        weights = scores.softmax(0)
+        for position in range(len(own)):
+            chosen = torch.tensor([path[position] for path in paths])
+            expected = torch.zeros(TAGS, dtype=torch.float64).index_add(0, chosen, weights)
+            torch.testing.assert_close(marginals[k, position], expected)
+    assert not marginals[~mask].any()
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [rf.losses.UnivariateLogistic(), rf.losses.CliqueLogistic(), rf.losses.Pseudolikelihood(), rf.losses.Piecewise()],
+    ids=repr,
+)
+def test_other_losses_see_each_sequence_alone(loss):
+    crf = chain_layer(batch_first=True, loss=loss)
+    emissions, tags, mask = batch()
+    emissions.requires_grad_()
+    losses = crf(emissions, tags, mask, "none")
+    for k, own in enumerate(sequences(emissions)):
+        unary = own.clone()
+        unary[0] = unary[0] + crf.start_transitions
+        unary[-1] = unary[-1] + crf.end_transitions
+        graph = rf.chain(len(own), TAGS, tied=True)
+        theta = graph.assemble([unary], [crf.transitions[None]] if len(own) > 1 else [])
+        alone = loss(graph, theta, tags[k, : len(own)], rf.Inference(rf.Exact()))
+        torch.testing.assert_close(losses[k], alone)
+    losses.sum().backward()
+    assert not emissions.grad[~mask].any()
+    assert crf.transitions.grad.any()
+
+
+def test_what_padding_holds_does_not_matter():
+    crf = chain_layer(batch_first=True)
+    emissions, tags, mask = batch()
+    other, names = emissions.clone(), tags.clone()
+    other[~mask], names[~mask] = float("inf"), -100
+    assert torch.equal(crf(other, names, mask), crf(emissions, tags, mask))
+    assert crf.decode(other, mask) == crf.decode(emissions, mask)
+    assert torch.equal(crf.marginals(other, mask), crf.marginals(emissions, mask))
+
+
+def test_forbidden_transitions():
+    crf = chain_layer(batch_first=True)
+    with torch.no_grad():
+        crf.transitions[0, 1] = crf.start_transitions[2] = crf.end_transitions[3] = float("-inf")
+    emissions, tags, mask = batch()
+    for path in crf.decode(emissions, mask):
+        assert path[0] != 2
+        assert path[-1] != 3
+        assert (0, 1) not in itertools.pairwise(path)
+    marginals = crf.marginals(emissions, mask)
+    assert not marginals[:, 0, 2].any()
+    allowed = torch.zeros_like(tags)
+    crf(emissions, allowed, mask).backward()
+    assert all(parameter.grad.isfinite().all() for parameter in crf.parameters())
+    assert crf(emissions, torch.where(mask, 2, 0), mask) == float("inf")
+
+
+def test_gradients_on_chains_by_differences():
+    crf = chain_layer(batch_first=True)
+    emissions, tags, mask = (each[[1, 3], :3] for each in batch())
+    emissions.requires_grad_()
+    assert torch.autograd.gradcheck(lambda e: crf(e, tags, mask), emissions)
+    assert torch.autograd.gradcheck(lambda e: crf.marginals(e, mask), emissions)
+
+
+def test_a_copy_is_independent():
+    crf = chain_layer()
+    twin = copy.deepcopy(crf)
+    emissions, tags, mask = batch(False)
+    assert torch.equal(crf(emissions, tags, mask), twin(emissions, tags, mask))
+    with torch.no_grad():
+        crf.transitions.zero_()
+    assert not torch.equal(crf(emissions, tags, mask), twin(emissions, tags, mask))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda e, t, m: (e[..., :3], t, m),
+            "`emissions` must be floats of shape .* with 4 tags",
+        ),
+        (lambda e, t, m: (e[:, :0], t[:, :0], m[:, :0]), "`emissions` must have at least one position"),
+        (lambda e, t, m: (e, t[:, :2], m), r"`tags` must be integers of shape \(5, 7\). Got \(5, 2\)"),
+        (lambda e, t, m: (e, t + 3, m), r"`tags` must lie in 0..3 where the mask is True. Got "),
+        (lambda e, t, m: (e, t, m[:, :3]), r"`mask` must have shape \(5, 7\). Got \(5, 3\)"),
+        (lambda e, t, m: (e, t, ~m), "`mask` must be True at the first position"),
+        (lambda e, t, m: (e, t, m, "max"), "`reduction` must be one of none, sum, mean, token_mean. Got 'max'"),
+    ],
+)
+def test_refusals_on_chains(change, message):
+    with pytest.raises(ValueError, match=message):
+        chain_layer(batch_first=True)(*change(*batch()))
+    with pytest.raises(ValueError, match="`num_tags` must be a positive integer"):
+        LinearChainCRF(0)
+
+
+# The grid layer: against `infer` on a graph built by hand.
+
+
+CLASSES = 3
+EXACT = rf.Inference(rf.Exact())
+
+
+def grid_layer(**settings):
+    torch.manual_seed(1)
+    crf = GridCRF(CLASSES, **{"inference": EXACT, **settings}).double()
+    with torch.no_grad():
+        for parameter in crf.parameters():
+            parameter.normal_()
+    return crf
+
+
+def logits(*size, batch=2):
+    return torch.randn(batch, CLASSES, *size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+def expected(crf, scores, table_of):
+    """Log-marginals by `infer`; `table_of(item, direction, first, second)` is the table of an edge."""
+    size = scores.shape[2:]
+    graph = rf.grid(tuple(size), num_states=CLASSES, connectivity=crf.connectivity)
+    theta = graph.zeros(len(scores))
+    graph.node_views(theta)[0][:] = scores.flatten(2).transpose(1, 2)
+    pixels = torch.cartesian_prod(*(torch.arange(n) for n in size)).reshape(-1, len(size)).tolist()
+    steps = []
+    for factor in range(graph.num_factors):
+        first, second = (pixels[v] for v in graph.scope(factor))
+        step = tuple(b - a for a, b in zip(first, second, strict=True))
+        steps += [step] if step not in steps else []
+        for item in range(len(scores)):
+            graph.factor(theta, factor)[item] = table_of(item, steps.index(step), tuple(first), tuple(second))
+    mu = rf.infer(graph, theta, (crf.inference or EXACT).algorithm).node_marginals[0]
+    return mu.log().transpose(1, 2).reshape(scores.shape)
+
+
+@pytest.mark.parametrize("connectivity", [4, 8])
+def test_constant_edges(connectivity):
+    crf, scores = grid_layer(connectivity=connectivity), logits(3, 4)
+    assert crf.pairwise.shape == (connectivity // 2, CLASSES, CLASSES)
+    wanted = expected(crf, scores, lambda item, k, first, second: crf.pairwise[k].detach())
+    torch.testing.assert_close(crf(scores), wanted)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 5), (4, 1), (2, 6), (5, 2)])
+def test_any_size_from_call_to_call(size):
+    crf = grid_layer()
+    crf(logits(3, 3))
+    scores = logits(*size)
+    # Directions are numbered as they appear; one that is missing has no number.
+    present = [k for k, n in enumerate(reversed(size)) if n > 1]
+    wanted = expected(crf, scores, lambda item, k, first, second: crf.pairwise[present[k]].detach())
+    torch.testing.assert_close(crf(scores), wanted)
+
+
+def test_volumes():
+    crf, scores = grid_layer(num_axes=3), logits(2, 3, 2)
+    assert crf.pairwise.shape == (3, CLASSES, CLASSES)
+    torch.testing.assert_close(crf(scores), expected(crf, scores, lambda item, k, a, b: crf.pairwise[k].detach()))
+
+
+def test_contrast():
+    crf, scores = grid_layer(contrast=True), logits(3, 4)
+    image = torch.rand(2, 2, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    image[1] = 0.5  # no contrast at all
+    across = (image[..., 1:] - image[..., :-1]).square().sum(1).flatten(1)
+    down = (image[:, :, 1:] - image[:, :, :-1]).square().sum(1).flatten(1)
+    scale = torch.cat([across, down], 1).mean(1)
+
+    def table(item, k, first, second):
+        square = (image[(item, slice(None), *first)] - image[(item, slice(None), *second)]).square().sum()
+        alike = 1.0 if item == 1 else torch.exp(-square / (2 * scale[item]))
+        return (crf.pairwise[k] + alike * crf.contrast_pairwise[k]).detach()
+
+    torch.testing.assert_close(crf(scores, image), expected(crf, scores, table))
+
+
+@pytest.mark.parametrize("shape", ["tables", "strengths"])
+def test_edges_from_a_network(shape):
+    crf, scores = grid_layer(), logits(3, 4)
+    inner = (CLASSES, CLASSES) if shape == "tables" else ()
+    given = torch.randn(2, 2, *inner, 3, 4, dtype=torch.float64, requires_grad=True)
+
+    def table(item, k, first, second):
+        own = given.detach()[(item, k, ..., *first)]
+        return crf.pairwise[k].detach() + (own if shape == "tables" else own * torch.eye(CLASSES))
+
+    found = crf(scores, pairwise=given)
+    torch.testing.assert_close(found, expected(crf, scores, table))
+    found.sum().backward()
+    assert given.grad[:, 0, ..., :3].ne(0).all()
+    assert not given.grad[:, 0, ..., 3].any()  # no edge begins in the last column
+
+
+def test_pixels_outside_the_mask_take_no_part():
+    crf, scores = grid_layer(), logits(3, 4)
+    mask = torch.ones(2, 3, 4, dtype=torch.bool)
+    mask[0, :, 2:], mask[1, 1:] = False, False
+    found = crf(scores, mask=mask)
+    torch.testing.assert_close(found[:1, :, :, :2], crf(scores[:1, :, :, :2]))
+    torch.testing.assert_close(found[1:, :, :1], crf(scores[1:, :, :1]))
+    alone = log_softmax(scores, 1)
+    torch.testing.assert_close(found.transpose(0, 1)[:, ~mask], alone.transpose(0, 1)[:, ~mask])
+
+
+def test_it_begins_as_a_softmax_and_its_default_is_truncated_trw():
+    scores = logits(3, 4)
+    torch.testing.assert_close(GridCRF(CLASSES).double()(scores), log_softmax(scores, 1))
+    crf = grid_layer(inference=None)
+    graph = rf.grid(3, 4, CLASSES, tied=True)
+    theta = graph.assemble([scores.flatten(2).transpose(1, 2)], [crf.pairwise])
+    mu = rf.infer(graph, theta, rf.MessagePassing(rf.TRW(0.5)), stop=rf.Stop(5, tol=None)).node_marginals[0]
+    torch.testing.assert_close(crf(scores), mu.log().transpose(1, 2).reshape(scores.shape))
+
+
+def test_log_marginals_are_finite():
+    scores = torch.zeros(1, CLASSES, 2, 2)
+    scores[:, 0] = 1e4
+    found = GridCRF(CLASSES)(scores)
+    assert found.isfinite().all()
+    assert found.dtype == torch.float32
+
+
+def test_errors_name_the_contrast_parameter():
+    crf = grid_layer(contrast=True)
+    with torch.no_grad():
+        crf.contrast_pairwise[1, 2, 0] = float("nan")
+    with pytest.raises(ValueError, match=r"`crf.contrast_pairwise` must not hold NaN or \+inf. Got nan at \(1, 2, 0\)"):
+        crf(logits(3, 4), torch.rand(2, 1, 3, 4))
+
+
+def test_gradients_on_grids_by_differences():
+    crf = grid_layer(contrast=True, inference=None)
+    image = torch.rand(1, 1, 2, 3, dtype=torch.float64, requires_grad=True)
+    scores = logits(2, 3, batch=1).requires_grad_()
+    assert torch.autograd.gradcheck(crf, (scores, image))
+
+
+def test_a_copy_is_independent_and_graphs_are_no_part_of_it():
+    crf = grid_layer()
+    before = crf(logits(3, 4))
+    assert set(crf.state_dict()) == {"pairwise"}
+    twin = copy.deepcopy(crf)
+    with torch.no_grad():
+        crf.pairwise.zero_()
+    assert torch.equal(twin(logits(3, 4)), before)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: grid_layer()(logits(3)), r"`logits` must be floats of shape \(batch, 3, \*size\) with 2 axes"),
+        (lambda: grid_layer(contrast=True)(logits(3, 4)), "`image` must be given, because `contrast=True`"),
+        (lambda: grid_layer()(logits(3, 4), logits(3, 4)), "`image` must not be given, because `contrast=False`"),
+        (
+            lambda: grid_layer(contrast=True)(logits(3, 4), logits(4, 3)),
+            r"`image` must have shape \(2, channel, ",
+        ),
+        (
+            lambda: grid_layer(contrast=True)(logits(3, 4), torch.zeros(2, 1, 3, 4, dtype=torch.uint8)),
+            r"`image` must hold floats. Got torch.uint8",
+        ),
+        (
+            lambda: grid_layer()(logits(3, 4), pairwise=logits(3, 4)),
+            r"`pairwise` must have shape .* or \(2, 2, 3, 4\). Got",
+        ),
+        (lambda: grid_layer()(logits(3, 4), mask=logits(3, 4)), r"`mask` must be bool of shape \(2, 3, 4\)"),
+        (lambda: GridCRF(0), "`num_classes` must be a positive integer. Got 0"),
+        (lambda: GridCRF(2, connectivity=6), "`connectivity` must be 4 or 8. Got 6"),
+    ],
+)
+def test_refusals_on_grids(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

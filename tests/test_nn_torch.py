@@ -109,6 +109,17 @@ def test_other_losses_inside_vmap_are_refused():
         vmap(lambda emissions: crf(emissions, tags))(torch.zeros(4, 1, 3, 2))
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated:DeprecationWarning")
+def test_what_transforms_cannot_do_is_named():
+    crf, tags = rf.nn.LinearChainCRF(2, batch_first=True), torch.zeros(1, 3, dtype=torch.long)
+    emissions = torch.zeros(1, 3, 2)
+    for transform in (torch.func.hessian, torch.func.jacfwd):
+        with pytest.raises(rf.errors.AdjointError, match="no forward-mode derivatives"):
+            transform(lambda own: crf(own, tags))(emissions)
+    with pytest.raises(ValueError, match=r"`decode` .* cannot run inside `torch.func.vmap`"):
+        vmap(crf.decode)(emissions.expand(4, 1, 3, 2))
+
+
 @MODELS
 def test_distributed_data_parallel(make, tmp_path):
     model, features = made(make)

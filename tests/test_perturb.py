@@ -219,7 +219,7 @@ def test_improbable_states_warn():
     theta.requires_grad_()
     mu = rf.infer(graph, theta, adjoint=rf.Perturb()).mu
     loss = -graph.node(mu, 0)[1].log() - graph.node(mu, 2)[1].log()
-    with pytest.warns(rf.errors.AdjointWarning, match="rounding may take .* of the gradient.* Raise `multiplier`"):
+    with pytest.warns(rf.errors.AdjointWarning, match="rounding errors may be .* of the gradient.* Raise `multiplier`"):
         loss.backward()
 
 

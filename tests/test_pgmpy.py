@@ -114,11 +114,20 @@ def test_a_factor_graph():
         (object(), TypeError, "`model` must be a DiscreteMarkovNetwork, .* Got object"),
         (SimpleNamespace(nodes=["a"], get_cpds=lambda: [SimpleNamespace()]), TypeError, "`model` must be discrete"),
         (Network(["a", "b"], [Factor(["a"], [2], [1, 1])]), ValueError, "Variable 'b' has none"),
-        (Network(["a"], [Factor(["a"], [2], [1, -1])]), ValueError, r"not negative. That of \['a'\] has others"),
+        (
+            Network(["a"], [Factor(["a"], [2], [1, -1])]),
+            ValueError,
+            r"factor of \['a'\] has other values",
+        ),
         (
             Network(["a"], [Factor(["a"], [2], [1, 1]), Factor(["a"], [3], [1, 1, 1])]),
             ValueError,
             "must give 'a' the same states in all factors",
+        ),
+        (
+            SimpleNamespace(nodes=SPRINKLER.nodes, get_cpds=lambda: SPRINKLER.get_cpds()[1:]),
+            ValueError,
+            "`model` must have a CPD for every variable. Variable 'rain' has none",
         ),
         (Network([("a",)], [Factor(["a"], [2], [1, 1])]), ValueError, r"Variable \('a',\) has none"),
     ],

@@ -215,7 +215,7 @@ def test_refusals(folder, runs, image_set, tmp_path, capsys, monkeypatch):
     refused("`images` must hold at least one image", runs, image_set[:0])
     refused("`num_shown` must be positive. Got 0", runs, image_set, num_shown=0)
     ignored = image_set.map(lambda p: rf.datasets.LabelledImage(p.name, p.image, np.full_like(p.labels, -1)))
-    refused("must hold a pixel with a label to evaluate by", runs, ignored)
+    refused("must have at least one labelled pixel", runs, ignored)
     assert not any(tmp_path.iterdir())
     monkeypatch.chdir(folder)
     assert main(["report", "surrogate-em", "--images", "images", "--masks", "masks", "--out", "no/page.html"]) == 2

@@ -252,7 +252,7 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path):
         ),
         ({"optimiser": rf.optim.Torch()}, r"`optimiser` was 'LBFGS' .* Got 'Torch'."),
         ({"data": chain_examples(7)}, r"`examples` was 30 .* Got 7."),
-        ({"model": chain_model().float()}, r"`model` must be the one of the run.*'nodes.nodes.weight'"),
+        ({"model": chain_model().float()}, r"`model` must be the same as in the run.*'nodes.nodes.weight'"),
     ],
 )
 def test_another_run_is_not_resumed(tmp_path, settings, message):

@@ -1,7 +1,11 @@
 """What the native tape does beyond the conformance suite: checkpoints, dual numbers, counting numbers."""
 
+import gc
+import math
 import subprocess
 import sys
+import warnings
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -10,7 +14,7 @@ import torch
 import riskfield as rf
 from cases import rows
 from gradient_cases import MIXED, TIED
-from riskfield.kernels import native
+from riskfield.kernels import EVERY_SWEEP, native
 from strategies import potentials
 
 # torch compiles parts of its forward derivatives with a tool it has itself deprecated.
@@ -49,7 +53,109 @@ def test_checkpoints_leave_the_run_as_it_was():
     assert torch.equal(first, second)
 
 
-@pytest.mark.parametrize("wrong", [-1, 2.5, "2", None])
+@pytest.fixture
+def started(monkeypatch):
+    """The native runs that were started and are still alive, and what each of all runs recorded."""
+    alive, records, original = weakref.WeakSet(), [], native.start
+
+    def start(task):
+        run = original(task)
+        alive.add(run)
+        records.append(task.record)
+        return run
+
+    monkeypatch.setattr(native, "start", start)
+    return alive, records
+
+
+@pytest.mark.parametrize(
+    "stop", [rf.Stop(7, tol=None), rf.Stop(500, tol=1e-6), rf.Stop(9, tol=1e-6)], ids=["truncated", "tol", "too few"]
+)
+@rows(iterative)
+def test_a_tape_too_large_for_its_limit_becomes_checkpoints(case, stop, started):
+    _, records = started
+    graph = rf.grid(4, 5, 3)
+    algorithm = case.make(graph, None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", rf.errors.ConvergenceWarning)
+        whole = gradient(graph, algorithm, stop, rf.Unroll(checkpoint=False))
+        assert records == [EVERY_SWEEP]
+        records.clear()
+        torch.testing.assert_close(gradient(graph, algorithm, stop, rf.Unroll()), whole, rtol=0, atol=0)
+        assert records == [EVERY_SWEEP]
+        records.clear()
+        little = gradient(graph, algorithm, stop, rf.Unroll(max_bytes=1))
+        assert records == [math.isqrt(stop.sweeps)]
+    torch.testing.assert_close(little, whole, rtol=1e-12, atol=1e-13)
+
+
+def test_a_run_to_a_tolerance_has_a_whole_tape_if_it_converges_soon(started):
+    _, records = started
+    graph, algorithm, stop = rf.grid(4, 5, 3), rf.MessagePassing(rf.TRW(0.5)), rf.Stop(1000, tol=1e-6)
+    per_sweep = 8 * 2 * graph.message_size  # two items in float64
+    for sweeps, expected in ((100, [EVERY_SWEEP]), (2, [EVERY_SWEEP, 31])):
+        records.clear()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # that the first attempt has not converged is no news
+            gradient(graph, algorithm, stop, rf.Unroll(max_bytes=sweeps * per_sweep))
+        assert records == expected
+
+
+def test_gradients_of_counting_numbers_keep_the_whole_tape(started):
+    _, records = started
+    graph = rf.grid(3, 3, 2)
+    rho = torch.full((graph.num_factors,), 0.6, dtype=torch.float64, requires_grad=True)
+    adjoint, stop = rf.Unroll(max_bytes=1), rf.Stop(4, tol=None)
+    rf.infer(graph, potentials(graph, 0), rf.MessagePassing(rf.TRW(rho)), stop=stop, adjoint=adjoint).mu[0].backward()
+    assert records == [EVERY_SWEEP]
+
+
+@pytest.mark.parametrize("limit", [0, -1])
+def test_a_limit_must_be_positive(limit):
+    with pytest.raises(ValueError, match="`max_bytes` must be positive"):
+        rf.Unroll(max_bytes=limit)
+
+
+ENDS = [(rf.Unroll(), rf.Stop(5, tol=None)), (rf.Unroll(checkpoint=2), rf.Stop(5, tol=None)), (rf.FixedPoint(), None)]
+
+
+@pytest.mark.parametrize(("adjoint", "stop"), ENDS, ids=["Unroll", "checkpoints", "FixedPoint"])
+@rows(iterative)
+def test_tapes_are_freed_by_the_backward_pass(case, adjoint, stop, started):
+    alive, _ = started
+    graph = rf.grid(3, 4, 3)
+    theta = potentials(graph, 0, "mild").requires_grad_()
+    solution = rf.infer(graph, theta, case.make(graph, None), stop=stop, adjoint=adjoint)
+    loss, other = (solution.mu**2).sum(), (solution.mu**3).sum()
+    assert len(alive) == 1
+    first = torch.autograd.grad(loss, theta, retain_graph=True)
+    assert len(alive) == 1  # retained
+    again = torch.autograd.grad(loss, theta)
+    assert torch.equal(first[0], again[0])
+    gc.collect()
+    assert not alive  # although loss and solution live
+    for dead in (loss, other):
+        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+            dead.backward()
+    assert solution.messages is not None
+
+
+def test_a_graph_of_the_gradient_keeps_its_tape(started):
+    alive, _ = started
+    graph = rf.grid(3, 3, 2)
+    theta = potentials(graph, 0).requires_grad_()
+    loss = (rf.infer(graph, theta, stop=rf.Stop(4, tol=None)).mu ** 2).sum()
+    (first,) = torch.autograd.grad(loss, theta, create_graph=True)
+    assert len(alive) == 1
+    (second,) = torch.autograd.grad(first.sum(), theta, retain_graph=True)
+    assert torch.equal(torch.autograd.grad(loss, theta)[0], first)
+    assert not alive
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        loss.backward()
+    assert torch.isfinite(second).all()
+
+
+@pytest.mark.parametrize("wrong", [-1, 2.5, "2"])
 def test_what_is_no_number_of_sweeps_is_refused(wrong):
     with pytest.raises(ValueError, match="`checkpoint` must be a positive number of sweeps"):
         rf.Unroll(checkpoint=wrong)

@@ -1,4 +1,4 @@
-"""The committed results: no recorded cell is lost, and the cells give the committed tables digit by digit."""
+"""The committed results and splits: nothing is lost, and the cells give the committed tables digit by digit."""
 
 import hashlib
 import json
@@ -13,6 +13,10 @@ import papers.cells
 import papers.study
 from papers.cells import FILE, CellFile
 from papers.commands import main
+from papers.splits import Recorded
+
+# The committed results: no recorded cell is lost, and the cells give the committed tables digit by digit.
+
 
 ROOT = Path(papers.__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -85,3 +89,22 @@ def test_every_page_is_in_the_index():
 def test_names_are_short():
     tracked = [path.relative_to(ROOT) for folder in ("papers", "results") for path in (ROOT / folder).rglob("*")]
     assert max(len(str(path)) for path in tracked) <= 100
+
+
+# The recorded splits of the public data sets.
+
+
+@pytest.mark.parametrize(
+    ("recorded", "sizes"),
+    [
+        (Recorded.BERKELEY_2010, [(100, 100)]),
+        (Recorded.BERKELEY_2013, [(32, 100)]),
+        (Recorded.HORSES, [(200, 127)]),
+        (Recorded.BACKGROUNDS, [(572, 143)] * 5),
+    ],
+)
+def test_recorded_splits(recorded, sizes):
+    splits = recorded.read()
+    assert [(len(split.train), len(split.test)) for split in splits] == sizes
+    tested = [name for split in splits for name in split.test]
+    assert len(set(tested)) == len(tested)

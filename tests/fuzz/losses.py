@@ -53,7 +53,7 @@ def example(rng):
         raise Uninteresting from error
     (gradient,) = torch.autograd.grad(value, leaf) if value.requires_grad else (torch.zeros_like(theta),)
     # Smoothed classification has a kink where two wrong labels are equally probable: a shorter step does not cross it.
-    steps = [finite_differences(lambda values: risk(values, own=weights), theta, step) for step in (3e-4, 3e-5)]
+    steps = [finite_differences(lambda values: risk(values, own=weights), theta, step) for step in (3e-4, 3e-5, 3e-6)]
     scale = 1 + float(steps[0].abs().max())
     error = min(float((gradient - expected).abs().max()) for expected in steps)
     # The saddle-point loss has kinks, and contrastive divergence draws samples.

@@ -1,15 +1,105 @@
-"""What users of scikit-learn expect: unknown labels, nested parameters, class weights, early stopping, n_jobs."""
+"""What scikit-learn and its users expect of an estimator."""
 
 import numpy as np
 import pytest
 import torch
-from sklearn.base import clone
+from scipy.sparse import issparse
+from sklearn.base import ClassifierMixin, clone
 from sklearn.feature_selection import SelectKBest
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
+from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import riskfield as rf
 from riskfield import CRF, PerVariable
+
+# `check_estimator` of scikit-learn on estimators whose examples have one variable. Its checks bring tables with a
+# label for each row. A row is a sequence of one variable, or a picture of one pixel, so that `CRF` and `GridCRF` are
+# logistic regression there. What remains is listed, with the reason.
+
+
+class Rows(ClassifierMixin):
+    """A table in place of a list of examples."""
+
+    def fit(self, X, y, sample_weight=None):
+        return super().fit(self._examples(X), None if y is None else self._labels(y), sample_weight)
+
+    def predict(self, X):
+        return np.concatenate([own.reshape(1) for own in super().predict(self._examples(X))])
+
+    def predict_proba(self, X):
+        marginals = self.predict_marginals(self._examples(X))
+        return np.concatenate([own.reshape(1, -1) for own in marginals])
+
+    def score(self, X, y, sample_weight=None):
+        # The score of riskfield, by its own `predict`.
+        right = np.asarray(self.predict(X)) == np.asarray(y)
+        return float(np.average(right, weights=sample_weight))
+
+    def _labels(self, y):
+        return [np.asarray(own).reshape(self.axes + np.shape(own)) for own in np.asarray(y)]
+
+    def _examples(self, X):
+        if issparse(X):
+            return [X.tocsr()[k : k + 1] for k in range(X.shape[0])]
+        return [own.reshape(self.axes + own.shape) for own in np.asarray(X)]
+
+    def __sklearn_tags__(self):
+        tags = super().__sklearn_tags__()
+        tags.input_tags.two_d_array, tags.input_tags.three_d_array = True, False
+        tags.target_tags.multi_output, tags.target_tags.single_output = False, True
+        return tags
+
+
+class Sequences(Rows, rf.CRF):
+    """Each row is a sequence of one variable."""
+
+    axes = (1,)
+
+
+class Pictures(Rows, rf.GridCRF):
+    """Each row is a picture of one pixel."""
+
+    axes = (1, 1)
+
+
+FAST = {"ignore": None, "initial": (), "optimiser": rf.optim.LBFGS(iterations=12)}
+
+# Why an estimator does not do what a check asks.
+REASONS = {
+    "check_n_features_in_after_fitting": "the error names the example and what it must have, in other words",
+    "check_estimators_empty_data_messages": "examples without features are allowed: the constant remains",
+    "check_supervised_y_2d": "a label has the shape of its example, so a column of labels is an error, not a warning",
+    "check_fit2d_predict1d": "the error says to pass [X], since there is nothing to reshape",
+    "check_dtype_object": "the error about an entry that is no number is a ValueError which names the example",
+}
+
+
+def expected_failures(estimator):
+    reasons = dict(REASONS)
+    if isinstance(estimator, rf.CRF):
+        del reasons["check_dtype_object"]  # not asked of an estimator that takes strings
+    else:
+        reasons |= {
+            name: "a picture is a dense array, and the error says so in other words"
+            for name in ("check_estimator_sparse_tag", "check_estimator_sparse_array", "check_estimator_sparse_matrix")
+        }
+    return reasons
+
+
+@parametrize_with_checks([Sequences(**FAST)], expected_failed_checks=expected_failures, xfail_strict=True)
+def test_sequences_of_one_variable(estimator, check):
+    check(estimator)
+
+
+@pytest.mark.slow
+@parametrize_with_checks([Pictures(**FAST)], expected_failed_checks=expected_failures, xfail_strict=True)
+def test_pictures_of_one_pixel(estimator, check):
+    check(estimator)
+
+
+# What users of scikit-learn expect: unknown labels, nested parameters, class weights, early stopping, n_jobs.
+
 
 FEW = rf.optim.LBFGS(iterations=4)
 RNG = np.random.default_rng(0)
@@ -303,6 +393,40 @@ def test_settings_come_back_from_a_file(tmp_path):
     again.set_params(fit_intercept=1)
     with pytest.raises(ValueError, match="`fit_intercept` must be True or False"):
         again.save(tmp_path / "other")
+
+
+def test_numpy_scalars_are_numbers(tmp_path):
+    """As `GridSearchCV` passes them, from arrays of settings."""
+    y = [(own > 0).astype(int) for own in SIGNS]
+    settings = {
+        "ridge": np.float32(1e-2),
+        "chunk_size": np.int64(3),
+        "class_weight": {np.int64(1): np.float32(2)},
+        "early_stopping": np.bool_(True),
+        "validation_fraction": np.float32(0.3),
+        "n_iter_no_change": np.int32(3),
+        "n_jobs": np.int64(1),
+        "random_state": np.int64(3),
+        "optimiser": rf.optim.LBFGS(np.int64(4), memory=np.int64(3)),
+        "inference": rf.Inference(
+            rf.MessagePassing(rf.TRW(np.float32(0.5))),
+            rf.Stop(np.int64(50), np.float32(0.01)),
+            rf.Unroll(np.int64(2)),
+        ),
+    }
+    crf = CRF(**settings).fit(X, y, checkpoint=tmp_path / "checkpoint")
+    crf.save(tmp_path / "crf")
+    again = CRF.load(tmp_path / "crf")
+    assert np.array_equal(crf.predict_marginals(X)[0], again.predict_marginals(X)[0])
+    found = again.get_params()
+    assert all(found[name] == value for name, value in settings.items() if name not in ("optimiser", "inference"))
+    assert (type(found["chunk_size"]), type(found["early_stopping"])) == (int, bool)
+    assert found["optimiser__iterations"] == 4
+    with pytest.raises(ValueError, match=r"ridge"):  # a checkpoint tells one number from another
+        crf.set_params(ridge=np.float32(1e-3)).fit(X, y, checkpoint=tmp_path / "checkpoint", resume=True)
+    grid = {"chunk_size": np.arange(1, 3), "validation_fraction": np.array([0.2, 0.3], np.float32)}
+    search = GridSearchCV(CRF(early_stopping=True, optimiser=FEW), grid, cv=2, error_score="raise").fit(X, y)
+    search.best_estimator_.save(tmp_path / "best")
 
 
 def test_the_baseline_of_images_has_its_own_training(tmp_path):

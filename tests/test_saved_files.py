@@ -1,10 +1,12 @@
-"""Saved files: trees come back whole, old files survive a kill, and whatever is wrong with a file is named."""
+"""Saved files: one format for everything, written whole or not at all, by one process at a time."""
 
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +15,18 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+import riskfield
 import riskfield as rf
+from learning_cases import EXACT, chain_examples, chain_model
 from riskfield import CRF, GridCRF
 from riskfield.estimators.registry import SAVED
-from riskfield.io import codec
+from riskfield.io import _atomic, codec
+from riskfield.io._atomic import write_bytes, write_text
+from riskfield.io._lock import NAME, lock_folder
 from riskfield.io.codec import pack, read_text_tree, read_tree, unpack, write_text_tree, write_tree
+
+# Saved files: trees come back whole, old files survive a kill, and whatever is wrong with a file is named.
+
 
 X = [np.array([[0.1, 1.0], [0.9, 2.0], [0.8, 0.0]]), np.array([[0.2, 1.0], [0.1, 1.0]])]
 Y = [["a", "b", "b"], ["a", "a"]]
@@ -377,3 +386,162 @@ def test_text_is_the_same_tree(path):
     assert json.loads(path.read_text())["kind"] == "run"
     with pytest.raises(TypeError, match=r"`tree` must not hold tensors or arrays. Got a/b."):
         write_text_tree(path, "run", {"a": {"b": torch.zeros(2)}})
+
+
+# Files are written whole or not at all, and what killed writers leave behind is removed by the next one.
+
+
+KILLED = """
+import os, signal, sys
+from riskfield.io import _atomic
+os.replace = lambda *paths: os.kill(os.getpid(), signal.SIGKILL)
+_atomic.write_text(sys.argv[1], "half")
+"""
+WRITER = "import sys; from riskfield.io._atomic import write_text; write_text(sys.argv[1], 'whole')"
+
+
+def run(code, path):
+    environment = {**os.environ, "PYTHONPATH": str(Path(riskfield.__file__).parent.parent)}
+    return subprocess.run([sys.executable, "-c", code, str(path)], env=environment, timeout=120, check=False).returncode
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_the_next_writer_removes_what_a_killed_one_left(tmp_path):
+    assert run(KILLED, tmp_path / "a") != 0
+    (left,) = names(tmp_path)
+    assert left.startswith(".a.")
+    assert left.endswith(".tmp")
+    assert run(WRITER, tmp_path / "b") == 0
+    assert names(tmp_path) == ["b"]
+
+
+@pytest.fixture
+def fresh(monkeypatch):
+    """As in a process that has not written to any folder yet."""
+    monkeypatch.setattr(_atomic, "_cleaned", set())
+
+
+def temporary(host, pid, start):
+    return f".a.{host}-{pid}-{start}-0123456789ab.tmp"
+
+
+def test_files_of_living_or_unknown_writers_stay(tmp_path, fresh):
+    here, pid = _atomic._host(), os.getpid()
+    start = _atomic._start_time(pid)
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    living = [temporary(here, pid, start), temporary(here, pid, 0), temporary("00000000", gone.pid, 1), ".b.tmp"]
+    dead = [temporary(here, gone.pid, 1)]
+    if start is not None:
+        dead.append(temporary(here, pid, start + 1))  # another process that had this number
+    for name in living + dead:
+        (tmp_path / name).write_text("half")
+    write_text(tmp_path / "a", "whole")
+    assert names(tmp_path) == sorted(["a", *living])
+
+
+def test_a_folder_is_searched_once(tmp_path, fresh, monkeypatch):
+    """Folders may hold many thousand files."""
+    searched, scan = [], os.scandir
+    monkeypatch.setattr(os, "scandir", lambda folder: searched.append(folder) or scan(folder))
+    for _ in range(3):
+        write_bytes(tmp_path / "a", b"whole")
+    assert searched == [tmp_path]
+
+
+# One process at a time writes to a folder, and a killed one blocks nobody.
+
+
+HOLDER = """
+import sys, time
+from riskfield.io._lock import lock_folder
+with lock_folder(sys.argv[1]):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def holder(tmp_path):
+    """A process that holds the lock of a folder, and the folder."""
+    folder = tmp_path / "run"
+    path = str(Path(rf.__file__).parent.parent)
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(folder)], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path}
+    )
+    assert process.stdout.readline() == b"held\n"
+    yield process, folder
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def train(folder, **settings):
+    optimiser = rf.optim.LBFGS(iterations=2)
+    return rf.fit(
+        *(chain_model(), chain_examples(), rf.losses.UnivariateLogistic(), EXACT),
+        **{"optimiser": optimiser, "checkpoint": folder, "progress": False, **settings},
+    )
+
+
+def test_a_second_writer_is_told_who_the_first_is_and_a_killed_one_blocks_nobody(holder):
+    process, folder = holder
+    with pytest.raises(BlockingIOError) as caught:
+        train(folder)
+    assert caught.value.filename == str(folder)
+    expected = f"is in use by process {process.pid} on {socket.gethostname()} since {time.strftime('%Y-')}"
+    assert expected in caught.value.strerror
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert (folder / NAME).exists()
+    assert train(folder).history
+    assert [path.name for path in folder.iterdir()] == ["iteration-00000002.safetensors"]
+
+
+def test_two_fits_of_one_process_exclude_each_other(tmp_path):
+    def again(record, model):
+        with pytest.raises(BlockingIOError, match=f"in use by process {os.getpid()} "):
+            train(tmp_path, resume=True)
+
+    train(tmp_path, callbacks=[again])
+
+
+def test_a_lock_is_released_by_errors_and_is_no_trace(tmp_path):
+    def failing():
+        with lock_folder(tmp_path):
+            raise RuntimeError("lost")
+
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="lost"):
+            failing()
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_folder_of_a_run_is_locked(tmp_path):
+    from riskfield.estimators.image_run import prepare
+
+    with prepare(tmp_path, {}, resume=False), pytest.raises(BlockingIOError, match="is in use by process"):  # noqa: SIM117
+        with prepare(tmp_path, {}, resume=True):
+            pass
+    with prepare(tmp_path, {}, resume=True) as checkpoints:
+        assert checkpoints.parent == tmp_path
+
+
+def test_a_lock_whose_file_its_last_holder_removes_is_taken_again(tmp_path, monkeypatch):
+    """Between the opening of the file and the lock on it, the holder before may end: the open file is then no lock."""
+    stat, removed = os.stat, []
+
+    def stat_after_removal(path, **options):
+        if not removed and os.fspath(path) == os.fspath(tmp_path / NAME):
+            removed.append((tmp_path / NAME).unlink())
+        return stat(path, **options)
+
+    monkeypatch.setattr(os, "stat", stat_after_removal)
+    with lock_folder(tmp_path):
+        assert removed
+        assert (tmp_path / NAME).exists()
+        with pytest.raises(BlockingIOError), lock_folder(tmp_path):
+            pass
