@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "simd.hpp"
+#include "exponentials.hpp"
 
 namespace riskfield::RISKFIELD_ISA {
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "dual.hpp"
-#include "simd.hpp"
+#include "exponentials.hpp"
 
 namespace riskfield::RISKFIELD_ISA {
 
