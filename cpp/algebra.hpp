@@ -1,9 +1,9 @@
 // The arithmetics in which the same sweeps run. Each says how a cavity b_i / m_c is formed, how cavities of different
 // slots combine, how a table is contracted into a message, and how messages add up to a belief.
 //
-// Messages are stored *powered*: as m^c (Probability) or c log m (Logarithm), so that a belief is a plain product or
-// sum of what is stored, and one power per message suffices. Probability keeps messages and beliefs of binary variables
-// as ratios (see ratio.hpp). Arrays here are of vectors: entry x of all lanes at [x].
+// Messages are stored *powered*: as m^c (Probability) or c log m (LogMessages, Logarithm), so that a belief is a plain
+// product or sum of what is stored, and one power per message suffices. Probability and LogMessages keep messages and
+// beliefs of binary variables as ratios (see ratio.hpp). Arrays here are of vectors: entry x of all lanes at [x].
 #pragma once
 
 #include "plan.hpp"
@@ -16,8 +16,8 @@ namespace riskfield::RISKFIELD_ISA {
 template <class T>
 constexpr int kMostUnrolled = std::is_same<T, Dual>::value ? 2 : 5;
 
-// How m^c is formed for a group of factors. Where powers are expensive (kAny) a run also keeps m itself, or log2 m if
-// updates are damped, so that one power per message sent suffices.
+// How m^c is formed for a group of factors. Where neither is enough (kAny), where updates are damped, and where beliefs
+// have powers of their own, messages are kept as logarithms (LogMessages).
 enum class Power { kOne, kHalf, kAny };
 
 template <class T>
@@ -37,49 +37,34 @@ template <class T>
 struct MessageSettings {
   V<T> counting, inverse;  // c and 1 / c of each lane
   T damping;
-  T uniform;  // the c of all lanes, or 0
 };
 
 // Sum-product on probabilities. Only for models whose range of potentials cannot underflow (see Packer);
 // then no message is ever zero.
 template <class T, Power P>
 struct Probability {
-  static constexpr bool kNeedsCounting = P == Power::kAny;
-  static constexpr bool kKeepsRoots = P == Power::kAny;
+  static_assert(P != Power::kAny);
+  static constexpr bool kNeedsCounting = false;
   static constexpr int kFixedStates = kMostUnrolled<T>;
   static RF_INLINE V<T> one() { return splat<T>(1); }
 
-  // m, from m^c or from what is kept beside it.
-  template <class Stored, class Kept>
-  static RF_INLINE V<T> root(int x, Stored stored, Kept kept, const MessageSettings<T>& s) {
-    if constexpr (P == Power::kOne) return stored(x);
-    if constexpr (P == Power::kHalf) {
+  // out[x] = b(x) / m(x) up to a factor; `belief` and `stored` give the entries.
+  template <int S, class Belief, class Stored>
+  static RF_INLINE void cavity(V<T>* out, int states, Belief belief, Stored stored, const MessageSettings<T>&) {
+    auto root = [&](int x) RF_LAMBDA {
       const V<T> m = stored(x);
-      return m * m;
-    }
-    if (!(s.damping > 0)) return kept(x);
-    if (s.uniform == T(1)) return stored(x);
-    if (s.uniform == T(0.5)) {
-      const V<T> m = stored(x);
-      return m * m;
-    }
-    return vexp2<T>(kept(x));
-  }
-
-  // out[x] = b(x) / m(x) up to a factor; `belief`, `stored` and `kept` give the entries.
-  template <int S, class Belief, class Stored, class Kept>
-  static RF_INLINE void cavity(V<T>* out, int states, Belief belief, Stored stored, Kept kept,
-                               const MessageSettings<T>& s) {
+      return P == Power::kHalf ? m * m : m;
+    };
     const int n = S ? S : states;
     if (keeps_ratio(n))
-      Ratio<T>::cavity(out, belief, root(Ratio<T>::kFirstStored, stored, kept, s));
+      Ratio<T>::cavity(out, belief, root(Ratio<T>::kFirstStored));
     else
-      RF_FOR (x, 0, n) out[x] = belief(x) / root(x, stored, kept, s);
+      RF_FOR (x, 0, n) out[x] = belief(x) / root(x);
   }
   static RF_INLINE V<T> combine(V<T> a, V<T> b) { return a * b; }
   static RF_INLINE V<T> multiply_add(V<T> sum, V<T> table, V<T> weight) { return sum + table * weight; }
 
-  // Normalise an update, and power it where that is cheap; elsewhere powers.hpp does it.
+  // Normalise an update, and power it.
   template <int S, class Old>
   static RF_INLINE void finish_message(V<T>* m, int states, const MessageSettings<T>&, Old) {
     const int n = S ? S : states;
@@ -88,18 +73,13 @@ struct Probability {
     } else {
       // By the largest entry, not the sum: many factors at one variable would otherwise shrink its belief without
       // bound.
-      scale_to_one<S>(m, n);
+      V<T> top = m[0];
+      RF_FOR (x, 1, n) top = vmax<T>(top, m[x]);
+      const V<T> scale = T(1) / top;
+      RF_FOR (x, 0, n) m[x] *= scale;
     }
     if constexpr (P == Power::kHalf)
       RF_FOR (x, first_state<S>(n), n) m[x] = vsqrt<T>(m[x]);
-  }
-
-  template <int S>
-  static RF_INLINE void scale_to_one(V<T>* m, int n) {
-    V<T> top = m[0];
-    RF_FOR (x, 1, n) top = vmax<T>(top, m[x]);
-    const V<T> scale = T(1) / top;
-    RF_FOR (x, 0, n) m[x] *= scale;
   }
 
   static RF_INLINE constexpr bool keeps_ratio(int states) { return states == Ratio<T>::kStates; }
@@ -112,10 +92,8 @@ struct Probability {
 
   // Scale a belief. Returns a number above 0 in the lanes that are possible.
   template <int S>
-  static RF_INLINE V<T> finish_belief(V<T>* b, int states, bool power, V<T> inverse_total) {
+  static RF_INLINE V<T> finish_belief(V<T>* b, int states, bool, V<T>) {
     const int n = S ? S : states;
-    if (power)
-      RF_FOR (x, 0, n) b[x] = vpow<T>(b[x], inverse_total);
     if (keeps_ratio(n)) return Ratio<T>::normalise_belief(b);
     V<T> total = b[0];
     RF_FOR (x, 1, n) total += b[x];
@@ -132,18 +110,105 @@ struct Probability {
   }
   // Entries of a cavity that have to be written down to know it.
   static RF_INLINE int cavity_rows(int states) { return keeps_ratio(states) ? Ratio<T>::kCavityRows : states; }
-  static RF_INLINE V<T> logarithm(V<T> belief) { return vlog<T>(belief); }
+  // Natural logarithms: of a table entry or an update, of state x of a belief, of a stored message.
+  static RF_INLINE V<T> logarithm(V<T> entry) { return vlog<T>(entry); }
+  static RF_INLINE V<T> log_belief(int, int, V<T> belief) { return vlog<T>(belief); }
+  static RF_INLINE V<T> log_message(V<T> stored) { return vlog<T>(stored); }
+};
+
+// Sum-product on probabilities, with messages and beliefs kept as logarithms to the base 2. A cavity then costs an
+// exponential and an update a logarithm, whatever the counting numbers and the damping. The belief of state 1 of a
+// binary variable, which is 1 or 0 (see ratio.hpp), is kept as it is. Gradients are the same as those of Probability,
+// so the backward pass uses this arithmetic for both.
+template <class T>
+struct LogMessages {
+  using Plain = Probability<T, Power::kOne>;
+  static constexpr bool kNeedsCounting = true;
+  static constexpr int kFixedStates = kMostUnrolled<T>;
+  static RF_INLINE V<T> one() { return splat<T>(1); }
+  static RF_INLINE V<T> combine(V<T> a, V<T> b) { return a * b; }
+  static RF_INLINE V<T> multiply_add(V<T> sum, V<T> table, V<T> weight) { return sum + table * weight; }
+  static RF_INLINE constexpr bool keeps_ratio(int states) { return Plain::keeps_ratio(states); }
+  template <int S>
+  static RF_INLINE int first_state(int states) {
+    return Plain::template first_state<S>(states);
+  }
+  static RF_INLINE int cavity_rows(int states) { return Plain::cavity_rows(states); }
+
+  template <int S, class Belief, class Stored>
+  static RF_INLINE void cavity(V<T>* out, int states, Belief belief, Stored stored, const MessageSettings<T>& s) {
+    const int n = S ? S : states;
+    if (keeps_ratio(n)) {
+      out[0] = vexp2<T>(belief(0) + stored(Ratio<T>::kFirstStored) * s.inverse);
+      out[1] = belief(1);
+    } else {
+      RF_FOR (x, 0, n) out[x] = vexp2<T>(belief(x) - stored(x) * s.inverse);
+    }
+  }
+
+  template <int S, class Old>
+  static RF_INLINE void finish_message(V<T>* m, int states, const MessageSettings<T>& s, Old old) {
+    const int n = S ? S : states, first = first_state<S>(n);
+    if (keeps_ratio(n)) Ratio<T>::normalise_message(m);
+    RF_FOR (x, first, n) m[x] = vlog2<T>(m[x]);
+    if (!keeps_ratio(n)) shift_to_zero<S>(m, n);
+    const V<T> rate = (1 - s.damping) * s.counting;
+    RF_FOR (x, first, n) m[x] *= rate;
+    if (s.damping > 0) {
+      RF_FOR (x, first, n) m[x] += s.damping * old(x);
+      if (!keeps_ratio(n)) shift_to_zero<S>(m, n);
+    }
+  }
+  static RF_INLINE V<T> join(V<T> belief, V<T> stored) { return belief + stored; }
+
+  template <int S>
+  static RF_INLINE V<T> finish_belief(V<T>* b, int states, bool power, V<T> inverse_total) {
+    const int n = S ? S : states;
+    if (power)
+      RF_FOR (x, 0, n) b[x] *= inverse_total;
+    if (keeps_ratio(n)) return Ratio<T>::normalise_log_belief(b);
+    const V<T> top = shift_to_zero<S>(b, n);
+    return select<T>(top > kNegInf<T>, splat<T>(1), V<T>{});
+  }
+  template <int S, class Old>
+  static RF_INLINE V<T> change(const V<T>* b, int states, Old old) {
+    const int n = S ? S : states;
+    if (keeps_ratio(n)) return Ratio<T>::log_change(b, b[0], old(0));
+    V<T> total{}, old_total{}, most{};
+    RF_FOR (x, 0, n) {
+      total += vexp2<T>(b[x]);
+      old_total += vexp2<T>(old(x));
+    }
+    const V<T> scale = reciprocal_or_zero<T>(total), old_scale = reciprocal_or_zero<T>(old_total);
+    RF_FOR (x, 0, n) most = vmax<T>(most, vabs<T>(vexp2<T>(b[x]) * scale - vexp2<T>(old(x)) * old_scale));
+    return most;
+  }
+  static RF_INLINE V<T> logarithm(V<T> entry) { return vlog<T>(entry); }
+  static RF_INLINE V<T> log_belief(int states, int x, V<T> belief) {
+    return keeps_ratio(states) && x == 1 ? vlog<T>(belief) : belief * kLn2<T>;
+  }
+  static RF_INLINE V<T> log_message(V<T> stored) { return stored * kLn2<T>; }
+
+ private:
+  // So that the largest is 0. Returns what it was.
+  template <int S>
+  static RF_INLINE V<T> shift_to_zero(V<T>* m, int n) {
+    V<T> top = m[0];
+    RF_FOR (x, 1, n) top = vmax<T>(top, m[x]);
+    const V<T> shift = select<T>(top == kNegInf<T>, V<T>{}, top);
+    RF_FOR (x, 0, n) m[x] -= shift;
+    return top;
+  }
 };
 
 // Sum-product and max-product on logarithms: right for any potentials, at the price of an exponential per table entry.
 template <class T, bool Max>
 struct Logarithm {
   static constexpr bool kNeedsCounting = true;
-  static constexpr bool kKeepsRoots = false;
   static constexpr int kFixedStates = Max ? 0 : 2;
   static RF_INLINE V<T> one() { return V<T>{}; }
-  template <int S, class Belief, class Stored, class Kept>
-  static RF_INLINE void cavity(V<T>* out, int states, Belief belief, Stored stored, Kept, const MessageSettings<T>& s) {
+  template <int S, class Belief, class Stored>
+  static RF_INLINE void cavity(V<T>* out, int states, Belief belief, Stored stored, const MessageSettings<T>& s) {
     for (int x = 0; x < states; ++x) {
       const V<T> m = stored(x);
       // An impossible state stays impossible: 0 / 0 is 0 here.
@@ -210,18 +275,19 @@ struct Logarithm {
     return most;
   }
   static RF_INLINE int cavity_rows(int states) { return states; }
-  static RF_INLINE V<T> logarithm(V<T> belief) { return belief; }
+  static RF_INLINE V<T> logarithm(V<T> entry) { return entry; }
+  static RF_INLINE V<T> log_belief(int, int, V<T> belief) { return belief; }
+  static RF_INLINE V<T> log_message(V<T> stored) { return stored; }
 };
 
 // Mean field: a "message" is the expected log-potential, a belief the softmax of their sum.
 template <class T>
 struct Expectation {
   static constexpr bool kNeedsCounting = false;
-  static constexpr bool kKeepsRoots = false;
   static constexpr int kFixedStates = kMostUnrolled<T>;
   static RF_INLINE V<T> one() { return splat<T>(1); }
-  template <int S, class Belief, class Stored, class Kept>
-  static RF_INLINE void cavity(V<T>* out, int states, Belief belief, Stored, Kept, const MessageSettings<T>&) {
+  template <int S, class Belief, class Stored>
+  static RF_INLINE void cavity(V<T>* out, int states, Belief belief, Stored, const MessageSettings<T>&) {
     for (int x = 0; x < (S ? S : states); ++x) out[x] = belief(x);
   }
   static RF_INLINE V<T> combine(V<T> a, V<T> b) { return a * b; }
@@ -257,90 +323,8 @@ struct Expectation {
     return largest_difference<T, S>(b, states, old);
   }
   static RF_INLINE int cavity_rows(int states) { return states; }
-  static RF_INLINE V<T> logarithm(V<T> belief) { return vlog<T>(belief); }
+  static RF_INLINE V<T> logarithm(V<T> entry) { return vlog<T>(entry); }
+  static RF_INLINE V<T> log_belief(int, int, V<T> belief) { return vlog<T>(belief); }
 };
-
-// out[x] = sum over a, b of before[a] table[(a, x, b)] after[b], where a runs over the joint states of the slots before
-// x's and b over those after it. `stride` is the distance of consecutive table entries.
-template <class Algebra, class T, int S>
-RF_INLINE void contract(const T* table, Index stride, const V<T>* before, Index num_before, int states,
-                        const V<T>* after, Index num_after, V<T>* out) {
-  const int n = S ? S : states;
-  if (num_after == 1) {
-    // Blocks of accumulators stay in registers while the table streams by.
-    constexpr int kBlock = S ? S : 8;
-    for (int x0 = 0; x0 < n; x0 += kBlock) {
-      const int block = S ? S : (n - x0 < kBlock ? n - x0 : kBlock);
-      V<T> sum[kBlock];
-      for (int x = 0; x < kBlock; ++x) sum[x] = V<T>{};
-      if (block == kBlock) {
-        for (Index a = 0; a < (S ? S : num_before); ++a)
-#pragma GCC unroll 8
-          for (int x = 0; x < kBlock; ++x)
-            sum[x] = Algebra::multiply_add(sum[x], load<T>(table + (a * n + x0 + x) * stride), before[a]);
-      } else {
-        for (Index a = 0; a < num_before; ++a)
-          for (int x = 0; x < block; ++x)
-            sum[x] = Algebra::multiply_add(sum[x], load<T>(table + (a * n + x0 + x) * stride), before[a]);
-      }
-      for (int x = 0; x < block; ++x) out[x0 + x] = sum[x];
-    }
-    return;
-  }
-  for (int x = 0; x < n; ++x) out[x] = V<T>{};
-  const Index na = S ? 1 : num_before, nb = S ? S : num_after;
-  for (Index a = 0; a < na; ++a)
-    for (int x = 0; x < n; ++x) {
-      const T* row = table + (a * n + x) * nb * stride;
-      V<T> sum{};
-      if (na == 1) {
-        for (Index b = 0; b < nb; ++b) sum = Algebra::multiply_add(sum, load<T>(row + b * stride), after[b]);
-      } else {
-        for (Index b = 0; b < nb; ++b)
-          sum = Algebra::multiply_add(sum, load<T>(row + b * stride), before[a] * after[b]);
-      }
-      out[x] += sum;
-    }
-}
-
-// The same in logarithms: the largest term first, then, for sum-product, the sum relative to it.
-template <class T, bool Max>
-RF_INLINE void contract_log(const T* table, Index stride, const V<T>* before, Index num_before, int states,
-                            const V<T>* after, Index num_after, V<T>* out) {
-  for (int x = 0; x < states; ++x) {
-    V<T> top = splat<T>(kNegInf<T>);
-    for (Index a = 0; a < num_before; ++a) {
-      const T* row = table + (a * states + x) * num_after * stride;
-      for (Index b = 0; b < num_after; ++b) top = vmax<T>(top, load<T>(row + b * stride) + before[a] + after[b]);
-    }
-    out[x] = top;
-    if constexpr (!Max) {
-      const V<T> shift = select<T>(top == kNegInf<T>, V<T>{}, top);
-      V<T> total{};
-      for (Index a = 0; a < num_before; ++a) {
-        const T* row = table + (a * states + x) * num_after * stride;
-        for (Index b = 0; b < num_after; ++b)
-          total += vexp<T>(load<T>(row + b * stride) + before[a] + after[b] - shift);
-      }
-      out[x] = shift + vlog<T>(total);
-    }
-  }
-}
-
-// The same between two binary variables, up to a constant: one logarithm, of the ratio of both sums, and no exponential
-// of a largest term. The cavity is that of the other slot.
-template <class T>
-RF_INLINE void contract_log_binary(const T* table, Index stride, int slot, const V<T>* cavity, V<T>* out) {
-  V<T> total[2];
-  RF_FOR (x, 0, 2) {
-    auto term = [&](int y)
-                    RF_LAMBDA { return load<T>(table + (slot == 0 ? x * 2 + y : y * 2 + x) * stride) + cavity[y]; };
-    const V<T> one = term(0), other = term(1);
-    out[x] = vmax<T>(one, other);
-    const V<T> low = select<T>(one > other, other, one);
-    total[x] = vexp<T>(low - select<T>(out[x] == kNegInf<T>, V<T>{}, out[x])) + T(1);
-  }
-  out[1] += vlog<T>(total[1] / total[0]);
-}
 
 }  // namespace riskfield::RISKFIELD_ISA

@@ -172,12 +172,11 @@ class Backward {
   // From the gradient of a node marginal p to that of the log-belief: p(x) (g(x) - p . g); for mean field, whose log-
   // beliefs are of the normalised p, p(x) g(x).
   void from_node(Index p, const T* gradient) {
-    using std::exp;
     const int n = plan_.states[p];
     const Index stride = plan_.node_stride[p];
     const T* belief = item_.beliefs.get() + plan_.node_address[p];
     T* to = grad_.beliefs.get() + plan_.node_address[p];
-    auto weight = [&](int x) { return item_.log_domain ? exp(belief[x * stride]) : belief[x * stride]; };
+    auto weight = [&](int x) { return weight_of(context_, item_, n, x, belief[x * stride]); };
     T total = 0, mean = 0;
     for (int x = 0; x < n; ++x) total += weight(x);
     for (int x = 0; x < n; ++x) {
@@ -220,7 +219,7 @@ class Backward {
       const Group& group = plan_.groups[range.group];
       const Index cavity = group.dims[1 - range.slot] * kLanes<T>;
       for (int k = 0; k < count; ++k) tape[k] = deferred_.tape[k] + offset;
-      with_states<Probability<T, Power::kAny>>(square_states(group), [&](auto states) {
+      with_states<LogMessages<T>>(square_states(group), [&](auto states) {
         constexpr int S = decltype(states)::value > 2 ? decltype(states)::value : 0;
         for (Index t = range.begin; t < range.end; ++t) {
           const FactorTile& tile = plan_.factor_tiles[t];
@@ -238,11 +237,11 @@ class Backward {
   }
 
   template <Pass P, class Body>
-  void with_gradient_algebra(Body body) const {
+  void with_algebra_of(Body body) const {
     if constexpr (P == Pass::kDeferred)
-      body(Probability<T, Power::kAny>{});
+      body(LogMessages<T>{});
     else
-      with_node_algebra<T, Power::kAny>(context_, item_, body);
+      with_gradient_algebra(context_, item_, body);
   }
   // Only what is done in every sweep is worth unrolling.
   template <class Algebra, Pass P, class Body>
@@ -260,7 +259,7 @@ class Backward {
   template <Pass P>
   void reverse_range(const TileRange& range, const T* tape, T* from, T* to) {
     const Group& group = plan_.groups[range.group];
-    with_gradient_algebra<P>([&](auto algebra) {
+    with_algebra_of<P>([&](auto algebra) {
       using Algebra = decltype(algebra);
       const Index ahead = tiles_ahead<T>(group);
       with_unrolled<Algebra, P>(square_states(group), [&](auto states) {
@@ -291,7 +290,7 @@ class Backward {
   }
 
   void reverse_nodes(Index begin, Index end, const T* tape) {
-    with_node_algebra(context_, item_, [&](auto algebra) {
+    with_gradient_algebra(context_, item_, [&](auto algebra) {
       using Algebra = decltype(algebra);
       for (Index t = begin; t < end; ++t) {
         const NodeTile& tile = plan_.node_tiles[t];

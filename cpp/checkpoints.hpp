@@ -9,16 +9,12 @@ namespace riskfield::RISKFIELD_ISA {
 template <class T, class Body>
 void for_each_number(const Context<T>& context, Item<T>& item, Body body) {
   T* messages = item.messages[item.current].get();
-  const Index roots = context.plan->message_size;
   for (const Group& group : context.plan->groups)
     for (Index f = 0; f < group.count; ++f)
       for (int slot = 0; slot < group.arity; ++slot) {
         const int n = group.dims[slot];
-        for (int x = keeps_ratio(context, item, n) ? Ratio<T>::kFirstStored : 0; x < n; ++x) {
-          const Index at = group.message[f * group.arity + slot] + Index(x) * group.message_stride[f];
-          body(messages[at]);
-          if (keeps_roots(context, item)) body(messages[roots + at]);
-        }
+        for (int x = keeps_ratio(context, item, n) ? Ratio<T>::kFirstStored : 0; x < n; ++x)
+          body(messages[group.message[f * group.arity + slot] + Index(x) * group.message_stride[f]]);
       }
 }
 

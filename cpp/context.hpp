@@ -21,7 +21,7 @@ struct Context {
   std::vector<T> uniform;                         // group: the c of all its factors, or 0
   std::vector<T> node_inverse;                    // packed node: 1 / c^
   bool node_power = false;                        // whether any c^ differs from 1
-  bool any_power = false;                         // whether some group needs Power::kAny
+  bool log_messages = false;                      // whether powers need logarithms (see LogMessages)
 
   explicit Context(const RunInput<T>& in) : plan(in.plan), kind(in.kind), damping(static_cast<T>(in.damping)) {
     const bool mean_field = kind == Kind::kMeanField;
@@ -40,7 +40,7 @@ struct Context {
                       : c[0] == T(1)        ? Power::kOne
                       : c[0] == T(0.5)      ? Power::kHalf
                                             : Power::kAny);
-      any_power |= power.back() == Power::kAny;
+      log_messages |= power.back() == Power::kAny;
       counting.push_back(std::move(c));
       inverse.push_back(std::move(inverse_c));
     }
@@ -50,19 +50,29 @@ struct Context {
       node_inverse[p] = static_cast<T>(1 / total);
       node_power |= total != 1;
     }
+    log_messages |= node_power;
   }
 };
 
-// Whether the item keeps messages beside their powers (see Power).
+// Whether the item computes with probabilities and keeps messages and beliefs as logarithms (see LogMessages).
 template <class T>
-bool keeps_roots(const Context<T>& context, const Item<T>& item) {
-  return context.any_power && context.kind == Kind::kSumProduct && !item.log_domain;
+bool keeps_logarithms(const Context<T>& context, const Item<T>& item) {
+  return context.log_messages && context.kind == Kind::kSumProduct && !item.log_domain;
 }
 
 // Whether messages to a variable of so many states are kept as ratios (see ratio.hpp).
 template <class T>
 bool keeps_ratio(const Context<T>& context, const Item<T>& item, int states) {
   return context.kind == Kind::kSumProduct && !item.log_domain && Probability<T, Power::kOne>::keeps_ratio(states);
+}
+
+// Entry x of the belief of a variable, from what is stored: up to a factor, its marginal.
+template <class T>
+T weight_of(const Context<T>& context, const Item<T>& item, int states, int x, T belief) {
+  using std::exp;
+  if (item.log_domain) return exp(belief);
+  if (!keeps_logarithms(context, item) || (x == 1 && keeps_ratio(context, item, states))) return belief;
+  return exp(belief * T(kLn2<double>));
 }
 
 // How far a state is from a fixed point, lane by lane: see gap.hpp.

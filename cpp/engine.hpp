@@ -64,7 +64,7 @@ class EngineRun final : public Run<T> {
     for_each_item(threads, [&](const Item<T>& item, int thread, int team) {
       const Rows<T> to(out, state_size(), item, sizes_.batch);
       if (context_.kind == Kind::kMeanField) {
-        for_each_node(plan_, item, [&](int copy, Index at, int n, const T* values, T) {
+        for_each_node(context_, item, [&](int copy, Index at, int n, const T* values, T) {
           using std::log;
           for (int x = 0; x < n; ++x) to[copy][at + x] = log(values[x]);
         });
@@ -224,7 +224,7 @@ class EngineRun final : public Run<T> {
     const int models = items[0].item->num_models();
     for (int c = 0; c < models; ++c) std::fill(out[c], out[c] + sizes_.node_size, T(0));
     for (const Weighted<T>& term : items)
-      for_each_node(plan_, *term.item, [&](int copy, Index at, int n, const T* values, T total) {
+      for_each_node(context_, *term.item, [&](int copy, Index at, int n, const T* values, T total) {
         for (int x = 0; x < n; ++x) out[copy][at + x] += T(term.weight[copy]) * (values[x] / total);
       });
     // Items of a row share their domain.

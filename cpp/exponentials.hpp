@@ -20,7 +20,6 @@ struct Format<double> {
   static constexpr Bits kBias = 1023;
   static constexpr double kRound = 6755399441055744.0 + 1023;  // 1.5 * 2^52 + kBias
   static constexpr double kLn2Hi = 6.93147180369123816490e-01, kLn2Lo = 1.90821492927058770002e-10;
-  static constexpr double kSmallest = -1021;  // the power of 2 below which results are 0
 };
 template <>
 struct Format<float> {
@@ -29,7 +28,6 @@ struct Format<float> {
   static constexpr Bits kBias = 127;
   static constexpr float kRound = 12582912.0f + 127;  // 1.5 * 2^23 + kBias
   static constexpr float kLn2Hi = 6.93359375e-01f, kLn2Lo = -2.12194440e-04f;
-  static constexpr float kSmallest = -125;
 };
 
 // Polynomials that interpolate at the Chebyshev nodes, and the number that rounds arguments when it is added.
@@ -41,6 +39,7 @@ struct Reduced;
 template <>
 struct Reduced<double> {
   static constexpr double kRound = 422212465065984.0;  // 1.5 * 2^52 / 16
+  static constexpr double kSmallest = -1100;           // powers of 2 below this one are taken for it, which is 0
   static constexpr double kExp[] = {1.0,
                                     0.69314718055994686313,
                                     0.24022650695910084695,
@@ -56,6 +55,7 @@ struct Reduced<double> {
 template <>
 struct Reduced<float> {
   static constexpr float kRound = 393216.0f;  // 1.5 * 2^23 / 32
+  static constexpr float kSmallest = -160;
   static constexpr float kExp[] = {1.0f, 0.69314718055f, 0.240228855143f, 0.0555044341919f};
   static constexpr float kLog[] = {1.44269504079f, -0.721347523337f, 0.4809009845f, -0.360693771474f, 0.279467169794f};
 };
@@ -149,6 +149,7 @@ RF_INLINE V<T> look_up(const T* table, U<T> index) {
 template <>
 struct Reduced<double> {
   static constexpr double kRound = Format<double>::kRound;
+  static constexpr double kSmallest = -1021;  // powers of 2 below this one are 0
   static constexpr double kExp[] = {1.0,
                                     0.69314718055994530925,
                                     0.24022650695910159567,
@@ -168,6 +169,7 @@ struct Reduced<double> {
 template <>
 struct Reduced<float> {
   static constexpr float kRound = Format<float>::kRound;
+  static constexpr float kSmallest = -125;
   static constexpr float kExp[] = {1.0f,           0.693147206703f,   0.240226509223f,   0.0555032722667f,
                                    0.00961805668f, 0.00134004281776f, 0.000154614446986f};
   static constexpr float kLog[] = {2.88539007486f, 0.961802212023f, 0.576393791555f, 0.439118898075f};
@@ -219,23 +221,45 @@ struct Rounded {
   V<T> shifted_;
 };
 
-// 2^x. Results below the normal range are 0; NaN stays NaN. Not for x whose power overflows.
+// x, but at least `floor`; NaN stays NaN.
+template <class T>
+RF_INLINE V<T> at_least(V<T> floor, V<T> x) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(T) == 8)
+    return _mm512_maskz_max_pd(-1, floor, x);
+  else
+    return _mm512_maskz_max_ps(-1, floor, x);
+#else
+  return select<T>(x < floor, floor, x);
+#endif
+}
+
+// `power` where x is not below `floor`, and 0 elsewhere.
+template <class T>
+RF_INLINE V<T> zero_below([[maybe_unused]] V<T> floor, [[maybe_unused]] V<T> x, V<T> power) {
+#if defined(__AVX512F__)
+  return power;  // 2^kSmallest is 0
+#else
+  return select<T>(x < floor, V<T>{}, power);
+#endif
+}
+
+// 2^x. Results far below the normal range are 0; NaN stays NaN. Not for x whose power overflows.
 template <class T>
 RF_INLINE V<T> vexp2(V<T> x) {
-  const V<T> floor = splat<T>(Format<T>::kSmallest);
-  const Rounded<T> rounded(select<T>(x < floor, floor, x));
-  return select<T>(x < floor, V<T>{}, rounded.times_power(polynomial<T>(Reduced<T>::kExp, rounded.r)));
+  const V<T> floor = splat<T>(Reduced<T>::kSmallest);
+  const Rounded<T> rounded(at_least<T>(floor, x));
+  return zero_below<T>(floor, x, rounded.times_power(polynomial<T>(Reduced<T>::kExp, rounded.r)));
 }
 
 // exp(x), likewise: the remainder of x by ln 2 is taken before x is rounded.
 template <class T>
 RF_INLINE V<T> vexp(V<T> x) {
   using F = Format<T>;
-  const V<T> floor = splat<T>(F::kSmallest * kLn2<T>);
-  const V<T> y = select<T>(x < floor, floor, x);
+  const V<T> floor = splat<T>(Reduced<T>::kSmallest * kLn2<T>), y = at_least<T>(floor, x);
   const Rounded<T> rounded(y * kLog2E<T>);
   const V<T> r = (y - rounded.n * F::kLn2Hi) - rounded.n * F::kLn2Lo;
-  return select<T>(x < floor, V<T>{}, rounded.times_power(polynomial<T>(Reduced<T>::kExp, r * kLog2E<T>)));
+  return zero_below<T>(floor, x, rounded.times_power(polynomial<T>(Reduced<T>::kExp, r * kLog2E<T>)));
 }
 
 // x = m 2^e with m in [0.75, 1.5), for x > 0: e, and log2(m).
@@ -247,10 +271,10 @@ struct Binary {
     V<T> m;
 #if defined(__AVX512F__)
     if constexpr (sizeof(T) == 8) {
-      m = _mm512_maskz_getmant_pd(-1, x, _MM_MANT_NORM_p75_1p5, _MM_MANT_SIGN_src);
+      m = _mm512_maskz_getmant_pd(-1, x, _MM_MANT_NORM_p75_1p5, _MM_MANT_SIGN_zero);
       exponent = _mm512_maskz_getexp_pd(-1, x);
     } else {
-      m = _mm512_maskz_getmant_ps(-1, x, _MM_MANT_NORM_p75_1p5, _MM_MANT_SIGN_src);
+      m = _mm512_maskz_getmant_ps(-1, x, _MM_MANT_NORM_p75_1p5, _MM_MANT_SIGN_zero);
       exponent = _mm512_maskz_getexp_ps(-1, x);
     }
     exponent = select<T>(m < T(1), exponent + T(1), exponent);
@@ -278,11 +302,16 @@ struct Binary {
   }
 };
 
-// For x = 0 logarithms are -inf; NaN stays NaN.
+// The logarithm of 0 is -inf; NaN stays NaN.
 template <class T>
 RF_INLINE V<T> vlog2(V<T> x) {
   const Binary<T> parts(x);
-  return select<T>(x > T(0), parts.exponent + parts.log2_mantissa, x + kNegInf<T>);
+  const V<T> result = parts.exponent + parts.log2_mantissa;
+#if defined(__AVX512F__)
+  return result;  // the exponent of 0 is -inf
+#else
+  return select<T>(x > T(0), result, x + kNegInf<T>);
+#endif
 }
 
 template <class T>
@@ -291,12 +320,6 @@ RF_INLINE V<T> vlog(V<T> x) {
   const Binary<T> parts(x);
   const V<T> result = parts.exponent * F::kLn2Hi + (parts.log2_mantissa * kLn2<T> + parts.exponent * F::kLn2Lo);
   return select<T>(x > T(0), result, x + kNegInf<T>);
-}
-
-// x^c for x >= 0 and c > 0.
-template <class T>
-RF_INLINE V<T> vpow(V<T> x, V<T> c) {
-  return vexp2<T>(c * vlog2<T>(x));
 }
 
 }  // namespace riskfield::RISKFIELD_ISA

@@ -85,7 +85,7 @@ struct ScalarNumbers {
   static constexpr bool kLimited = true;
   static RF_INLINE Number zero() { return 0.0; }
   static RF_INLINE Number one() { return 1.0; }
-  static RF_INLINE Number exp(Reals x) { return x < Format<double>::kSmallest ? 0.0 : std::exp(x); }
+  static RF_INLINE Number exp(Reals x) { return std::exp(x); }
   static RF_INLINE Reals log(Number x) { return std::log(x); }
   static RF_INLINE Number larger(Number a, Number b) { return a > b || a != a ? a : b; }
   static RF_INLINE Number ratio(Number a, Number b) { return b == 0.0 ? 0.0 : a / b; }

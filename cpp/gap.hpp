@@ -17,13 +17,13 @@ template <class Algebra, class T, class Lanes>
 V<T> log_operands(const Item<T>& item, const Group& group, const Lanes& lanes, int slot, V<T> inverse, V<T>* belief,
                   V<T>* message) {
   const int n = group.dims[slot], first = Algebra::template first_state<0>(n);
-  for (int x = 0; x < n; ++x) belief[x] = Algebra::logarithm(lanes.belief(item.beliefs.get(), slot, x));
+  for (int x = 0; x < n; ++x) belief[x] = Algebra::log_belief(n, x, lanes.belief(item.beliefs.get(), slot, x));
   Logarithm<T, false>::normalise(belief, n);
   V<T> size{};
   for (int x = 0; x < n; ++x) {
     message[x] = V<T>{};
     if (x >= first)
-      message[x] = Algebra::logarithm(lanes.message(item.messages[item.current].get(), slot, x)) * inverse;
+      message[x] = Algebra::log_message(lanes.message(item.messages[item.current].get(), slot, x)) * inverse;
     const I<T> possible = (belief[x] > kNegInf<T>)&(message[x] > kNegInf<T>);
     belief[x] = select<T>(possible, belief[x], splat<T>(kNegInf<T>));
     message[x] = select<T>(possible, message[x], V<T>{});
@@ -43,8 +43,7 @@ void measure_gap(const Context<T>& context, const Item<T>& item, int g, const La
     size += log_operands<Algebra, T>(item, group, lanes, slot, inverse, belief, message);
   const MessageSettings<T> settings = settings_of<Algebra, T>(context, g, lanes);
   auto cavity = [&](int k, V<T>* to) {
-    cavity_of<Algebra, T, 0>(*context.plan, lanes, group, k, item.beliefs.get(), item.messages[item.current].get(),
-                             settings, to);
+    cavity_of<Algebra, T, 0>(lanes, group, k, item.beliefs.get(), item.messages[item.current].get(), settings, to);
   };
   for (int slot = 0; slot < group.arity; ++slot) {
     const int n = group.dims[slot];

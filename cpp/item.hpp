@@ -27,7 +27,7 @@ template <class T>
 struct Item {
   std::vector<Model> models;  // of the copies of the plan; further copies repeat the last one
   Buffer<T> tables, beliefs, node_theta;
-  Buffer<T> messages[2];  // as they are stored; behind them, where Algebra::kKeepsRoots, their roots in the same order
+  Buffer<T> messages[2];
   bool log_domain = false;
   int current = 0;                     // which of the two message buffers holds the present messages
   Index sweeps = 0;                    // run so far by any of the models

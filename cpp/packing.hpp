@@ -91,9 +91,9 @@ class Packer {
     for (const auto& [item, theta] : items_) {
       item->log_domain = log_domain_;
       pack_nodes(*item, theta);
-      if (probabilities())
-        for (Buffer<T>* logarithms : {&item->tables, &item->node_theta})
-          exponentiate(threads, logarithms->get(), logarithms->size());
+      if (!probabilities()) continue;
+      exponentiate(threads, item->tables);
+      if (!log_messages()) exponentiate(threads, item->node_theta);
     }
     pack_messages(threads);
   }
@@ -112,8 +112,10 @@ class Packer {
     });
   }
 
-  static void exponentiate(int threads, T* values, Index count) {
+  static void exponentiate(int threads, Buffer<T>& logarithms) {
     constexpr Index kBlock = 4096;
+    T* values = logarithms.get();
+    const Index count = logarithms.size();
     in_shares(threads, (count + kBlock - 1) / kBlock, kBlock, [&](Index block) {
       const Index end = std::min(count, (block + 1) * kBlock);
       for (Index k = block * kBlock; k < end; k += kLanes<T>)
@@ -122,6 +124,9 @@ class Packer {
   }
 
   bool probabilities() const { return context_.kind == Kind::kSumProduct && !log_domain_; }
+  bool log_messages() const { return probabilities() && context_.log_messages; }
+  // By what natural logarithms of messages and beliefs are multiplied: where tables are probabilities, their base is 2.
+  T unit() const { return log_messages() ? T(kLog2E<double>) : T(1); }
 
   // Probabilities are safe if nothing can underflow. A message m_c varies by at most exp(range(theta_c) / c_c), hence a
   // belief by at most exp((range(theta_i) + sum_c range(theta_c)) / c^_i); a message given to start from may vary more.
@@ -178,7 +183,7 @@ class Packer {
       const T* from = theta.at(plan_.copy_of(p), plan_.node_start[plan_.variable[p]], n);
       const T top = range_of(from, n).top();
       T* to = item.node_theta.get() + plan_.node_address[p];
-      for (int x = 0; x < n; ++x) to[Index(x) * plan_.node_stride[p]] = from[x] - top;
+      for (int x = 0; x < n; ++x) to[Index(x) * plan_.node_stride[p]] = (from[x] - top) * unit();
     }
   }
 
@@ -280,22 +285,17 @@ class Packer {
     const bool given = start_.given && context_.kind != Kind::kMeanField;
     const int buffers = plan_.sweep == Sweep::kAllAtOnce ? 2 : 1;
     Item<T>& first = *items_[0].item;
-    const bool roots = keeps_roots(context_, first);
+    const bool as_logarithms = !probabilities() || log_messages();
     for (int buffer = 0; buffer < buffers; ++buffer) {
-      Buffer<T>& messages = first.messages[buffer];
-      messages.allocate(plan_.message_size * (roots ? 2 : 1));
-      messages.fill(probabilities() && !(given && buffer == 0) ? T(1) : T(0));
-      if (roots && context_.damping > 0)
-        std::fill(messages.get() + plan_.message_size, messages.get() + messages.size(), T(0));
+      first.messages[buffer].allocate(plan_.message_size);
+      first.messages[buffer].fill(as_logarithms || (given && buffer == 0) ? T(0) : T(1));
     }
     if (given) {
       for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
         const auto& tiles = plan_.groups[g].all_tiles;
         in_shares(threads, tiles.size(), plan_.groups[g].table_size, [&](Index t) { pack_given(g, tiles[t]); });
       }
-      if (probabilities())
-        exponentiate(threads, first.messages[0].get(),
-                     roots && context_.damping > 0 ? plan_.message_size : first.messages[0].size());
+      if (!as_logarithms) exponentiate(threads, first.messages[0]);
     }
     for (std::size_t k = 1; k < items_.size(); ++k)
       for (int buffer = 0; buffer < buffers; ++buffer) items_[k].item->messages[buffer].copy(first.messages[buffer]);
@@ -353,9 +353,7 @@ class Packer {
       const V<T> c = lanes.per_factor(context_.counting[g]);
       for (int x = 0; x < n; ++x) {
         const V<T> message = select<T>(low == kNegInf<T>, V<T>{}, given(x) - scale);
-        lanes.set_message(to, slot, x, c * message);
-        if (keeps_roots(context_, *items_[0].item))
-          lanes.set_message(to + plan_.message_size, slot, x, context_.damping > 0 ? message * kLog2E<T> : message);
+        lanes.set_message(to, slot, x, c * message * unit());
       }
     });
   }

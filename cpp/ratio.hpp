@@ -39,14 +39,23 @@ struct Ratio {
   static RF_INLINE V<T> change(const V<T>* b, Old old) {
     return vabs<T>(b[0] / (b[0] + b[1]) - old(0) / (old(0) + old(1)));
   }
-  // The change that the step from `old` to b would have made without damping.
-  static RF_INLINE V<T> undamped_change(const V<T>* b, V<T> old, T damping) {
-    const V<T> log_old = vlog2<T>(old);
-    const V<T> step = log_old + (vlog2<T>(b[0]) - log_old) / (1 - damping);
-    const V<T> largest = splat<T>(T(100));  // where the marginal is 1 and powers do not overflow yet
-    const V<T> whole = vexp2<T>(select<T>(step > largest, largest, step));
-    const V<T> change = vabs<T>(whole / (whole + T(1)) - old / (old + T(1)));
-    return select<T>(b[1] == T(0), V<T>{}, change);  // an impossible state 1 stays impossible
+
+  // The same with beliefs as logarithms to the base 2, except that of state 1, which is 1 or 0.
+  static RF_INLINE V<T> normalise_log_belief(V<T>* b) {
+    const I<T> zero = b[1] == kNegInf<T>;
+    const V<T> possible = select<T>((b[0] > kNegInf<T>) | (b[1] > kNegInf<T>), splat<T>(1), V<T>{});
+    b[0] = select<T>(zero, V<T>{}, b[0] - b[1]);
+    b[1] = select<T>(zero, V<T>{}, splat<T>(1));
+    return possible;
+  }
+  // The change of the marginal between the ratios 2^after and 2^before; an impossible state 1 stays impossible.
+  static RF_INLINE V<T> log_change(const V<T>* b, V<T> after, V<T> before) {
+    auto marginal = [](V<T> ratio) RF_LAMBDA {
+      const V<T> largest = splat<T>(T(100));  // where the marginal is 1 and powers do not overflow yet
+      const V<T> power = vexp2<T>(select<T>(ratio > largest, largest, ratio));
+      return power / (power + T(1));
+    };
+    return select<T>(b[1] == T(0), V<T>{}, vabs<T>(marginal(after) - marginal(before)));
   }
 
   // From the gradient r[1] of the normalised message to those of its entries before that.

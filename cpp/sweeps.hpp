@@ -5,7 +5,6 @@
 #include "copies.hpp"
 #include "gap.hpp"
 #include "packing.hpp"
-#include "powers.hpp"
 #include "tape_layout.hpp"
 #include "workers.hpp"
 
@@ -85,7 +84,6 @@ class Sweeps {
           update_gathered<Algebra>(item, range, tile, in, out, scratch);
       }
     });
-    if constexpr (Algebra::kKeepsRoots) raise_range<Algebra, T>(context_, range, in, out, scratch);
   }
 
   // Space on the tape for one more sweep, if `record` says that so many may be recorded; else null.

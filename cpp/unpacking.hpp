@@ -13,8 +13,7 @@ V<T>* joint_marginals(const Context<T>& context, const Item<T>& item, int g, con
   const Group& group = context.plan->groups[g];
   const MessageSettings<T> settings = settings_of<Algebra, T>(context, g, lanes);
   auto cavity = [&](int slot, V<T>* out) {
-    cavity_of<Algebra, T, 0>(*context.plan, lanes, group, slot, item.beliefs.get(), item.messages[item.current].get(),
-                             settings, out);
+    cavity_of<Algebra, T, 0>(lanes, group, slot, item.beliefs.get(), item.messages[item.current].get(), settings, out);
   };
   joint_cavity<Algebra, T>(group, 0, group.arity, cavity, scratch, scratch.before);
   V<T>* joint = scratch.before;
@@ -77,12 +76,15 @@ void unpack_messages(const Context<T>& context, const Item<T>& item, int g, cons
   const Plan& plan = *context.plan;
   const Group& group = plan.groups[g];
   const V<T> inverse = lanes.per_factor(context.inverse[g]);
+  const bool base_two = keeps_logarithms(context, item), as_logarithms = item.log_domain || base_two;
+  const T unit = base_two ? T(kLn2<double>) : T(1);
   for (int slot = 0; slot < group.arity; ++slot) {
     const int n = group.dims[slot];
     V<T>* m = scratch.out;
     for (int x = 0; x < n; ++x) {
       const V<T> stored = lanes.message(item.messages[item.current].get(), slot, x);
-      m[x] = (item.log_domain ? stored : vlog<T>(stored)) * inverse;
+      const V<T> logarithm = as_logarithms ? stored * unit : vlog<T>(stored);
+      m[x] = logarithm * inverse;
     }
     const V<T> shift = Log::finite_or_zero(Log::log_total(m, n));
     for (int x = 0; x < n; ++x) m[x] -= shift;
@@ -97,8 +99,8 @@ void unpack_messages(const Context<T>& context, const Item<T>& item, int g, cons
 
 // Calls body(copy, place in the caller's layout, states, beliefs up to a factor, their sum).
 template <class T, class Body>
-void for_each_node(const Plan& plan, const Item<T>& item, Body body) {
-  using std::exp;
+void for_each_node(const Context<T>& context, const Item<T>& item, Body body) {
+  const Plan& plan = *context.plan;
   std::vector<T> values(plan.max_states);
   Ticker tick;
   for (Index p = 0; p < plan.num_nodes; ++p) {
@@ -108,10 +110,7 @@ void for_each_node(const Plan& plan, const Item<T>& item, Body body) {
     const T* b = item.beliefs.get() + plan.node_address[p];
     const int n = plan.states[p];
     T total = 0;
-    for (int x = 0; x < n; ++x) {
-      const T value = b[Index(x) * plan.node_stride[p]];
-      total += values[x] = item.log_domain ? exp(value) : value;
-    }
+    for (int x = 0; x < n; ++x) total += values[x] = weight_of(context, item, n, x, b[Index(x) * plan.node_stride[p]]);
     body(copy, plan.node_start[plan.variable[p]], n, values.data(), total);
   }
 }

@@ -2,18 +2,17 @@
 #pragma once
 
 #include "context.hpp"
+#include "contraction.hpp"
 #include "lanes.hpp"
 
 namespace riskfield::RISKFIELD_ISA {
 
 template <class Algebra, class T, int S, class Lanes>
-RF_INLINE void cavity_of(const Plan& plan, const Lanes& lanes, const Group& group, int slot, const T* beliefs,
-                         const T* messages, const MessageSettings<T>& settings, V<T>* out) {
-  const T* roots = messages + plan.message_size;
+RF_INLINE void cavity_of(const Lanes& lanes, const Group& group, int slot, const T* beliefs, const T* messages,
+                         const MessageSettings<T>& settings, V<T>* out) {
   Algebra::template cavity<S>(
       out, S ? S : group.dims[slot], [&](int x) RF_LAMBDA { return lanes.belief(beliefs, slot, x); },
-      [&](int x) RF_LAMBDA { return lanes.message(messages, slot, x); },
-      [&](int x) RF_LAMBDA { return lanes.message(roots, slot, x); }, settings);
+      [&](int x) RF_LAMBDA { return lanes.message(messages, slot, x); }, settings);
 }
 
 // Cavities written down one after the other, and read again.
@@ -88,7 +87,7 @@ RF_INLINE void prefetch_tables(const Group& group, const FactorTile& tile, const
 // The settings of the factors of a tile.
 template <class Algebra, class T, class Lanes>
 RF_INLINE MessageSettings<T> settings_of(const Context<T>& context, int g, const Lanes& lanes) {
-  MessageSettings<T> settings{splat<T>(1), splat<T>(1), context.damping, context.uniform[g]};
+  MessageSettings<T> settings{splat<T>(1), splat<T>(1), context.damping};
   if constexpr (Algebra::kNeedsCounting) {
     const T c = context.uniform[g];
     settings.counting = c > T(0) ? splat<T>(c) : lanes.per_factor(context.counting[g]);
@@ -147,7 +146,7 @@ RF_INLINE void update_message(const Context<T>& context, const Item<T>& item, in
   V<T> fixed[S ? S : 1], message[S ? S : 1];
   V<T>* m = S ? message : scratch.out;
   auto cavity = [&](int k, V<T>* to) RF_LAMBDA {
-    cavity_of<Algebra, T, S>(plan, lanes, group, k, item.beliefs.get(), in, settings, to);
+    cavity_of<Algebra, T, S>(lanes, group, k, item.beliefs.get(), in, settings, to);
     if (scratch.tape) write_cavity<Algebra, T, S>(to, group.dims[k], scratch.tape);
   };
   if constexpr (S > 0) {  // as below, but spelt out: so the compiler keeps the cavity in registers
@@ -172,11 +171,15 @@ RF_INLINE void update_message(const Context<T>& context, const Item<T>& item, in
 template <class Algebra, class T>
 V<T> undamped_change(const V<T>* belief, const T* old, Index stride, int states, T damping, Scratch<T>& scratch) {
   using Log = Logarithm<T, false>;
-  if (Algebra::keeps_ratio(states)) return Ratio<T>::undamped_change(belief, load<T>(old), damping);
+  if constexpr (std::is_same<Algebra, LogMessages<T>>::value)
+    if (Algebra::keeps_ratio(states)) {
+      const V<T> before = load<T>(old);
+      return Ratio<T>::log_change(belief, before + (belief[0] - before) / (1 - damping), before);
+    }
   V<T>*whole = scratch.cavities, *before = scratch.before;
   for (int x = 0; x < states; ++x) {
-    const V<T> after = Algebra::logarithm(belief[x]);
-    before[x] = Algebra::logarithm(load<T>(old + x * stride));
+    const V<T> after = Algebra::log_belief(states, x, belief[x]);
+    before[x] = Algebra::log_belief(states, x, load<T>(old + x * stride));
     whole[x] = select<T>(after > kNegInf<T>, before[x] + (after - before[x]) / (1 - damping), after);
   }
   Log::template finish_belief<0>(whole, states, false, splat<T>(1));
@@ -235,23 +238,36 @@ void with_algebra(const Context<T>& context, const Item<T>& item, int g, Body bo
     body(Logarithm<T, true>{});
   else if (item.log_domain)
     body(Logarithm<T, false>{});
+  else if (context.log_messages)
+    body(LogMessages<T>{});
   else if (context.power[g] == Power::kOne)
     body(Probability<T, Power::kOne>{});
-  else if (context.power[g] == Power::kHalf)
-    body(Probability<T, Power::kHalf>{});
   else
-    body(Probability<T, Power::kAny>{});
+    body(Probability<T, Power::kHalf>{});
 }
 
-// The arithmetic of beliefs, which is the same for all groups; also that of gradients, which need no powers.
-template <class T, Power P = Power::kOne, class Body>
+// The arithmetic of beliefs, which is the same for all groups.
+template <class T, class Body>
 void with_node_algebra(const Context<T>& context, const Item<T>& item, Body body) {
   if (context.kind == Kind::kMeanField)
     body(Expectation<T>{});
   else if (item.log_domain)
     body(Logarithm<T, false>{});
+  else if (context.log_messages)
+    body(LogMessages<T>{});
   else
-    body(Probability<T, P>{});
+    body(Probability<T, Power::kOne>{});
+}
+
+// The arithmetic of gradients, which is the same for all groups, too: they need no powers.
+template <class T, class Body>
+void with_gradient_algebra(const Context<T>& context, const Item<T>& item, Body body) {
+  if (context.kind == Kind::kMeanField)
+    body(Expectation<T>{});
+  else if (item.log_domain)
+    body(Logarithm<T, false>{});
+  else
+    body(LogMessages<T>{});
 }
 
 // Calls `body` with the state count as a compile-time constant where that is worth it, else with 0.
