@@ -169,9 +169,11 @@ class _Data:
 def fit_images(options: FitOptions, command: Any, *, resume: bool, every: int, quiet: bool) -> None:
     """Fit a model to two folders, and write the folder of the run. Errors name the options of `command`."""
     from riskfield.estimators.image_crf import ImageCRF  # here, because scikit-learn takes a second to load
-    from riskfield.estimators.image_run import ImageRun, prepare
+    from riskfield.estimators.image_run import ImageRun, prepare, refuse_existing
 
     began, choices, out = time.perf_counter(), options.choices, options.out
+    if not resume:
+        refuse_existing(out)  # before the images are read, which may take long
     data = _read(options, command, shown=not quiet)
     cache = _feature_folder(data, ImageFeatures(scale=choices.scale), out)
     settings = {
@@ -215,10 +217,16 @@ def fit_images(options: FitOptions, command: Any, *, resume: bool, every: int, q
     if not quiet:
         if crf.path_:
             best = min(crf.path_, key=lambda trial: trial.model)
+            alone = min(trial.independent for trial in crf.path_)
             typer.echo(
                 f"ridge: {crf.ridge_:g}, chosen on held-out images. Log loss there: {best.model:.4f}; without edges "
-                f"{min(trial.independent for trial in crf.path_):.4f}"
+                f"{alone:.4f}"
             )
+            if best.model > alone:
+                complain(
+                    "WARNING: on the held-out images the log loss is lower without edges. If you need good marginals, "
+                    "compare with --loss independent or --loss surrogate-likelihood, or use more images."
+                )
         for stage, result in zip(crf.stages(), crf.results_, strict=False):  # an interrupted run has fewer results
             typer.echo(f"{name_of(as_loss(stage.loss))}: {result}")
         typer.echo(f"wrote {out}")
@@ -231,7 +239,7 @@ def _read(options: FitOptions, command: Any, shown: bool) -> _Data:
     named = _classes(options.classes) if options.classes else None
     images = image_folder(options.images, options.masks, classes=named, ignore=options.ignore, reading=options.reading)
     if unmatched := unmatched_masks(options.images, options.masks):
-        complain(f"{options.masks}: there is no image for {few(unmatched)}. They are not used.")
+        complain(f"WARNING: masks without an image in {options.masks}, which are not used: {few(unmatched)}.")
     # Classes without names are named by their values.
     names = named or {int(name): name for name in images.classes}
     values = np.array([*names, -1], np.int32)  # the last entry is for pixels without a label
@@ -255,7 +263,7 @@ def _read(options: FitOptions, command: Any, shown: bool) -> _Data:
         present = [names[value] for value in np.unique(labels[-1]).tolist() if value != -1]
         if len(present) < 2:
             only = f"only the class {present[0]!r}" if present else "no labels"
-            complain(f"{image.name}: its mask has {only}.")
+            complain(f"WARNING: the mask of {files[image.name].name} has {only}.")
     if bad > _SHOWN:
         complain(f"{bad - _SHOWN} more images or masks cannot be used.")
     if bad:

@@ -94,6 +94,7 @@ def _print(found: Evaluation) -> None:
     )
     columns = [max(7, len(name)) for name in found.names]
     header = "  ".join(f"{name:>{column}}" for name, column in zip(found.names, columns, strict=True))
+    typer.echo("predicted classes in columns, as shares of the true class in the row:")
     typer.echo(f"{'':<{width}}  {header}")
     for name, row in zip(found.names, found.confusion, strict=True):
         shares = row / row.sum() if row.sum() else np.full(len(row), np.nan)

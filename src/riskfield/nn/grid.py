@@ -184,7 +184,8 @@ class GridCRF(Module):
             wanted = "be given, because `contrast=True`" if self.contrast else "not be given, because `contrast=False`"
             raise ValueError(f"`image` must {wanted}.")
         if image is not None and (image.ndim != 2 + num_axes or (len(image), *image.shape[2:]) != (batch, *size)):
-            raise ValueError(f"`image` must have shape ({batch}, channel, *{size}). Got {tuple(image.shape)}.")
+            wanted = f"({batch}, channel, {', '.join(map(str, size))})"
+            raise ValueError(f"`image` must have shape {wanted}. Got {tuple(image.shape)}.")
         if image is not None and not image.is_floating_point():
             raise ValueError(f"`image` must hold floats. Got {image.dtype}.")
         allowed = ((batch, number, classes, classes, *size), (batch, number, *size))
