@@ -17,10 +17,11 @@ from PIL import Image
 import riskfield as rf
 from image_cases import CLASS_OPTIONS, CLASSES, IGNORE, SHAPES, write_folders
 from riskfield.cli import COMMANDS, _command, main
-from riskfield.cli._fit_images import _LARGEST_SHARE, Choices, InferenceName, _largest_scale
+from riskfield.cli._fit_images import Choices, InferenceName, _largest_scale
 from riskfield.estimators import image_crf
 from riskfield.estimators.defaults import ITERATIONS, LOSS, SWEEPS
 from riskfield.estimators.image_run import ImageRun
+from riskfield.features.image import LARGEST_SHARE
 from riskfield.learning.fit_state import FitState
 from riskfield.losses.names import LOSSES
 
@@ -427,15 +428,40 @@ def test_an_image_too_large_to_train_on_is_named(folder, capsys, monkeypatch):
     assert main([*FIT, "--iterations", "1", "--ridge", "1e-2", "--out", "new", "--scale", scale]) == 0
 
 
+def test_an_image_too_large_for_the_memory_is_cut_into_parts(folder, capsys, monkeypatch):
+    rng = np.random.default_rng(0)
+    Image.fromarray(rng.integers(0, 256, (120, 160), np.uint8)).save("images/large.png")
+    Image.fromarray(np.where(np.arange(160) < 80, 0, 200).astype(np.uint8)[None].repeat(120, 0)).save("masks/large.png")
+    fit = [*FIT, "--loss", "independent", "--ridge", "1e-2", "--iterations", "20", "--quiet"]
+    assert main([*fit, "--out", "whole"]) == 0
+    capsys.readouterr()
+    monkeypatch.setattr("riskfield.features.image.physical_memory", lambda: 10**8)
+    monkeypatch.setattr("riskfield.features.image.PART_SIDE", 64)
+    assert main([*fit, "--out", "parts"]) == 0
+    said = capsys.readouterr().err
+    assert "WARNING: too large for the memory as a whole: large.png. Training takes parts of" in said
+    assert "as separate examples, 6 in all" in said
+    monkeypatch.setattr("riskfield.cli._fit_images.physical_memory", lambda: 6 * 10**7)
+    assert main([*fit, "--out", "disk"]) == 0
+    assert "They are kept in disk/features during training" in capsys.readouterr().err
+    # Without edges, training on the parts is training on the whole: their features are those of the whole image.
+    monkeypatch.undo()
+    os.chdir(folder)
+    whole, parts, disk = (ImageRun.load(name).crf.model_.state_dict() for name in ("whole", "parts", "disk"))
+    for name, values in whole.items():
+        torch.testing.assert_close(parts[name], values, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(disk[name], values, rtol=1e-4, atol=1e-4)
+
+
 def test_the_suggested_scale_counts_the_memory_that_does_not_shrink(monkeypatch):
     """Features are computed at the resolution of the image, in bands that fit into a small memory."""
     for gigabytes, shape in ((2, (3000, 4000, 3)), (4, (6000, 8000, 3))):
         monkeypatch.setattr("riskfield.features.image.physical_memory", lambda gigabytes=gigabytes: gigabytes * 10**9)
         features = rf.features.ImageFeatures()
-        assert features.memory_share(shape, 2) > _LARGEST_SHARE
+        assert features.memory_share(shape, 2) > LARGEST_SHARE
         scale = _largest_scale(features, shape, 2)
         assert scale == float(f"{scale:.2g}")
-        assert rf.features.ImageFeatures(scale=scale).memory_share(shape, 2) <= _LARGEST_SHARE
+        assert rf.features.ImageFeatures(scale=scale).memory_share(shape, 2) <= LARGEST_SHARE
     monkeypatch.setattr("riskfield.features.image.physical_memory", lambda: 10**6)
     assert _largest_scale(features, (3000, 4000, 3), 2) is None
 

@@ -85,7 +85,7 @@ def fit(
     coloured and of any sizes. The folder --out gets model.safetensors, run.json and checkpoints. After an
     interruption, or to run more --iterations, the same command with --resume continues the run. Without --ridge,
     the ridge is chosen on held-out images, and printed. Features that would take more than half of the memory are kept
-    in the folder during training.
+    in the folder during training. An image too large for the memory is cut into parts, which are separate examples.
 
     \b
     Examples:

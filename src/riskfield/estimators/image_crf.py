@@ -20,7 +20,7 @@ from riskfield.estimators.blocks import Blocks, OfExamples
 from riskfield.estimators.defaults import LOSS, PATIENCE, RIDGE, VALIDATION_FRACTION
 from riskfield.estimators.design import DIRECTIONS, Design, Sizes
 from riskfield.estimators.held_out import hold_out, is_counted
-from riskfield.estimators.image_design import ImageDesign, MappedBlocks, TileDesign, tiling_of
+from riskfield.estimators.image_design import ImageBlocks, ImageDesign, MappedBlocks, TileDesign, tiling_of
 from riskfield.estimators.labels import Array
 from riskfield.estimators.ridge_path import SearchInterrupted, Trial, best_ridge, independent_stage, ridge_path
 from riskfield.examples import Examples, blocks
@@ -149,6 +149,9 @@ class ImageCRF(AbstractCRF):
     ) -> Self:
         """Fit the model to images and their labels, as `AbstractCRF.fit`.
 
+        An image that would take more than 60 % of the memory is cut into parts of at most 512 x 512 pixels, which are
+        separate examples. Their features are those of the whole image.
+
         Arguments:
             X, y, sample_weight, checkpoint, resume: as for `AbstractCRF.fit`.
             cache: a folder for features. They are then written to files, and training reads them from there, image by
@@ -260,7 +263,7 @@ class ImageCRF(AbstractCRF):
     def _blocks(self) -> Blocks:
         plain = super()._blocks()
         if self._cache is None:
-            return plain
+            return ImageBlocks(plain.num_states, plain.device, plain.dtype)
         return MappedBlocks(plain.num_states, plain.device, plain.dtype, self._cache)
 
     def _chunk_size(self, num_variables: int) -> int:
