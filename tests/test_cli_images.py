@@ -222,8 +222,8 @@ def test_a_run_goes_on(folder, capsys, monkeypatch):
     assert main([*again, "--resume"]) == 0
     out = capsys.readouterr().out.splitlines()
     assert [line.split(", objective")[0] for line in out[:2]] == [
-        "independent: Fit(6 iterations",
-        "univariate-logistic: Fit(6 iterations",
+        "independent: 6 iterations",
+        "univariate-logistic: 6 iterations",
     ]
     assert main([*again, "--resume", "--iterations", "5", "--quiet"]) == 0  # nothing is left to do
     assert ImageRun.load("model").settings["iterations"] == 6
@@ -393,7 +393,10 @@ def test_edges_that_do_not_help_are_said(folder, capsys, monkeypatch):
 
     monkeypatch.setattr(image_crf, "ridge_path", worse)
     assert main([*FIT, "--iterations", "1", "--out", "new"]) == 0
-    assert "WARNING: on the held-out images the log loss is lower without edges." in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "WARNING: on the held-out images the log loss is lower without edges." in said
+    assert "choosing the ridge: training with 0.1, 1 of at most 4\n" in said
+    assert "training on all images with a ridge of " in said
 
 
 def test_masks_that_may_be_a_mistake_are_said(folder, capsys):

@@ -227,7 +227,11 @@ def fit_images(options: FitOptions, command: Any, *, resume: bool, every: int, q
                     "compare with --loss independent or --loss surrogate-likelihood, or use more images."
                 )
         for stage, result in zip(crf.stages(), crf.results_, strict=False):  # an interrupted run has fewer results
-            typer.echo(f"{name_of(as_loss(stage.loss))}: {result}")
+            found = "" if result.best is None else f", objective {result.best.objective:.6g}"
+            typer.echo(
+                f"{name_of(as_loss(stage.loss))}: {len(result.history)} iterations{found} "
+                f"({result.reason.value}: {result.explanation})"
+            )
         typer.echo(f"wrote {out}")
     if interrupted:
         raise typer.Exit(130)

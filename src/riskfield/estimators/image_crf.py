@@ -34,6 +34,7 @@ from riskfield.learning.stages import Stage, fit_stages
 from riskfield.learning.validation import Validation
 from riskfield.losses.loss import LossLike, as_loss
 from riskfield.losses.piecewise import Independent
+from riskfield.progress import note
 
 _FEWEST = 5  # images with labels; with fewer, none is held out
 
@@ -202,6 +203,7 @@ class ImageCRF(AbstractCRF):
                 self.model_.load_state_dict(model.state_dict())
                 return
             self.ridge_ = best_ridge(self.path_, "model")
+            note(f"training on all images with a ridge of {self.ridge_:g}", shown=settings.get("progress", False))
             stages = [replace(stage, ridge=self.ridge_) for stage in stages]
 
         def keep(number: int, fit: Fit) -> None:
