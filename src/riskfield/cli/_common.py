@@ -46,7 +46,7 @@ def complain(message: str, error: BaseException | None = None) -> int:
 
 
 def complain_of_image(name: str | Path, error: BaseException, command: Any = None) -> None:
-    """Print what is wrong with one image of many. It is named once, also if the error names its file.
+    """Print what is wrong with one image of many. It is named once, even if the error names its file.
 
     With `command`, its options are named in place of arguments of Python functions; without, those of `riskfield fit`.
     """

@@ -309,7 +309,7 @@ def _given(reading: MaskReading) -> dict[str, Any]:
 
 
 def _largest_scale(features: ImageFeatures, shape: tuple[int, ...], num_classes: int) -> float | None:
-    """A scale at which an image can be trained on, to two digits; None if there is none.
+    """The largest scale of some at which an image can be trained on, to two digits; None if no scale is small enough.
 
     Not all memory shrinks with the scale: features are computed at the resolution of the image.
     """

@@ -309,7 +309,7 @@ def _run(
 
 
 def _load_kernels(graph: FactorGraph, observed: bool, device: str | None) -> None:
-    """Run inference once on a tiny model of the same kind: the first call loads libraries, which is not to be timed.
+    """Run inference once on a tiny model of the same kind: the first call loads libraries, which must not be timed.
 
     It also keeps Ctrl-C out of imports, where Python may end the process before the program can say so.
     """

@@ -89,7 +89,7 @@ def image_folder(
         ValueError: if there are no images, or images without a mask, or `ignore` is one of the classes.
         FileFormatError: if `classes` have to be found and there are more than 32.
         FileFormatError: if `classes` have to be found and a mask is damaged; and, when an image is read, if it or its
-            mask is damaged, or the mask has another size or a value that is no class.
+            mask is damaged, or the mask has another size or a value that is not a class.
     """
     if classes is not None and ignore in classes:
         raise ValueError(f"`ignore` must not be one of the classes {few([*classes])}. Got {ignore}.")

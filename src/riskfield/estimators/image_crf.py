@@ -44,8 +44,8 @@ class ImageCRF(AbstractCRF):
 
     It is a `GridCRF` on features that it computes itself, with edges between a pixel and its four neighbours.
 
-    X is a list of images, arrays of shape (row, column) or (row, column, 3), grey and coloured ones of any sizes:
-    bytes, 16-bit integers, booleans, or floats, taken as they are. An entry may also be the path of an image file,
+    X is a list of images, grey or coloured and of any size: arrays of shape (row, column) or (row, column, 3) of bytes,
+    16-bit integers, booleans, or floats, which are used unchanged. An entry may also be the path of an image file,
     which is read when it is needed. y has an array of shape (row, column) for each, of integers or strings, with -1
     where a label is unknown.
 
@@ -59,7 +59,7 @@ class ImageCRF(AbstractCRF):
             on all images. With fewer than five images that have labels and a positive weight, nothing is held out, and
             the ridge is 1e-3.
         validation_fraction: the share of the images to hold out, to choose the ridge. With `early_stopping`, they also
-            end the training, which then is on the other images alone.
+            decide when training ends, and the model is trained on the other images only.
         loss, inference, decoder, lasso, optimiser, initial, class_weight, ignore, chunk_size: as for `AbstractCRF`.
         early_stopping, n_iter_no_change, n_jobs, random_state, verbose, device, dtype: as for `AbstractCRF`.
 
@@ -69,7 +69,8 @@ class ImageCRF(AbstractCRF):
     Compare with it to see what the edges contribute.
 
     An image whose prediction would take more than half of the memory is predicted in overlapping tiles of 640 x 640
-    pixels. The marginals of the 64 pixels at the border of a tile are discarded. `tiling(shape)` says which tiles.
+    pixels. The marginals of the 64 pixels at the border of a tile are discarded. `tiling(shape)` lists the tiles. `fit`
+    cuts an image that would take more than 60 % of the memory into parts, which are separate examples.
 
     >>> import numpy as np
     >>> from riskfield import ImageCRF
