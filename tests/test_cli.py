@@ -306,6 +306,25 @@ def test_the_time_does_not_include_loading(folder, capsys, monkeypatch):
     assert "algorithm  bp, 3 s\n" in run(capsys, "infer", "chain.uai")[1]
 
 
+def test_what_is_timed_loads_nothing(folder):
+    """A forest runs other code than a graph with cycles."""
+    code = f"""if True:
+        import sys
+        from riskfield.cli import infer as command
+        run, loaded = command._run, []
+        def watched(*arguments, **options):
+            before = set(sys.modules)
+            solution = run(*arguments, **options)
+            loaded.extend(set(sys.modules) - before)
+            return solution
+        command._run = watched
+        from riskfield.cli import main
+        assert main(["infer", {str(folder / "chain.uai")!r}]) == 0
+        assert not loaded, loaded
+    """
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+
+
 class TestProgram:
     def test_version(self, capsys):
         assert run(capsys, "--version") == (0, f"riskfield {rf.__version__}\n", "")
@@ -408,6 +427,9 @@ def test_the_script_for_bash_can_be_shown():
 def test_misspelt_names_get_a_suggestion(folder, capsys):
     assert "Did you mean 'infer'?" in refused(capsys, "infre", "chain.uai")
     assert "--algorithm" in refused(capsys, "infer", "chain.uai", "--algoritm", "bp")
+    said = refused(capsys, "infer", "chain.uai", "--algorithm", "mean-feild")
+    assert "'--algorithm': 'mean-feild' is not one of" in said
+    assert "Did you mean 'mean-field'? Try " in said
     fit = ["fit", "--images", "folder", "--masks", "folder", "--out", "model"]
     assert "Did you mean 'clique-logistic'?" in refused(capsys, *fit, "--loss", "clique-logisitc")
     (folder / "fit.toml").write_text("iteration = 3")
@@ -470,8 +492,8 @@ def test_the_words_of_errors():
     def command(image: str, kept: int = typer.Option(3, "--keep")): ...
 
     loaded = typer.main.get_command(app)
-    message = "`kept` and `max_bytes` must be positive, `runs` and `image` given. Got `other`."
-    expected = "--keep and --memory must be positive, MODEL and IMAGE given. Got `other`."
+    message = "`X` is empty; `kept` and `max_bytes` must be positive, `runs` and `image` given. Got `other`."
+    expected = "--images is empty; --keep and --memory must be positive, MODEL and IMAGE given. Got `other`."
     assert name_options(message, loaded) == expected
 
 

@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +17,11 @@ from PIL import Image
 import riskfield as rf
 from image_cases import CLASS_OPTIONS, CLASSES, IGNORE, SHAPES, write_folders
 from riskfield.cli import COMMANDS, _command, main
-from riskfield.cli._fit_images import _LARGEST_SHARE, Choices, InferenceName, _largest_scale
+from riskfield.cli._fit_images import Choices, InferenceName, _largest_scale
+from riskfield.estimators import image_crf
 from riskfield.estimators.defaults import ITERATIONS, LOSS, SWEEPS
 from riskfield.estimators.image_run import ImageRun
+from riskfield.features.image import LARGEST_SHARE
 from riskfield.learning.fit_state import FitState
 from riskfield.losses.names import LOSSES
 
@@ -209,16 +212,18 @@ def test_a_file_of_options(folder, capsys):
     assert "nowhere.toml: No such file or directory." in complaint(capsys, ["fit", "--config", "nowhere.toml"])
 
 
-def test_a_run_goes_on(folder, capsys):
+def test_a_run_goes_on(folder, capsys, monkeypatch):
     assert main([*FIT, "--out", "once", "--iterations", "6", "--quiet"]) == 0
     again = [*FIT, "--out", "model", "--iterations", "6"]
-    said = complaint(capsys, again)
+    with monkeypatch.context() as patch:
+        patch.setattr("riskfield.cli._fit_images._read", None)  # refused before the images are read
+        said = complaint(capsys, again)
     assert said == "model: already holds a run. Use --resume to continue it, or another folder."
     assert main([*again, "--resume"]) == 0
     out = capsys.readouterr().out.splitlines()
     assert [line.split(", objective")[0] for line in out[:2]] == [
-        "independent: Fit(6 iterations",
-        "univariate-logistic: Fit(6 iterations",
+        "independent: 6 iterations",
+        "univariate-logistic: 6 iterations",
     ]
     assert main([*again, "--resume", "--iterations", "5", "--quiet"]) == 0  # nothing is left to do
     assert ImageRun.load("model").settings["iterations"] == 6
@@ -297,7 +302,7 @@ def damage(folder, what):
     [
         ("cut", "images/b.png cannot be read as an image: "),
         ("size", "masks/c.png must have the size of c.jpg, 15 x 16 pixels. It has 5 x 5."),
-        ("value", "masks/d.png has the values 99, which are not among the classes 0, 200, nor the ignored value 7."),
+        ("value", "masks/d.png has the value 99, which is not among the classes 0, 200, nor the ignored value 7."),
         ("missing", "--masks: masks has no mask for a.png. A mask has the name of its image."),
         ("empty", "--images: images has no images (.png, .jpg,"),
         ("none", "masks: --masks must be an existing folder."),
@@ -368,13 +373,39 @@ def test_masks_of_another_size_can_be_resized(folder):
     assert ImageRun.load("new").reading == reading
 
 
+def test_later_commands_name_the_options_of_fit(folder, capsys):
+    with Image.open("masks/a.png") as mask:
+        large = mask.resize((2 * mask.width, 3 * mask.height), Image.Resampling.NEAREST)
+    large.save("masks/a.png")
+    assert main(["evaluate", "model", "--images", "images", "--masks", "masks"]) == 2
+    said = capsys.readouterr()
+    assert "Set --resize-masks to resize it. Only `riskfield fit` can set this: fit again, or" in said.err
+    assert "predicted classes in columns" in said.out
+
+
+def test_edges_that_do_not_help_are_said(folder, capsys, monkeypatch):
+    shutil.copy("images/a.png", "images/e.png")  # the fifth: one is held out
+    shutil.copy("masks/a.png", "masks/e.png")
+    path = image_crf.ridge_path
+
+    def worse(*arguments, **options):
+        return [replace(trial, independent=trial.model - 0.1) for trial in path(*arguments, **options)]
+
+    monkeypatch.setattr(image_crf, "ridge_path", worse)
+    assert main([*FIT, "--iterations", "1", "--out", "new"]) == 0
+    said = capsys.readouterr().err
+    assert "WARNING: on the held-out images the log loss is lower without edges." in said
+    assert "choosing the ridge: training with 0.1, 1 of at most 4\n" in said
+    assert "training on all images with a ridge of " in said
+
+
 def test_masks_that_may_be_a_mistake_are_said(folder, capsys):
     Image.fromarray(np.zeros(SHAPES["d"][:2], np.uint8)).save("masks/d.png")
     Image.new("L", (4, 4)).save("masks/spare.png")
     assert main([*FIT, "--iterations", "1", "--quiet", "--out", "new"]) == 0
     assert capsys.readouterr().err.splitlines() == [
-        "riskfield: masks: there is no image for spare.png. They are not used.",
-        "riskfield: d: its mask has only the class 'ground'.",
+        "riskfield: WARNING: masks without an image in masks, which are not used: spare.png.",
+        "riskfield: WARNING: the mask of d.jpg has only the class 'ground'.",
     ]
 
 
@@ -400,15 +431,40 @@ def test_an_image_too_large_to_train_on_is_named(folder, capsys, monkeypatch):
     assert main([*FIT, "--iterations", "1", "--ridge", "1e-2", "--out", "new", "--scale", scale]) == 0
 
 
+def test_an_image_too_large_for_the_memory_is_cut_into_parts(folder, capsys, monkeypatch):
+    rng = np.random.default_rng(0)
+    Image.fromarray(rng.integers(0, 256, (120, 160), np.uint8)).save("images/large.png")
+    Image.fromarray(np.where(np.arange(160) < 80, 0, 200).astype(np.uint8)[None].repeat(120, 0)).save("masks/large.png")
+    fit = [*FIT, "--loss", "independent", "--ridge", "1e-2", "--iterations", "20", "--quiet"]
+    assert main([*fit, "--out", "whole"]) == 0
+    capsys.readouterr()
+    monkeypatch.setattr("riskfield.features.image.physical_memory", lambda: 10**8)
+    monkeypatch.setattr("riskfield.features.image.PART_SIDE", 64)
+    assert main([*fit, "--out", "parts"]) == 0
+    said = capsys.readouterr().err
+    assert "WARNING: too large for the memory as a whole: large.png. Training takes parts of" in said
+    assert "as separate examples, 6 in all" in said
+    monkeypatch.setattr("riskfield.cli._fit_images.physical_memory", lambda: 6 * 10**7)
+    assert main([*fit, "--out", "disk"]) == 0
+    assert "They are kept in disk/features during training" in capsys.readouterr().err
+    # Without edges, training on the parts is training on the whole: their features are those of the whole image.
+    monkeypatch.undo()
+    os.chdir(folder)
+    whole, parts, disk = (ImageRun.load(name).crf.model_.state_dict() for name in ("whole", "parts", "disk"))
+    for name, values in whole.items():
+        torch.testing.assert_close(parts[name], values, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(disk[name], values, rtol=1e-4, atol=1e-4)
+
+
 def test_the_suggested_scale_counts_the_memory_that_does_not_shrink(monkeypatch):
     """Features are computed at the resolution of the image, in bands that fit into a small memory."""
     for gigabytes, shape in ((2, (3000, 4000, 3)), (4, (6000, 8000, 3))):
         monkeypatch.setattr("riskfield.features.image.physical_memory", lambda gigabytes=gigabytes: gigabytes * 10**9)
         features = rf.features.ImageFeatures()
-        assert features.memory_share(shape, 2) > _LARGEST_SHARE
+        assert features.memory_share(shape, 2) > LARGEST_SHARE
         scale = _largest_scale(features, shape, 2)
         assert scale == float(f"{scale:.2g}")
-        assert rf.features.ImageFeatures(scale=scale).memory_share(shape, 2) <= _LARGEST_SHARE
+        assert rf.features.ImageFeatures(scale=scale).memory_share(shape, 2) <= LARGEST_SHARE
     monkeypatch.setattr("riskfield.features.image.physical_memory", lambda: 10**6)
     assert _largest_scale(features, (3000, 4000, 3), 2) is None
 
@@ -515,7 +571,7 @@ def test_values_that_jpeg_has_changed_are_explained(folder, capsys, monkeypatch)
     assert main([*FIT, "--out", "new"]) == 2
     said, more = capsys.readouterr().err.splitlines()
     assert "which are not among the classes" in said
-    assert "JPEG changes the values of masks. To make classes of them, set --threshold (two classes) or " in said
+    assert "JPEG changes the values of masks. To group them into classes, set --threshold (two classes) or " in said
     assert more == "riskfield: 3 more images or masks cannot be used."
 
 

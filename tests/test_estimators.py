@@ -540,6 +540,7 @@ def test_bad_data_is_refused(X, y, message):
     [
         (CRF(loss="hinge"), ValueError, "`loss` must be a loss object, or one of univariate-logistic, "),
         (CRF(loss=rf.losses.UnivariateLogistic), TypeError, "`loss` must be a loss such as `UnivariateLogistic()`"),
+        (CRF(rf.chain(3, 2)), TypeError, "`graph` must be integers of shape (edges, 2). Got a FactorGraph: pass an"),
         (CRF("grid"), ValueError, "`graph` must be \"chain\" or an integer array of edges. Got 'grid'."),
         (CRF(ridge=-1), ValueError, "`ridge` must be a non-negative number. Got -1."),
         (CRF(optimiser="adam"), TypeError, "`optimiser` must be an object such as `LBFGS()`"),

@@ -512,6 +512,32 @@ def test_an_image_is_tiled_when_it_would_take_half_of_the_memory(fitted_on_blobs
     assert fitted_on_blobs.tiling((500, 600)) is None
 
 
+@pytest.mark.parametrize("scale", [1.0, 0.5])
+@pytest.mark.parametrize("loss", ["independent", "surrogate-likelihood"])
+def test_training_on_parts_is_training_on_the_whole_without_the_edges_between_them(scale, loss, monkeypatch):
+    images, masks = drawn_images([(24, 40, 3), (12, 16)])
+    labels = [np.where(mask > 0, "figure", "ground") for mask in masks]
+    features = rf.features.ImageFeatures((Constant(), Position(), HOG(4)), RECIPE.edges, scale)
+    crf = ImageCRF(features, loss=loss, ridge=1e-2, optimiser=rf.optim.LBFGS(iterations=30))
+    whole = clone(crf).fit(images, labels, sample_weight=[1.0, 2.0])
+    monkeypatch.setattr("riskfield.features.image.PART_SIDE", 20)
+    monkeypatch.setattr("riskfield.features.image.LARGEST_SHARE", features.memory_share((12, 16), 2))
+    cut = features.training_parts((24, 40), 2)
+    assert [window.shape for window in cut] == [(round(12 * scale), round(20 * scale))] * 4
+    assert features.training_parts((12, 16), 2) is None
+    parts = clone(crf).fit(images, labels, sample_weight=[1.0, 2.0])
+    if loss == "independent":
+        for name, values in whole.model_.state_dict().items():
+            torch.testing.assert_close(parts.model_.state_dict()[name], values, rtol=1e-3, atol=1e-4)
+    assert parts.score(images, labels) == pytest.approx(whole.score(images, labels), abs=0.03)
+
+
+def test_features_of_the_whole_image_are_never_cut(monkeypatch):
+    monkeypatch.setattr("riskfield.features.image.LARGEST_SHARE", 0.0)
+    assert rf.features.ImageFeatures().training_parts((2000, 2000), 2) is not None
+    assert rf.features.ImageFeatures(pixels=(Centred(),)).training_parts((2000, 2000), 2) is None
+
+
 def test_decoders_that_weigh_all_pixels_see_the_whole_image(fitted_on_blobs, tiled):
     (image,), _ = blobs(1, (30, 40), seed=1)
     crf = copy.copy(fitted_on_blobs).set_params(decoder=rf.decoders.EqualCount())

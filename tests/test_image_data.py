@@ -86,7 +86,7 @@ def test_folders_that_will_not_do(folders, tmp_path):
         rf.datasets.image_folder(images, tmp_path / "empty")
     image_set = rf.datasets.image_folder(images, masks, classes={0: "0", 128: "1", 255: "2"})
     with pytest.raises(
-        rf.errors.FileFormatError, match=r"a.png has the values 7, which are not among the classes 0, 128, 255"
+        rf.errors.FileFormatError, match=r"a.png has the value 7, which is not among the classes 0, 128, 255"
     ):
         image_set[0]
     image_set = rf.datasets.image_folder(images, masks, classes={1: "1"}, ignore=7)

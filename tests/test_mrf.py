@@ -277,6 +277,15 @@ def test_bad_counts_are_refused(options, message):
         rf.sample(graph, graph.zeros(), **{"num_samples": 1, **options})
 
 
+def test_states_have_no_mean():
+    graph = rf.chain(2, num_states=2)
+    model = rf.MRF(graph, graph.zeros())
+    with pytest.raises(NotImplementedError, match=r"have no mean. Use `marginals`"):
+        model.mean  # noqa: B018
+    with pytest.raises(NotImplementedError, match=r"have no variance. Use `marginals`"):
+        model.stddev  # noqa: B018
+
+
 def test_bad_theta_is_refused():
     graph = rf.chain(3, 2)
     with pytest.raises(ValueError, match=r"`theta` must not hold NaN or \+inf"):

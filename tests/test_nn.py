@@ -565,7 +565,7 @@ def test_a_copy_is_independent_and_graphs_are_no_part_of_it():
         (lambda: grid_layer()(logits(3, 4), logits(3, 4)), "`image` must not be given, because `contrast=False`"),
         (
             lambda: grid_layer(contrast=True)(logits(3, 4), logits(4, 3)),
-            r"`image` must have shape \(2, channel, ",
+            r"`image` must have shape \(2, channel, 3, 4\)",
         ),
         (
             lambda: grid_layer(contrast=True)(logits(3, 4), torch.zeros(2, 1, 3, 4, dtype=torch.uint8)),

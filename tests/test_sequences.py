@@ -323,7 +323,7 @@ def test_labels_that_are_no_tags_are_refused(label):
         list(spans(["O", label]))
 
 
-@pytest.mark.parametrize(("alias", "scheme"), [("IOB2", "BIO"), ("IOBES", "BIOES")])
+@pytest.mark.parametrize(("alias", "scheme"), [("IOB2", "BIO"), ("IOBES", "BIOES"), ("bio", "BIO")])
 def test_schemes_have_two_names(alias, scheme):
     classes = np.array(["O", *(f"{prefix}-{kind}" for prefix in scheme.replace("O", "") for kind in "XY")])
     found, same = (forbidden_transitions(classes, name, None) for name in (alias, scheme))

@@ -229,14 +229,14 @@ def make_scorer(
     greater_is_better: bool = True,
     **settings: Any,
 ) -> Callable[[Any, Any, Any], float]:
-    """Make a scorer for `GridSearchCV` and the like, also for examples of different lengths.
+    """Make a scorer for `GridSearchCV` and similar tools, which also works for examples of different lengths.
 
     Arguments:
         metric: a function of the true and the predicted labels.
-        flat: pass the labels of all examples in one list. By default for the metrics of scikit-learn, which expect them
-            so.
-        ignore: the label that marks unknown ones, as for the estimator; None if there is none. With `flat`, they and
-            what is predicted for them are left out.
+        flat: pass the labels of all examples in one list. This is the default for the metrics of scikit-learn, which
+            expect one list.
+        ignore: the label that marks unknown ones, as for the estimator; None if all labels are known. With `flat`,
+            unknown labels and the predictions for them are left out.
         greater_is_better: whether a higher value is better. If not, the scorer returns minus the value.
         settings: further arguments of the metric.
 

@@ -88,6 +88,16 @@ class MRF(Distribution):
         highest = index_tensor(self.graph.num_states, self.theta.device) - 1
         return constraints.independent(constraints.integer_interval(torch.zeros_like(highest), highest), 1)
 
+    @property
+    def mean(self) -> Tensor:
+        """Not defined."""
+        raise NotImplementedError("States are labels, which have no mean. Use `marginals`.")
+
+    @property
+    def variance(self) -> Tensor:
+        """Not defined."""
+        raise NotImplementedError("States are labels, which have no variance. Use `marginals`.")
+
     # -- values -------------------------------------------------------------------------------------------------------
 
     @property

@@ -56,6 +56,12 @@ class Progress:
             print(f"{self._what}: {self._done} of {self._total}{listed}, {now - self._began:.0f} s", file=sys.stderr)
 
 
+def note(text: str, *, shown: bool) -> None:
+    """Print a line on standard error if `shown`."""
+    if shown and sys.stderr is not None:
+        print(text, file=sys.stderr)
+
+
 def bar(items: Collection[_T], *, shown: bool, what: str) -> Iterable[_T]:
     """Iterate over `items`, and report how many are done if `shown`."""
     return _reported(items, what) if shown else items

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 # What can be wrong with one image of many: the file, its size, its values.
 BAD_IMAGE = (OSError, ValueError, MemoryError)
 # Options whose argument in Python has another name.
-_OPTIONS = {"max_bytes": "--memory", "runs": "MODEL", "num_shown": "--shown"}
+_OPTIONS = {"max_bytes": "--memory", "runs": "MODEL", "num_shown": "--shown", "X": "--images"}
+# Options of `riskfield fit`, which decides for the later commands how masks are read.
+_OPTIONS_OF_FIT = {name: f"--{name.replace('_', '-')}" for name in ("threshold", "levels", "resize_masks")}
 
 # Typer keeps a copy of click in some versions and imports it in others; this name holds in both.
 USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
@@ -44,12 +46,17 @@ def complain(message: str, error: BaseException | None = None) -> int:
 
 
 def complain_of_image(name: str | Path, error: BaseException, command: Any = None) -> None:
-    """Print what is wrong with one image of many. It is named once, also if the error names its file.
+    """Print what is wrong with one image of many. It is named once, even if the error names its file.
 
-    With `command`, its options are named in place of arguments of Python functions.
+    With `command`, its options are named in place of arguments of Python functions; without, those of `riskfield fit`.
     """
-    message, stem = message_of(error), re.escape(Path(name).stem)
-    message = message if command is None else name_options(message, command)
+    original, stem = message_of(error), re.escape(Path(name).stem)
+    if command is None:
+        message = re.sub(r"`(\w+)`", lambda match: _OPTIONS_OF_FIT.get(match[1], match[0]), original)
+        if message != original:
+            message += " Only `riskfield fit` can set this: fit again, or change the mask."
+    else:
+        message = name_options(original, command)
     named = re.search(rf"(^|[/\\ ]){stem}\.\w+[: ]", message)
     complain(message if named else f"{name}: {message}", error)
 
@@ -67,7 +74,10 @@ def note_tiles(crf: ImageCRF, shape: tuple[int, ...], name: str | Path) -> None:
 def message_of(error: BaseException) -> str:
     """What an error says, for people."""
     if isinstance(error, USAGE_ERROR):
-        return str(error.format_message())  # type: ignore[attr-defined]
+        message = str(error.format_message()).replace("Value error, ", "")  # type: ignore[attr-defined]
+        if choice := re.search(r"('[^']*') is not one of ('.*')", message):
+            message += did_you_mean(choice[1].strip("'"), re.findall(r"'([^']*)'", choice[2]))
+        return message if message.endswith((".", "?")) else f"{message}."
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}." if error.filename is not None else f"{error.strerror}."
     return str(error) or ("Out of memory." if isinstance(error, MemoryError) else type(error).__name__)
@@ -177,7 +187,7 @@ def _device(name: str | None) -> str | None:
 
 Device = Annotated[
     str | None,
-    typer.Option(metavar="NAME", callback=_device, help="Where to compute, such as cuda.", show_default="cpu"),
+    typer.Option(metavar="NAME", callback=_device, help="Where to compute, such as cuda. [cpu]"),
 ]
 
 

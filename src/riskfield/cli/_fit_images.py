@@ -23,7 +23,7 @@ from riskfield.datasets.images import few, size
 from riskfield.devices import physical_memory
 from riskfield.entropy import TRW, Bethe
 from riskfield.estimators.defaults import PATIENCE, RHO, VALIDATION_FRACTION
-from riskfield.features.image import ImageFeatures, graph_bytes
+from riskfield.features.image import LARGEST_SHARE, PART_SIDE, ImageFeatures, graph_bytes
 from riskfield.infer import ExactOnForests, Inference
 from riskfield.inference.algorithm import AbstractAlgorithm
 from riskfield.inference.mean_field import MeanField
@@ -37,7 +37,6 @@ from riskfield.losses.loss import as_loss
 from riskfield.losses.names import name_of
 from riskfield.progress import bar
 
-_LARGEST_SHARE = 0.6  # of the memory that one image may take in training, without the tape of inference
 _SHOWN = 10  # images whose errors are printed
 FEATURES = "features"  # the folder of features in the folder of a run
 
@@ -169,9 +168,11 @@ class _Data:
 def fit_images(options: FitOptions, command: Any, *, resume: bool, every: int, quiet: bool) -> None:
     """Fit a model to two folders, and write the folder of the run. Errors name the options of `command`."""
     from riskfield.estimators.image_crf import ImageCRF  # here, because scikit-learn takes a second to load
-    from riskfield.estimators.image_run import ImageRun, prepare
+    from riskfield.estimators.image_run import ImageRun, prepare, refuse_existing
 
     began, choices, out = time.perf_counter(), options.choices, options.out
+    if not resume:
+        refuse_existing(out)  # before the images are read, which may take long
     data = _read(options, command, shown=not quiet)
     cache = _feature_folder(data, ImageFeatures(scale=choices.scale), out)
     settings = {
@@ -215,12 +216,22 @@ def fit_images(options: FitOptions, command: Any, *, resume: bool, every: int, q
     if not quiet:
         if crf.path_:
             best = min(crf.path_, key=lambda trial: trial.model)
+            alone = min(trial.independent for trial in crf.path_)
             typer.echo(
                 f"ridge: {crf.ridge_:g}, chosen on held-out images. Log loss there: {best.model:.4f}; without edges "
-                f"{min(trial.independent for trial in crf.path_):.4f}"
+                f"{alone:.4f}"
             )
+            if best.model > alone:
+                complain(
+                    "WARNING: on the held-out images the log loss is lower without edges. If you need good marginals, "
+                    "compare with --loss independent or --loss surrogate-likelihood, or use more images."
+                )
         for stage, result in zip(crf.stages(), crf.results_, strict=False):  # an interrupted run has fewer results
-            typer.echo(f"{name_of(as_loss(stage.loss))}: {result}")
+            found = "" if result.best is None else f", objective {result.best.objective:.6g}"
+            typer.echo(
+                f"{name_of(as_loss(stage.loss))}: {len(result.history)} iterations{found} "
+                f"({result.reason.value}: {result.explanation})"
+            )
         typer.echo(f"wrote {out}")
     if interrupted:
         raise typer.Exit(130)
@@ -231,7 +242,7 @@ def _read(options: FitOptions, command: Any, shown: bool) -> _Data:
     named = _classes(options.classes) if options.classes else None
     images = image_folder(options.images, options.masks, classes=named, ignore=options.ignore, reading=options.reading)
     if unmatched := unmatched_masks(options.images, options.masks):
-        complain(f"{options.masks}: there is no image for {few(unmatched)}. They are not used.")
+        complain(f"WARNING: masks without an image in {options.masks}, which are not used: {few(unmatched)}.")
     # Classes without names are named by their values.
     names = named or {int(name): name for name in images.classes}
     values = np.array([*names, -1], np.int32)  # the last entry is for pixels without a label
@@ -255,7 +266,7 @@ def _read(options: FitOptions, command: Any, shown: bool) -> _Data:
         present = [names[value] for value in np.unique(labels[-1]).tolist() if value != -1]
         if len(present) < 2:
             only = f"only the class {present[0]!r}" if present else "no labels"
-            complain(f"{image.name}: its mask has {only}.")
+            complain(f"WARNING: the mask of {files[image.name].name} has {only}.")
     if bad > _SHOWN:
         complain(f"{bad - _SHOWN} more images or masks cannot be used.")
     if bad:
@@ -298,13 +309,13 @@ def _given(reading: MaskReading) -> dict[str, Any]:
 
 
 def _largest_scale(features: ImageFeatures, shape: tuple[int, ...], num_classes: int) -> float | None:
-    """A scale at which an image can be trained on, to two digits; None if there is none.
+    """The largest scale of some at which an image can be trained on, to two digits; None if no scale is small enough.
 
     Not all memory shrinks with the scale: features are computed at the resolution of the image.
     """
     for step in range(1, 40):
         scale = float(f"{features.scale * 0.9**step:.2g}")
-        if replace(features, scale=scale).memory_share(shape, num_classes) <= _LARGEST_SHARE:
+        if replace(features, scale=scale).memory_share(shape, num_classes) <= LARGEST_SHARE:
             return scale
     return None
 
@@ -313,19 +324,33 @@ def _feature_folder(data: _Data, features: ImageFeatures, out: Path) -> Path | N
     """Where features are kept on the disk during training, or None if they fit into memory.
 
     Raises:
-        MemoryError: if one image is too large to train on, if the features fit neither into memory nor on the disk, or
-            if the graphs of all sizes do not fit into memory.
+        MemoryError: if one image, or a part of it, is too large to train on, if the features fit neither into memory
+            nor on the disk, or if the graphs of all sizes do not fit into memory.
     """
-    largest = max(range(len(data.paths)), key=lambda k: math.prod(data.shapes[k][:2]))
-    share = features.memory_share(data.shapes[largest], len(data.names))
-    if share > _LARGEST_SHARE:
+    cut = [features.training_parts(shape, len(data.names)) for shape in data.shapes]
+    shares = [
+        features.memory_share(shape, len(data.names), windows[-1] if windows else None)  # the last is the largest
+        for shape, windows in zip(data.shapes, cut, strict=True)
+    ]
+    largest = max(range(len(shares)), key=shares.__getitem__)
+    if shares[largest] > LARGEST_SHARE:
         scale = _largest_scale(features, data.shapes[largest], len(data.names))
+        what = f"{size(data.shapes[largest])} pixels at once" if cut[largest] is None else "a part of the image"
         raise MemoryError(
-            f"{data.paths[largest]}: training on {size(data.shapes[largest])} pixels at once would take about "
-            f"{share:.0%} of the memory. {f'Use --scale {scale:g} or less, or cut' if scale else 'Cut'} the image and "
-            "its mask into parts."
+            f"{data.paths[largest]}: training on {what} would take about {shares[largest]:.0%} of the memory. "
+            f"{f'Use --scale {scale:g} or less, or cut' if scale else 'Cut'} the image and its mask into parts."
         )
-    grids = [features.shape(*shape[:2]) for shape in data.shapes]
+    if any(cut):
+        names = [path.name for path, windows in zip(data.paths, cut, strict=True) if windows]
+        complain(
+            f"WARNING: too large for the memory as a whole: {few(names)}. Training takes parts of at most "
+            f"{PART_SIDE} x {PART_SIDE} pixels as separate examples, {sum(len(own) for own in cut if own)} in all."
+        )
+    grids = [
+        grid
+        for shape, windows in zip(data.shapes, cut, strict=True)
+        for grid in ([window.shape for window in windows] if windows else [features.shape(*shape[:2])])
+    ]
     entries = sum(map(math.prod, grids)) * (features.num_pixel_features + 2 * features.num_edge_features)
     graphs = sum(map(math.prod, set(grids))) * graph_bytes(len(data.names))
     # Double precision, and a copy in single precision while they are joined; on the disk, single precision.
@@ -337,13 +362,13 @@ def _feature_folder(data: _Data, features: ImageFeatures, out: Path) -> Path | N
     if graphs > available / 2 or on_disk > free:
         scale = features.scale * (0.8 * min(available / 2 / max(graphs, 1), free / on_disk)) ** 0.5
         raise MemoryError(
-            f"The features of {len(grids)} images would take about {in_memory / 1e9:.3g} GB of memory, or "
+            f"The features of {len(data.paths)} images would take about {in_memory / 1e9:.3g} GB of memory, or "
             f"{on_disk / 1e9:.3g} GB on the disk and {graphs / 1e9:.3g} GB of memory. This machine has "
             f"{available / 1e9:.3g} GB of memory, and {existing} has {free / 1e9:.3g} GB free. Use --scale {scale:.2g} "
             "or less, or fewer images."
         )
     complain(
-        f"The features of {len(grids)} images would take about {in_memory / 1e9:.3g} GB of memory. They are kept in "
-        f"{out / FEATURES} during training, about {on_disk / 1e9:.3g} GB."
+        f"The features of {len(data.paths)} images would take about {in_memory / 1e9:.3g} GB of memory. They are kept "
+        f"in {out / FEATURES} during training, about {on_disk / 1e9:.3g} GB."
     )
     return out / FEATURES

@@ -41,12 +41,12 @@ def evaluate(
 ) -> None:
     """Compare predictions with masks.
 
-    Prints for each class: the number of its pixels, the share of them that is labelled wrong, and the intersection over
-    union of true and predicted pixels. For all pixels: the share of wrong ones; the log loss, which measures the
-    marginals; and the calibration error, the mean difference between a marginal and the frequency with which such
-    marginals are right. Then the confusion matrix: of the pixels of the class in a row, the share labelled as the class
-    in a column. The masks must use the same values as those of the training, and the same value is ignored. An image
-    that cannot be read or labelled is reported and left out, and the exit code is 2.
+    For each class, the command prints the number of its pixels, the share of them that is labelled wrong, and the
+    intersection over union of true and predicted pixels. For all pixels, it prints the share that is labelled wrong,
+    the log loss of the marginals, and the calibration error: the mean difference between a marginal and the frequency
+    with which such marginals are right. The confusion matrix shows, for the pixels of the class in a row, the share
+    that is labelled as the class in a column. The masks must use the same values as in training, and are read in the
+    same way. An image that cannot be read or labelled is reported and left out, and the exit code is 2.
 
     \b
     Examples:
@@ -94,6 +94,7 @@ def _print(found: Evaluation) -> None:
     )
     columns = [max(7, len(name)) for name in found.names]
     header = "  ".join(f"{name:>{column}}" for name, column in zip(found.names, columns, strict=True))
+    typer.echo("predicted classes in columns, as shares of the true class in the row:")
     typer.echo(f"{'':<{width}}  {header}")
     for name, row in zip(found.names, found.confusion, strict=True):
         shares = row / row.sum() if row.sum() else np.full(len(row), np.nan)

@@ -34,7 +34,7 @@ def fit(
     ] = None,
     ignore: Annotated[int | None, typer.Option(min=0, help="The mask value of pixels without a label.")] = None,
     threshold: Annotated[
-        int | None, typer.Option(min=1, help="Mask values from this one on become 255, lower ones 0.")
+        int | None, typer.Option(min=1, help="Mask values of at least this number become 255, lower ones 0.")
     ] = None,
     levels: Annotated[
         int | None, typer.Option(min=2, max=32, help="Mask values become the nearest of this many grey levels.")
@@ -61,7 +61,10 @@ def fit(
     ] = None,
     early_stopping: Annotated[
         bool,
-        typer.Option("--early-stopping", help="Train on a part of the images until the loss on the others is lowest."),
+        typer.Option(
+            "--early-stopping",
+            help="Train on some of the images, and stop when the loss on the others no longer falls.",
+        ),
     ] = False,
     validation_fraction: Annotated[
         float, typer.Option(help="Share of the images to hold out, to choose the ridge and to stop early.")
@@ -82,10 +85,11 @@ def fit(
 
     The model is a conditional random field with the features and the initialisation of Domke (2013). images/horse.jpg
     goes with masks/horse.png, a grey or palette image of the same size whose values are labels. Images may be grey or
-    coloured and of any sizes. The folder --out gets model.safetensors, run.json and checkpoints. After an
-    interruption, or to run more --iterations, the same command with --resume continues the run. Without --ridge,
-    the ridge is chosen on held-out images, and printed. Features that would take more than half of the memory are kept
-    in the folder during training.
+    coloured and of any size. The command writes model.safetensors, run.json and checkpoints to the folder --out. After
+    an interruption, or to run more --iterations, the same command with --resume continues the run. Without --ridge,
+    the command chooses the ridge on held-out images and prints it. Features that would take more than half of the
+    memory are kept in the folder during training. An image too large for the memory is cut into parts, which are
+    separate examples.
 
     \b
     Examples:

@@ -18,6 +18,8 @@ import typer
 from riskfield.cli._common import Device
 from riskfield.entropy import TRW, Bethe, spanning_tree_rho
 from riskfield.errors import ConvergenceWarning, ImpossibleEvidenceError, RiskfieldError, TreewidthError
+from riskfield.graph.builders import chain
+from riskfield.graph.factor_graph import FactorGraph
 from riskfield.graph.grids import grid
 from riskfield.graph.schedule import Coloured, Parallel, Schedule, Sequential
 from riskfield.infer import infer as run_inference
@@ -128,13 +130,13 @@ def infer(
         from riskfield.threads import set_num_threads
 
         set_num_threads(threads)
-    _load_kernels(device)
     uai = read_uai(model)
     observed = read_evidence(evidence, uai.graph) if evidence is not None else {}
     if uai.log_constant == -math.inf:
         raise ImpossibleEvidenceError("Every joint state has probability zero: a factor without variables is 0.")
     chosen = _algorithm(algorithm, uai, appearances, _schedule(schedule, device), damping or 0.0, memory)
     tol = tol if tol is not None else 1e-8 if dtype is DtypeName.FLOAT64 else 1e-5
+    _load_kernels(uai.graph, bool(observed), device)
     began = time.perf_counter()
     try:
         solution = _run(uai, observed, chosen, Stop(sweeps, tol), dtype, device, progress=not quiet)
@@ -302,17 +304,18 @@ def _run(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # the command prints its own
         return run_inference(
-            uai.graph, theta, algorithm, stop=stop, evidence=observed, progress=progress and sys.stderr.isatty()
+            uai.graph, theta, algorithm, stop=stop, evidence=observed or None, progress=progress and sys.stderr.isatty()
         )
 
 
-def _load_kernels(device: str | None) -> None:
-    """Run inference once on a tiny model: the first call of a process loads libraries, which is not to be timed.
+def _load_kernels(graph: FactorGraph, observed: bool, device: str | None) -> None:
+    """Run inference once on a tiny model of the same kind: the first call loads libraries, which must not be timed.
 
     It also keeps Ctrl-C out of imports, where Python may end the process before the program can say so.
     """
-    small = grid(2, 2, 2)
-    run_inference(small, torch.zeros(small.theta_size, device=device or "cpu"), MessagePassing(), stop=Stop(1, None))
+    small = chain(2, 2) if graph.is_forest else grid(2, 2, 2)
+    theta, evidence = torch.zeros(small.theta_size, device=device or "cpu"), {0: 0} if observed else None
+    run_inference(small, theta, MessagePassing(), stop=Stop(9, 1e-3), evidence=evidence)
 
 
 def _print_table(

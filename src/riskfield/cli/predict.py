@@ -44,7 +44,7 @@ def predict(
 ) -> None:
     """Label the pixels of images.
 
-    The folder --out gets, for horse.jpg: labels/horse.png, an image with the values that the masks had in training;
+    For horse.jpg the folder --out then holds labels/horse.png, an image with the values that the masks had in training;
     overlays/horse.png, the image with its labels in colours; and marginals/horse.npz, with the arrays marginals (row,
     column, class), values (of the classes in masks) and names. An image that cannot be found, read or labelled is
     reported and left out, and the exit code is 2. An image too large for the memory is labelled in overlapping tiles.

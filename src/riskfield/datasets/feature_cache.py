@@ -16,6 +16,7 @@ from torch import Tensor
 
 from riskfield.errors import FileFormatError
 from riskfield.features.image import FeatureMaps, ImageFeatures
+from riskfield.features.window import Window
 from riskfield.io.codec import read_tree, write_tree
 
 _VERSION = 1  # raise it when the numbers of a feature change and its name and settings do not
@@ -43,13 +44,13 @@ class FeatureCache:
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
 
-    def __call__(self, features: ImageFeatures, image: npt.ArrayLike) -> FeatureMaps:
-        """What `features(image)` gives, from the folder if it is there."""
-        return self._kept(features, image)[1]
+    def __call__(self, features: ImageFeatures, image: npt.ArrayLike, window: Window | None = None) -> FeatureMaps:
+        """What `features(image, window)` gives, from the folder if it is there."""
+        return self._kept(features, image, window)[1]
 
-    def mapped(self, features: ImageFeatures, image: npt.ArrayLike) -> FeatureMaps:
+    def mapped(self, features: ImageFeatures, image: npt.ArrayLike, window: Window | None = None) -> FeatureMaps:
         """The same, as tensors that are mapped to the file: they are read when they are used, and take no memory."""
-        path, _ = self._kept(features, image)
+        path, _ = self._kept(features, image, window)
         with path.open("rb") as file:  # the format of safetensors: a length, a header in JSON, the numbers
             length = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(length))
@@ -62,19 +63,20 @@ class FeatureCache:
             parts.append(torch.from_numpy(numbers))
         return FeatureMaps(*parts)
 
-    def _kept(self, features: ImageFeatures, image: npt.ArrayLike) -> tuple[Path, FeatureMaps]:
+    def _kept(self, features: ImageFeatures, image: npt.ArrayLike, window: Window | None) -> tuple[Path, FeatureMaps]:
         """The file of the features and its content, which is computed if it is missing or damaged."""
         array = np.asarray(image)
-        path = self.folder / f"{_key(features, array)}.features"
+        path = self.folder / f"{_key(features, array, window)}.features"
         kept = _read(path)
         if kept is None:
-            kept = features(array)
+            kept = features(array, window)
             _write(path, kept)
         return path, kept
 
 
-def _key(features: ImageFeatures, image: npt.NDArray[Any]) -> str:
-    digest = hashlib.sha256(f"{_VERSION} {_recipe(features)} {image.dtype.str} {image.shape} ".encode())
+def _key(features: ImageFeatures, image: npt.NDArray[Any], window: Window | None) -> str:
+    part = "" if window is None else f"{tuple(window)} "
+    digest = hashlib.sha256(f"{_VERSION} {_recipe(features)} {image.dtype.str} {image.shape} {part}".encode())
     digest.update(np.ascontiguousarray(image).data)
     return digest.hexdigest()
 

@@ -14,8 +14,8 @@ from riskfield.errors import FileFormatError
 
 MAX_CLASSES = 32  # values in masks; more are a photograph, or a mask that JPEG has changed
 _HINT = (
-    "JPEG changes the values of masks. To make classes of them, set `threshold` (two classes) or `levels` (so many "
-    "grey levels)."
+    "JPEG changes the values of masks. To group them into classes, set `threshold` (two classes) or `levels` (a number "
+    "of grey levels)."
 )
 ENDINGS = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".webp")
 
@@ -89,7 +89,7 @@ def image_folder(
         ValueError: if there are no images, or images without a mask, or `ignore` is one of the classes.
         FileFormatError: if `classes` have to be found and there are more than 32.
         FileFormatError: if `classes` have to be found and a mask is damaged; and, when an image is read, if it or its
-            mask is damaged, or the mask has another size or a value that is no class.
+            mask is damaged, or the mask has another size or a value that is not a class.
     """
     if classes is not None and ignore in classes:
         raise ValueError(f"`ignore` must not be one of the classes {few([*classes])}. Got {ignore}.")
@@ -119,7 +119,8 @@ def image_folder(
         unknown = [value for value in np.unique(mask).tolist() if value not in values and value != ignore]
         if unknown:
             raise FileFormatError(
-                f"{mask_files[name]} has the values {few(unknown)}, which are not among the classes {few(values)}"
+                f"{mask_files[name]} has {'the value' if len(unknown) == 1 else 'the values'} {few(unknown)}, which "
+                f"{'is' if len(unknown) == 1 else 'are'} not among the classes {few(values)}"
                 f"{'' if ignore is None else f', nor the ignored value {ignore}'}."
                 f"{f' {_HINT}' if len(unknown) > 3 or is_jpeg(mask_files[name]) else ''}"
             )

@@ -133,7 +133,10 @@ def read_mask(path: str | os.PathLike[str]) -> Labels:
         channels = np.asarray(image)
         if image.mode == "RGB" and (channels == channels[..., :1]).all():
             return channels[..., 0].astype(np.int64)
-        raise FileFormatError(f"{path} must be an image of one channel to be a mask. It has the mode {image.mode}.")
+        raise FileFormatError(
+            f"{path} must be an image of one channel to be a mask. It has the mode {image.mode}. Save it as a grey or "
+            "palette image with one value for each class."
+        )
 
 
 def size(shape: Sequence[int]) -> str:

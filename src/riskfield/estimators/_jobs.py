@@ -19,7 +19,7 @@ def check_n_jobs(n_jobs: int | None) -> None:
 
 @contextmanager
 def threads(n_jobs: int | None) -> Iterator[None]:
-    """Use so many threads in the native engine and in torch. Afterwards there are as many as before.
+    """Use this number of threads in the native engine and in torch, and the previous number afterwards.
 
     Both are settings of the whole process. None changes nothing. As in joblib, -1 stands for all usable processors, -2
     for all but one, and so on.

@@ -24,7 +24,7 @@ OfExamples = Callable[[Examples, Inference], Tensor]
 
 @dataclass(frozen=True)
 class Blocks:
-    """Makes blocks: graphs with so many states, on a device, in a dtype."""
+    """Makes blocks on graphs with `num_states` states, on a device, in a dtype."""
 
     num_states: int
     device: torch.device

@@ -32,6 +32,7 @@ from riskfield.estimators.tokens import (
 from riskfield.estimators.transitions import Bools, check_allowed, check_lengths, forbidden_transitions
 from riskfield.examples import Examples
 from riskfield.graph.builders import chain
+from riskfield.graph.factor_graph import FactorGraph
 from riskfield.infer import Inference, InferenceChoice
 from riskfield.inference.k_best import k_best
 from riskfield.learning.optimiser import AbstractOptimiser, check_counts
@@ -67,8 +68,8 @@ class CRF(AbstractCRF):
             many variables.
         fit_intercept: add a constant to the features of the variables.
         boundaries: learn how probable each label is at the start and at the end of a chain.
-        scheme: "BIO" ("IOB2") or "BIOES" ("IOBES"), if labels are "O", "B-X", "I-X", ... for spans: transitions that
-            the scheme does not allow have probability 0.
+        scheme: "BIO" ("IOB2") or "BIOES" ("IOBES"), in upper or lower case, if labels are "O", "B-X", "I-X", ... for
+            spans: transitions that the scheme does not allow have probability 0.
         forbidden: further transitions of probability 0, pairs (label, next label) with None for the start or the end.
             With a `scheme` or `forbidden`, the default decoder is `MAP()`, so that predictions obey them.
         loss, inference, decoder, ridge, lasso, optimiser, initial, class_weight: as for `AbstractCRF`.
@@ -335,6 +336,11 @@ def _unpacked(example: Any, name: str) -> tuple[tuple[Any, ...], str]:
 
 
 def _edges(values: Any, num_variables: int, name: str) -> npt.NDArray[np.int64]:
+    if isinstance(values, FactorGraph) or callable(getattr(values, "number_of_nodes", None)):  # the latter: networkx
+        raise TypeError(
+            f"`{name}` must be integers of shape (edges, 2). Got a {type(values).__name__}: pass an array of its "
+            "edges, with the nodes numbered from 0."
+        )
     array = np.asarray(values)
     if array.size == 0:
         array = array.reshape(0, array.shape[1] if array.ndim == 2 else 2).astype(np.int64)

@@ -165,7 +165,7 @@ class ArrayDesign:
 
 
 def sequence(features: Features, constants: int) -> ArrayDesign:
-    """Features of shape (variable, feature), with so many constants among them, joined into a chain."""
+    """Features of shape (variable, feature), with this many constants among them, joined into a chain."""
     length = len(features)
     return ArrayDesign(
         Chain(length), (length,), {"nodes": features, "factors": np.ones((min(length - 1, 1), 1))}, constants

@@ -20,7 +20,7 @@ from riskfield.estimators.blocks import Blocks, OfExamples
 from riskfield.estimators.defaults import LOSS, PATIENCE, RIDGE, VALIDATION_FRACTION
 from riskfield.estimators.design import DIRECTIONS, Design, Sizes
 from riskfield.estimators.held_out import hold_out, is_counted
-from riskfield.estimators.image_design import ImageDesign, MappedBlocks, TileDesign, tiling_of
+from riskfield.estimators.image_design import ImageBlocks, ImageDesign, MappedBlocks, TileDesign, tiling_of
 from riskfield.estimators.labels import Array
 from riskfield.estimators.ridge_path import SearchInterrupted, Trial, best_ridge, independent_stage, ridge_path
 from riskfield.examples import Examples, blocks
@@ -34,6 +34,7 @@ from riskfield.learning.stages import Stage, fit_stages
 from riskfield.learning.validation import Validation
 from riskfield.losses.loss import LossLike, as_loss
 from riskfield.losses.piecewise import Independent
+from riskfield.progress import note
 
 _FEWEST = 5  # images with labels; with fewer, none is held out
 
@@ -43,8 +44,8 @@ class ImageCRF(AbstractCRF):
 
     It is a `GridCRF` on features that it computes itself, with edges between a pixel and its four neighbours.
 
-    X is a list of images, arrays of shape (row, column) or (row, column, 3), grey and coloured ones of any sizes:
-    bytes, 16-bit integers, booleans, or floats, taken as they are. An entry may also be the path of an image file,
+    X is a list of images, grey or coloured and of any size: arrays of shape (row, column) or (row, column, 3) of bytes,
+    16-bit integers, booleans, or floats, which are used unchanged. An entry may also be the path of an image file,
     which is read when it is needed. y has an array of shape (row, column) for each, of integers or strings, with -1
     where a label is unknown.
 
@@ -58,7 +59,7 @@ class ImageCRF(AbstractCRF):
             on all images. With fewer than five images that have labels and a positive weight, nothing is held out, and
             the ridge is 1e-3.
         validation_fraction: the share of the images to hold out, to choose the ridge. With `early_stopping`, they also
-            end the training, which then is on the other images alone.
+            decide when training ends, and the model is trained on the other images only.
         loss, inference, decoder, lasso, optimiser, initial, class_weight, ignore, chunk_size: as for `AbstractCRF`.
         early_stopping, n_iter_no_change, n_jobs, random_state, verbose, device, dtype: as for `AbstractCRF`.
 
@@ -68,7 +69,8 @@ class ImageCRF(AbstractCRF):
     Compare with it to see what the edges contribute.
 
     An image whose prediction would take more than half of the memory is predicted in overlapping tiles of 640 x 640
-    pixels. The marginals of the 64 pixels at the border of a tile are discarded. `tiling(shape)` says which tiles.
+    pixels. The marginals of the 64 pixels at the border of a tile are discarded. `tiling(shape)` lists the tiles. `fit`
+    cuts an image that would take more than 60 % of the memory into parts, which are separate examples.
 
     >>> import numpy as np
     >>> from riskfield import ImageCRF
@@ -149,6 +151,9 @@ class ImageCRF(AbstractCRF):
     ) -> Self:
         """Fit the model to images and their labels, as `AbstractCRF.fit`.
 
+        An image that would take more than 60 % of the memory is cut into parts of at most 512 x 512 pixels, which are
+        separate examples. Their features are those of the whole image.
+
         Arguments:
             X, y, sample_weight, checkpoint, resume: as for `AbstractCRF.fit`.
             cache: a folder for features. They are then written to files, and training reads them from there, image by
@@ -199,6 +204,7 @@ class ImageCRF(AbstractCRF):
                 self.model_.load_state_dict(model.state_dict())
                 return
             self.ridge_ = best_ridge(self.path_, "model")
+            note(f"training on all images with a ridge of {self.ridge_:g}", shown=settings.get("progress", False))
             stages = [replace(stage, ridge=self.ridge_) for stage in stages]
 
         def keep(number: int, fit: Fit) -> None:
@@ -260,7 +266,7 @@ class ImageCRF(AbstractCRF):
     def _blocks(self) -> Blocks:
         plain = super()._blocks()
         if self._cache is None:
-            return plain
+            return ImageBlocks(plain.num_states, plain.device, plain.dtype)
         return MappedBlocks(plain.num_states, plain.device, plain.dtype, self._cache)
 
     def _chunk_size(self, num_variables: int) -> int:

@@ -84,6 +84,13 @@ class ImageDesign:
         row, column = np.arange(rows) * grid.rows // rows, np.arange(columns) * grid.columns // columns
         return coarse[np.ix_(row, column)]
 
+    def parts(self, num_states: int) -> list[TileDesign] | None:
+        """The parts that are separate examples in training, or None if the image is one. They read it when needed."""
+        windows = self.features.training_parts(self.shape, num_states)
+        if windows is None:
+            return None
+        return [TileDesign(self.source, self.features, Tile(window, window)) for window in windows]
+
     def tiles(self, tiling: Sequence[Tile]) -> list[TileDesign]:
         """Its tiles, which share the pixels."""
         image = self.image
@@ -100,11 +107,16 @@ class ImageDesign:
 
 @dataclass(frozen=True, eq=False)
 class TileDesign:
-    """A tile of an image."""
+    """A tile of an image, in prediction, or a part of it, in training."""
 
-    image: npt.NDArray[Any]
+    source: npt.NDArray[Any] | Path
     features: ImageFeatures
     tile: Tile
+
+    @property
+    def image(self) -> npt.NDArray[Any]:
+        """The pixels of the whole image."""
+        return read_image(self.source) if isinstance(self.source, Path) else self.source
 
     @property
     def structure(self) -> Grid:
@@ -126,13 +138,24 @@ class TileDesign:
         return self.features(self.image, self.tile.window).inputs(torch.float32)
 
     def reduce(self, codes: Codes) -> Codes:
-        """Tiles have no labels."""
-        raise NotImplementedError
+        """The labels of the window, which are at the resolution of inference already."""
+        return codes.flatten()
 
     def expand(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """What is kept of the states or marginals of the window, (row, column, *)."""
         kept = self.tile.kept.inside(self.tile.window)
         return values.reshape(*self.shape, *values.shape[1:])[kept.slices]
+
+
+@dataclass(frozen=True)
+class ImageBlocks(Blocks):
+    """Makes blocks of images. In training, those too large for the memory are cut into parts."""
+
+    def labelled(
+        self, designs: Sequence[Design], codes: Sequence[Codes], weights: Array | None, *, verbose: bool
+    ) -> Iterator[Examples]:
+        """All images with their labels, for training."""
+        yield from super().labelled(*_in_parts(designs, codes, weights, self.num_states), verbose=verbose)
 
 
 @dataclass(frozen=True)
@@ -148,18 +171,39 @@ class MappedBlocks(Blocks):
 
         They are in the order in which `Blocks` has them, so that the same ones are held out.
         """
+        designs, codes, weights = _in_parts(designs, codes, weights, self.num_states)
         graphs: dict[Grid, FactorGraph] = {}
         order = list(chain.from_iterable(by_structure(designs)))
         for k in bar(order, shown=verbose, what="features"):
             design = designs[k]
-            assert isinstance(design, ImageDesign)
-            maps, grid = self.cache.mapped(design.features, design.image), design.structure
+            assert isinstance(design, ImageDesign | TileDesign)
+            window = design.tile.window if isinstance(design, TileDesign) else None
+            maps, grid = self.cache.mapped(design.features, design.image, window), design.structure
             if grid not in graphs:
                 graphs[grid] = grid.graph(self.num_states)
             inputs = {name: rows[None] for name, rows in maps.inputs(torch.float32).items()}
             labels = torch.from_numpy(design.reduce(codes[k]))[None]
             own = None if weights is None else torch.from_numpy(weights[k : k + 1])
             yield Examples(graphs[grid], labels, inputs, weights=own)
+
+
+def _in_parts(
+    designs: Sequence[Design], codes: Sequence[Codes], weights: Array | None, num_states: int
+) -> tuple[list[Design], list[Codes], Array | None]:
+    """Images with their labels and weights, where parts take the place of images too large for the memory."""
+    found, labels, rows = list[Design](), list[Codes](), list[int]()
+    for k, design in enumerate(designs):
+        assert isinstance(design, ImageDesign)
+        parts, grid = design.parts(num_states), design.structure
+        if parts is None:
+            found.append(design)
+            labels.append(codes[k])
+        else:
+            found += parts
+            coarse = design.reduce(codes[k]).reshape(grid.rows, grid.columns)
+            labels += [coarse[part.tile.window.slices] for part in parts]
+        rows += [k] * (1 if parts is None else len(parts))
+    return found, labels, None if weights is None else weights[rows]
 
 
 def tiling_of(features: ImageFeatures, shape: tuple[int, ...], num_classes: int) -> list[Tile] | None:

@@ -144,11 +144,20 @@ def prepare(folder: str | os.PathLike[str], settings: Mapping[str, Any], resume:
         yield path / _CHECKPOINT
 
 
+def refuse_existing(folder: str | os.PathLike[str]) -> None:
+    """Raise a `FileExistsError` if the folder holds a run."""
+    if _holds_run(Path(folder)):
+        raise FileExistsError(17, "already holds a run. Use --resume to continue it, or another folder", str(folder))
+
+
+def _holds_run(path: Path) -> bool:
+    return (path / _CHECKPOINT).exists() or (path / _MODEL).exists()
+
+
 def _check_or_begin(path: Path, settings: Mapping[str, Any], resume: bool) -> None:
-    checkpoint = path / _CHECKPOINT
-    if checkpoint.exists() or (path / _MODEL).exists():
-        if not resume:
-            raise FileExistsError(17, "already holds a run. Use --resume to continue it, or another folder", str(path))
+    if not resume:
+        refuse_existing(path)
+    if _holds_run(path):
         was = _read(path / _RUN)["settings"]
         for name in {**was, **settings}:
             old, new = was.get(name), settings.get(name)

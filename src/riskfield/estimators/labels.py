@@ -58,7 +58,7 @@ def is_known(labels: Array, ignore: Any = UNKNOWN) -> npt.NDArray[np.bool_]:
 
 
 def classes_of(labels: Sequence[Array], ignore: Any = UNKNOWN) -> Array:
-    """All labels that occur, in order: at least two classes of one type, none of which can be meant to be unknown."""
+    """All labels that occur, sorted. Raise unless they are at least two classes of one type, all clearly known."""
     examples: dict[str, int] = {}  # the first example with labels of a type
     for k, own in enumerate(labels):
         if is_known(own, ignore).any():

@@ -22,6 +22,7 @@ from riskfield.losses._class_weight import class_weight_of
 from riskfield.losses.loss import as_loss
 from riskfield.losses.marginal import UnivariateLogistic
 from riskfield.losses.piecewise import Independent
+from riskfield.progress import note
 
 RIDGES = (1e-1, 1e-2, 1e-3, 1e-4)  # in the order in which they are tried
 _ITERATIONS = 50  # of L-BFGS for each ridge, at most: enough to see which ridge is best
@@ -76,6 +77,10 @@ def ridge_path(
     trials: list[Trial] = []
     alone, joint = copy.deepcopy(model.state_dict()), None
     for number, ridge in enumerate(RIDGES):
+        note(
+            f"choosing the ridge: training with {ridge:g}, {number + 1} of at most {len(RIDGES)}",
+            shown=settings.get("progress", False),
+        )
         all_stages = [_short(replace(stage, ridge=ridge)) for stage in stages]
         model.load_state_dict(alone)
         first = independent_stage(all_stages)

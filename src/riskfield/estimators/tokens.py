@@ -19,7 +19,7 @@ import numpy as np
 
 from riskfield.estimators.design import Floats
 
-_SPARSE_SHARE = 0.1  # dense features of which fewer than this share are not 0 are stored as sparse ones
+_SPARSE_SHARE = 0.1  # dense features are stored as sparse ones if a smaller share of them is not 0
 _FEW_FEATURES = 32  # that are as fast dense
 
 

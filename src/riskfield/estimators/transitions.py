@@ -28,9 +28,9 @@ def forbidden_transitions(classes: Array, scheme: str | None, pairs: Iterable[tu
         return None
     forbidden = np.zeros((len(classes) + 1, len(classes) + 1), np.bool_)
     if scheme is not None:
-        if not isinstance(scheme, str) or scheme not in SCHEMES:
+        if not isinstance(scheme, str) or scheme.upper() not in SCHEMES:
             raise ValueError(f'`scheme` must be "BIO" ("IOB2"), "BIOES" ("IOBES") or None. Got {scheme!r}.')
-        prefixes = SCHEMES[scheme]
+        prefixes = SCHEMES[scheme.upper()]
         tags = [_tag(label, prefixes) for label in classes.tolist()] + [("O", "")]  # outside of a sequence is outside
         for k, before in enumerate(tags):
             for j, after in enumerate(tags):

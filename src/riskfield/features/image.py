@@ -39,13 +39,15 @@ from riskfield.features.kinds import (
     largest_reach,
 )
 from riskfield.features.resample import area_weights
-from riskfield.features.window import Place, Window
+from riskfield.features.window import Place, Window, parts
 
 # At the resolution of the image: float64, with two copies while they are computed.
 _BYTES_PER_FEATURE = 24
 # How many pixels are computed at once: the memory for them, as a share of all, and between these numbers.
 _SHARE_AT_ONCE = 0.25
 _FEWEST_AT_ONCE, _PIXELS_AT_ONCE = 2**16, 2**20
+LARGEST_SHARE = 0.6  # of the memory that one image may take in training, without the tape of inference
+PART_SIDE = 512  # pixels along the side of a part; far pixels hardly influence each other
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,11 +193,21 @@ class ImageFeatures:
                 f"{needed / 1e9:.3g} GB; this machine has {available / 1e9:.3g} GB. Scale the image down first."
             )
 
-    def memory_share(self, shape: tuple[int, ...], num_classes: int) -> float:
-        """Estimate which share of the memory the prediction of an image of this shape takes."""
-        rows, columns = self.shape(shape[0], shape[1])
+    def training_parts(self, shape: tuple[int, ...], num_classes: int) -> list[Window] | None:
+        """The windows of the inference grid that are separate examples in training, or None for the whole image.
+
+        An image is cut only if it would take more than `LARGEST_SHARE` of the memory, and never if `reach` is None.
+        """
+        if self.reach is None or self.memory_share(shape, num_classes) <= LARGEST_SHARE:
+            return None
+        found = parts(self.shape(shape[0], shape[1]), max(1, round(PART_SIDE * self.scale)))
+        return found if len(found) > 1 else None
+
+    def memory_share(self, shape: tuple[int, ...], num_classes: int, window: Window | None = None) -> float:
+        """Estimate which share of the memory the prediction of an image of this shape, or of a window, takes."""
+        rows, columns = self.shape(shape[0], shape[1]) if window is None else window.shape
         kept = 12 * (self.num_pixel_features + 2 * self.num_edge_features)  # two copies, in float32 and float64
-        return (self._bytes(shape, None) + rows * columns * (kept + graph_bytes(num_classes))) / physical_memory()
+        return (self._bytes(shape, window) + rows * columns * (kept + graph_bytes(num_classes))) / physical_memory()
 
     def _bytes(self, shape: tuple[int, ...], window: Window | None) -> int:
         """How much memory the features of an image, or of a window, take while they are computed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 
@@ -63,6 +64,16 @@ def tiles(shape: tuple[int, int], side: int, margin: int) -> list[Tile]:
         for outer_row, row in rows
         for outer_column, column in columns
     ]
+
+
+def parts(shape: tuple[int, int], side: int) -> list[Window]:
+    """Cut a map into windows of nearly equal size, at most `side` x `side`, that do not overlap.
+
+    >>> parts((10, 16), side=10)
+    [Window(top=0, bottom=10, left=0, right=8), Window(top=0, bottom=10, left=8, right=16)]
+    """
+    rows, columns = ([length * k // n for k in range(n + 1)] for length, n in ((own, -(-own // side)) for own in shape))
+    return [Window(*row, *column) for row in pairwise(rows) for column in pairwise(columns)]
 
 
 def _along(length: int, side: int, margin: int) -> list[tuple[tuple[int, int], tuple[int, int]]]:

@@ -36,7 +36,7 @@ _grid = functools.lru_cache(maxsize=32)(grid)  # images of many sizes share the 
 class GridCRF(Module):
     """A conditional random field on the pixels of an image, or the voxels of a volume: logits in, log-marginals out.
 
-    The layer takes images of any size, from call to call. Train it and the network before it together, with
+    The size of the images may change from call to call. Train the layer and the network before it together, with
     `torch.nn.functional.nll_loss` on the log-marginals.
 
     Arguments:
@@ -50,7 +50,7 @@ class GridCRF(Module):
             a GPU in the order `Coloured()`.
 
     Parameters: `pairwise` of shape (direction, class, class), from the first pixel of an edge to the second, and
-    `contrast_pairwise` of the same shape. Both begin at 0, so that the layer begins as a softmax of the logits. The
+    `contrast_pairwise` of the same shape. Both start at 0, so the layer starts as a softmax of the logits. The
     directions are those of `riskfield.grid`: horizontal, vertical, then diagonals.
 
     >>> import torch
@@ -104,7 +104,7 @@ class GridCRF(Module):
             image: floats of shape (batch, channel, *size), for `contrast=True`.
             pairwise: couplings from a network, added to those of the layer: either log-potentials of shape (batch,
                 direction, class, class, *size), or of shape (batch, direction, *size), which are added for equal
-                classes. The numbers at a pixel belong to the edges of which it is the first end (the left, the upper);
+                classes. The numbers at a pixel belong to the edges whose first end it is (the left, the upper);
                 those at pixels without such an edge are ignored.
             mask: bool, of shape (batch, *size). Pixels outside it have no neighbours: they neither influence the others
                 nor are influenced, and their log-marginals are the log-softmax of their logits.
@@ -184,7 +184,8 @@ class GridCRF(Module):
             wanted = "be given, because `contrast=True`" if self.contrast else "not be given, because `contrast=False`"
             raise ValueError(f"`image` must {wanted}.")
         if image is not None and (image.ndim != 2 + num_axes or (len(image), *image.shape[2:]) != (batch, *size)):
-            raise ValueError(f"`image` must have shape ({batch}, channel, *{size}). Got {tuple(image.shape)}.")
+            wanted = f"({batch}, channel, {', '.join(map(str, size))})"
+            raise ValueError(f"`image` must have shape {wanted}. Got {tuple(image.shape)}.")
         if image is not None and not image.is_floating_point():
             raise ValueError(f"`image` must hold floats. Got {image.dtype}.")
         allowed = ((batch, number, classes, classes, *size), (batch, number, *size))

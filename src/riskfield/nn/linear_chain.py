@@ -51,8 +51,8 @@ class LinearChainCRF(Module):
     Arguments:
         num_tags: the number of tags.
         batch_first: whether emissions have shape (batch, position, tag), in place of (position, batch, tag).
-        loss: any loss of `riskfield.losses`, or a function of (solution, labels, mask), in place of the likelihood:
-            `UnivariateLogistic()`, say, which trains the marginals. It sees the chain of each sequence alone, so
+        loss: any loss of `riskfield.losses`, or a function of (solution, labels, mask), in place of the likelihood, for
+            example `UnivariateLogistic()`, which trains the marginals. It sees the chain of each sequence alone, so
             sequences of each length are a batch of their own.
 
     Parameters: `start_transitions` and `end_transitions` of shape (tag,), and `transitions` of shape (tag, tag), from

@@ -23,9 +23,9 @@ from riskfield.kernels import is_transformed
 class MarginalInference(Module):
     """The marginals of a graph as a function of its log-potentials, differentiable.
 
-    The layer has no parameters; the network that computes theta has them. It runs on the device of theta and in its
+    The layer has no parameters of its own: a network computes theta. It runs on the device of theta and in its
     dtype. Half precision, as under autocast, is computed and returned in float32; the gradient has the dtype of theta.
-    `torch.compile` breaks its graph here and runs the layer as it is.
+    `torch.compile` breaks its graph here and runs the layer eagerly.
 
     Arguments:
         graph: the structure. `graph.assemble` joins the outputs of a network into one theta.
