@@ -1,0 +1,23 @@
+"""Tensors as the arrays that the C++ engine reads and writes."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_NUMPY = {torch.float32: np.float32, torch.float64: np.float64, torch.complex128: np.complex128}
+
+
+def as_array(tensor: Tensor, dtype: torch.dtype) -> np.ndarray:
+    """The numbers of a tensor, copied only if they are not contiguous or of another type."""
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    if tensor.dtype != dtype:
+        tensor = tensor.to(dtype)
+    return tensor.contiguous().numpy()
+
+
+def empty_array(rows: int, size: int, dtype: torch.dtype) -> np.ndarray:
+    """An array to be filled. NumPy makes it, and torch a tensor of it, faster than torch makes an array of a tensor."""
+    return np.empty((rows, size), _NUMPY[dtype])
