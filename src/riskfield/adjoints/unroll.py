@@ -26,7 +26,15 @@ from riskfield.errors import ConvergenceWarning
 from riskfield.inference.request import Request
 from riskfield.inference.solution import Deferred, Lazy, Solution, evaluated
 from riskfield.inference.stop import Stop
-from riskfield.kernels import EVERY_SWEEP, LAST_SWEEP, ExactRun, RecordingRun, is_differentiated, is_transformed
+from riskfield.kernels import (
+    EVERY_SWEEP,
+    LAST_SWEEP,
+    ExactRun,
+    RecordingRun,
+    has_tangent,
+    is_differentiated,
+    is_transformed,
+)
 from riskfield.kernels.slow import warn_slow
 
 
@@ -77,14 +85,14 @@ class Unroll(AbstractAdjoint):
         """
         theta, algorithm = request.theta, request.algorithm
         numbers = algorithm.parameters(request.graph)
-        if not any(is_differentiated(number) for number in (theta, *numbers)):
+        if not any(map(is_differentiated, (theta, *numbers))):
             return request.run()
         require_sweeps(request)
         if is_transformed(theta):
             return _on_torch(request)
         recorded = numbers[: algorithm.recorded_parameters]
-        primal, tangent = forward_ad.unpack_dual(theta)
-        if tangent is not None:
+        if has_tangent(theta):
+            primal, tangent = forward_ad.unpack_dual(theta)
             if any(number.requires_grad for number in (primal, *recorded)):
                 return _on_torch(request)
             return _forward_mode(request, primal, tangent) or _on_torch(request)
@@ -249,7 +257,7 @@ def _backward(ctx: Any, grad: Tensor, theta: Tensor, numbers: list[Tensor]) -> t
             gradient = _RecordedGradient.apply(theta, grad, ctx.request, ctx.sweeps, ctx.recording)
         else:
             gradient = ctx.recording.backward(_flat(grad)).reshape(theta.shape)
-        return gradient, *(None for _ in numbers)
+        return gradient, *[None] * len(numbers)
     if torch.is_grad_enabled():  # second derivatives of parameters: by autograd through the torch kernels
         request: Request = ctx.request
         theta, *numbers = (number.view_as(number) for number in (theta, *numbers))  # none made from another

@@ -49,7 +49,7 @@ class Request:
         first = max(1, _FIRST // max(1, items * graph.mu_size))
         if self.stop.tol is None and kernel_choice.runs_at_once(theta):
             first = self.stop.sweeps
-        sweeps, residual = advance(run, self.stop, items, self.progress, first, throw=self.throw)
+        sweeps, residual, settled = advance(run, self.stop, items, self.progress, first, throw=self.throw)
         # An exact run computes its results when they are asked for. Its residual tells impossible items.
         exact = run if isinstance(run, ExactRun) and self.stop.sweeps > 0 else None
         mu: Lazy
@@ -60,7 +60,7 @@ class Request:
             mu = _in_batch(rows, batch)
             messages = None if state is None else _deferred(state.detach, batch)
         else:
-            impossible = _impossible(residual)
+            impossible = None if settled else _impossible(residual)
             mu = _deferred(exact.marginals, batch)
             messages = _deferred(exact.messages, batch) if exact.has_messages else None
         if impossible is not None:
@@ -68,7 +68,7 @@ class Request:
                 raise _impossible_error(impossible, batch, self.algorithm)
             residual = torch.where(impossible.to(residual.device), float("nan"), residual)
         value, tol = self.algorithm.value(run) if self.stop.sweeps > 0 else None, self.stop.tol
-        if tol is not None:
+        if tol is not None and not settled:
             _warn_unless_converged(residual, self.stop, self.algorithm)
         return Solution(
             graph,
@@ -110,7 +110,7 @@ class Request:
             if run is not None:
                 # In few slices: one run after the other, each pushes what the last one worked on out of the cache.
                 first = max(1, _QUICK // max(1, steps.numel() * self.graph.mu_size))
-                _, residual = advance(run, self.stop, steps.numel(), self.progress, first, throw=self.throw)
+                _, residual, _ = advance(run, self.stop, steps.numel(), self.progress, first, throw=self.throw)
                 mu = run.marginals(weights.reshape(num_steps, -1))
                 impossible = _impossible(mu) if self.throw else None
                 if impossible is not None:
