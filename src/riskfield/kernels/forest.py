@@ -53,9 +53,8 @@ class ForestRun(ExactRun):
             "forest", lambda: _native.make_forest_plan(graph.num_states, graph.node_start, _groups(graph))
         )
         self._run = _RUNS[theta.dtype](isa, plan, as_array(theta, theta.dtype), _wide, get_num_threads())
-        log_z = np.empty(self._rows)
-        self._run.log_partition(log_z)
-        self._log_z = torch.from_numpy(log_z)
+        self._log_z = np.empty(self._rows)
+        self._run.log_partition(self._log_z)
 
     def advance(self, sweeps: int, tol: float) -> tuple[Tensor, Tensor]:
         """One sweep is exact: its residual is 0, or NaN for an impossible model.
@@ -64,12 +63,14 @@ class ForestRun(ExactRun):
         """
         count = sweeps if tol < 0 else int(sweeps > 0 and not self._ran)
         self._ran |= sweeps > 0
-        residual = self._log_z - self._log_z  # -inf minus -inf is NaN
-        return residual, torch.from_numpy(np.full(self._rows, count))
+        residual, ran = np.zeros(self._rows), np.empty(self._rows, np.int64)
+        residual[self._log_z == -np.inf] = np.nan
+        ran.fill(count)
+        return torch.from_numpy(residual), torch.from_numpy(ran)
 
     def log_partition(self) -> Tensor:
         """log Z, of shape (batch,)."""
-        return self._log_z.to(self._dtype)
+        return torch.from_numpy(self._log_z).to(self._dtype)
 
     def statistics(self) -> Tensor:
         """d log Z / dtheta, of shape (batch, theta)."""

@@ -28,7 +28,7 @@ EVERY_SWEEP, LAST_SWEEP = -1, -2
 _BETHE = Bethe()
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class MessagePassingProblem:
     """A graph, counting numbers, and how messages are updated."""
 
@@ -73,7 +73,7 @@ Problem = MessagePassingProblem | MeanFieldProblem | ForestProblem
 Along = tuple[Tensor, Tensor]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Task:
     """What a run is started with. Each of the kernels says which tasks it lacks something for."""
 
