@@ -1,11 +1,12 @@
 """The fixed costs of a call: `infer` on small graphs, the first call on large ones, and what threads gain.
 
-    python benchmarks/calls.py [--quick] [--threads 1 2] [--json results/calls.json]
+    python benchmarks/calls.py [--quick] [--threads 1 2 4] [--json results/calls.json]
 
 A small graph has ten binary variables. Its times are the shortest of many short series of calls, on one thread. The
 gradient is that of a weighted sum of all marginals. A first call compiles the plan of its graph: what is reported is
 the processor time of one sweep on a new graph, minus that of one more sweep. Threads share one 500x500 grid with four
-states: 20 sweeps without a tape, with one, and the backward pass.
+states: 20 sweeps without a tape, with one, and the backward pass. By default there are 1 and 2 threads, and 4, 8 and 16
+where there are as many processors.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 import torch
 
 import riskfield as rf
+from riskfield.threads import num_processors
 from timing import about, write
 
 
@@ -106,6 +108,11 @@ def threads_on_a_grid(quick: bool, numbers: list[int]) -> list[Row]:
     return [Row(f"grid: {what}", threads, 1e6 * took) for (what, threads), took in best.items()]
 
 
+def default_threads() -> list[int]:
+    """1, 2, and those of 4, 8 and 16 threads for which this process has processors."""
+    return [1, 2, *(count for count in (4, 8, 16) if count <= num_processors())]
+
+
 _HEADER = "| what | threads | microseconds |\n|---|---|---|"
 
 
@@ -123,7 +130,7 @@ def main() -> None:
     """Measure, print, and write JSON and Markdown."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])  # type: ignore[union-attr]
     parser.add_argument("--quick", action="store_true", help="smaller graphs")
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="numbers of threads")
+    parser.add_argument("--threads", type=int, nargs="+", default=default_threads(), help="numbers of threads")
     parser.add_argument("--json", type=Path, help="write the rows to this file, and a table beside it (.md)")
     arguments = parser.parse_args()
     torch.set_num_threads(1)

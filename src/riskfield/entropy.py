@@ -104,7 +104,7 @@ class Bethe(AbstractEntropy):
 
     def counting(self, graph: FactorGraph) -> Counting:
         """Return ones."""
-        return _kept(graph, self, lambda: _checked(torch.ones(graph.num_factors, dtype=torch.float64), _ones(graph)))
+        return _kept(graph, "Bethe", lambda: _checked(torch.ones(graph.num_factors, dtype=torch.float64), _ones(graph)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -302,11 +302,12 @@ _MOST_KEPT = 8  # counting numbers of one graph
 def _kept(graph: FactorGraph, key: Hashable, make: Callable[[], Counting]) -> Counting:
     """The counting numbers under `key`, made once from plain numbers and kept with the graph, as are a few others."""
     kept: dict[Hashable, Counting] = graph.derived("counting numbers", dict)
-    if key not in kept:
+    found = kept.get(key)
+    if found is None:
         if len(kept) >= _MOST_KEPT:
             kept.clear()
-        kept[key] = replace(make(), constant=True)
-    return kept[key]
+        found = kept[key] = replace(make(), constant=True)
+    return found
 
 
 def _check_length(name: str, numbers: Tensor, length: int) -> None:

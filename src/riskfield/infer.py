@@ -79,20 +79,23 @@ def infer(
     """
     if not isinstance(graph, FactorGraph):
         raise TypeError(f"`graph` must be a FactorGraph. Got {type(graph).__name__}.")
-    algorithm = _ALGORITHM if algorithm is None else algorithm
-    stop = _STOP if stop is None else stop
-    if not isinstance(stop, Stop):
+    if stop is None:
+        stop = _STOP
+    elif not isinstance(stop, Stop):
         raise TypeError(f"`stop` must be an object such as `Stop(sweeps=100, tol=1e-6)`. Got {stop!r}.")
     if messages is not None and not isinstance(messages, Tensor):
         raise TypeError(f"`messages` must be a tensor such as `solution.messages`. Got {type(messages).__name__}.")
-    if not isinstance(algorithm, AbstractAlgorithm):
+    if algorithm is None:
+        algorithm = _ALGORITHM
+    elif not isinstance(algorithm, AbstractAlgorithm):
         raise TypeError(f"`algorithm` must be an object such as `MessagePassing()`. Got {algorithm!r}.")
     low, high = graph.check_values(theta)
     if evidence is not None:
         theta = clamp(graph, theta, evidence)  # in the same range, but for -inf
     algorithm.check(graph, theta.shape[:-1])
-    adjoint = _ADJOINT if adjoint is None else adjoint
-    if not isinstance(adjoint, AbstractAdjoint):
+    if adjoint is None:
+        adjoint = _ADJOINT
+    elif not isinstance(adjoint, AbstractAdjoint):
         raise TypeError(f"`adjoint` must be an object such as `Unroll()`. Got {adjoint!r}.")
     check_kernels(kernels)
     request = Request(graph, theta, algorithm, stop, messages, kernels, progress, throw)

@@ -26,7 +26,15 @@ from riskfield.errors import ConvergenceWarning
 from riskfield.inference.request import Request
 from riskfield.inference.solution import Deferred, Lazy, Solution, evaluated
 from riskfield.inference.stop import Stop
-from riskfield.kernels import EVERY_SWEEP, LAST_SWEEP, ExactRun, RecordingRun, is_differentiated, is_transformed
+from riskfield.kernels import (
+    EVERY_SWEEP,
+    LAST_SWEEP,
+    ExactRun,
+    RecordingRun,
+    has_tangent,
+    is_differentiated,
+    is_transformed,
+)
 from riskfield.kernels.slow import warn_slow
 
 
@@ -77,14 +85,14 @@ class Unroll(AbstractAdjoint):
         """
         theta, algorithm = request.theta, request.algorithm
         numbers = algorithm.parameters(request.graph)
-        if not any(is_differentiated(number) for number in (theta, *numbers)):
+        if not any(map(is_differentiated, (theta, *numbers))):
             return request.run()
         require_sweeps(request)
         if is_transformed(theta):
             return _on_torch(request)
         recorded = numbers[: algorithm.recorded_parameters]
-        primal, tangent = forward_ad.unpack_dual(theta)
-        if tangent is not None:
+        if has_tangent(theta):
+            primal, tangent = forward_ad.unpack_dual(theta)
             if any(number.requires_grad for number in (primal, *recorded)):
                 return _on_torch(request)
             return _forward_mode(request, primal, tangent) or _on_torch(request)
@@ -100,7 +108,9 @@ class Unroll(AbstractAdjoint):
         recording, solution = found
         if isinstance(recording, ExactRun):
             return _exact(request, recording, solution)
-        mu = _Recorded.apply(request, solution._sweeps, recording, solution.mu, theta, *recorded)
+        tape = _Tape(request, solution._sweeps, recording)
+        with_numbers = any(map(is_differentiated, recorded))
+        mu = _Recorded.apply(tape, solution.mu, theta, *(recorded if with_numbers else ()))
         return solution.with_mu(mu, theta=theta, _value=algorithm.log_partition)
 
     def _record(self, request: Request) -> _Record | None:
@@ -145,12 +155,12 @@ def _on_torch(request: Request) -> Solution:
 def _exact(request: Request, run: RecordingRun, solution: Solution) -> Solution:
     """The solution of an exact run, whose results are computed, with their gradients, when they are needed."""
     theta = request.theta.clone()  # as it is now: the caller may change it before the results are read
-    sweeps = Deferred(lambda: solution._sweeps.clamp(max=1))  # one is exact, however many ran
+    tape = _Tape(request, Deferred(lambda: solution._sweeps.clamp(max=1)), run)  # one is exact, however many ran
 
     def attached(value: Callable[[], Tensor]) -> Deferred:
         def attach() -> Tensor:
             with torch.enable_grad():
-                return _Recorded.apply(request, sweeps, run, value(), theta)  # type: ignore[no-any-return]
+                return _Recorded.apply(tape, value(), theta)  # type: ignore[no-any-return]
 
         return Deferred(attach)
 
@@ -158,7 +168,7 @@ def _exact(request: Request, run: RecordingRun, solution: Solution) -> Solution:
         with torch.enable_grad():
             return _ExactValue.apply(theta, solution, mu)  # type: ignore[no-any-return]
 
-    mu, nodes = attached(lambda: solution.mu), attached(lambda: solution.node_mu)
+    mu, nodes = attached(lambda: evaluated(solution._mu)), attached(lambda: solution.node_mu)
     return solution.replaced(theta=request.theta, _mu=mu, _nodes=nodes, _value=Deferred(log_partition))
 
 
@@ -224,40 +234,53 @@ def _by_sweeps(request: Request, sweeps: Lazy) -> Iterator[tuple[Tensor, Request
         yield rows, replace(request, theta=theta[rows], messages=start, stop=Stop(count, tol=None))
 
 
+@dataclass(eq=False)
+class _Tape:
+    """What the backward pass of a recorded run needs besides its inputs."""
+
+    request: Request
+    sweeps: Lazy  # that ran
+    run: RecordingRun
+
+
 class _Recorded(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, request: Request, sweeps: Lazy, recording: RecordingRun, mu: Tensor, theta: Tensor, *numbers: Tensor
-    ) -> Tensor:
+    def forward(ctx: Any, tape: _Tape, mu: Tensor, theta: Tensor, *numbers: Tensor) -> Tensor:
         ctx.save_for_backward(theta, *numbers)
-        ctx.request, ctx.sweeps, ctx.recording = request, sweeps, recording
+        ctx.tape = tape
         return mu.detach()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         theta, *numbers = ctx.saved_tensors  # which raises if the tape is gone
-        gradients = _backward(ctx, grad, theta, numbers)
-        if not graph_is_kept():
-            ctx.recording = None
-        return None, None, None, None, *gradients
-
-
-def _backward(ctx: Any, grad: Tensor, theta: Tensor, numbers: list[Tensor]) -> tuple[Tensor | None, ...]:
-    """The gradients of theta and of the numbers, from that of mu."""
-    if not any(ctx.needs_input_grad[5:]):
-        if torch.is_grad_enabled():  # second derivatives of theta
-            gradient = _RecordedGradient.apply(theta, grad, ctx.request, ctx.sweeps, ctx.recording)
+        if any(ctx.needs_input_grad[3:]):
+            gradients = _gradients_with_numbers(ctx.tape, grad, theta, numbers)
         else:
-            gradient = ctx.recording.backward(_flat(grad)).reshape(theta.shape)
-        return gradient, *(None for _ in numbers)
+            gradients = _gradient(ctx.tape, grad, theta), *[None] * len(numbers)
+        if not graph_is_kept():
+            ctx.tape = None
+        return None, None, *gradients
+
+
+def _gradient(tape: _Tape, grad: Tensor, theta: Tensor) -> Tensor:
+    """The gradient of theta, from that of mu."""
+    if torch.is_grad_enabled():  # for second derivatives
+        return _RecordedGradient.apply(theta, grad, tape)  # type: ignore[no-any-return]
+    return tape.run.backward(_flat(grad)).reshape(theta.shape)
+
+
+def _gradients_with_numbers(
+    tape: _Tape, grad: Tensor, theta: Tensor, numbers: list[Tensor]
+) -> tuple[Tensor | None, ...]:
+    """The gradients of theta and of the numbers, from that of mu."""
     if torch.is_grad_enabled():  # second derivatives of parameters: by autograd through the torch kernels
-        request: Request = ctx.request
+        request = tape.request
         theta, *numbers = (number.view_as(number) for number in (theta, *numbers))  # none made from another
         others = request.algorithm.parameters(request.graph)[len(numbers) :]
         algorithm = request.algorithm.with_parameters(request.graph, (*numbers, *others))
-        mu = _run_on_torch(replace(request, algorithm=algorithm), theta, ctx.sweeps)
+        mu = _run_on_torch(replace(request, algorithm=algorithm), theta, tape.sweeps)
         return _gradients(mu, (theta, *numbers), grad)
-    gradient, *of_numbers = ctx.recording.backward_counting(_flat(grad))
+    gradient, *of_numbers = tape.run.backward_counting(_flat(grad))
     return gradient.reshape(theta.shape), *of_numbers
 
 
@@ -269,12 +292,10 @@ class _RecordedGradient(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, theta: Tensor, grad: Tensor, request: Request, sweeps: Lazy, recording: RecordingRun
-    ) -> Tensor:
+    def forward(ctx: Any, theta: Tensor, grad: Tensor, tape: _Tape) -> Tensor:
         ctx.save_for_backward(theta, grad)
-        ctx.request, ctx.sweeps = request, sweeps
-        return recording.backward(_flat(grad)).reshape(theta.shape)
+        ctx.request, ctx.sweeps = tape.request, tape.sweeps
+        return tape.run.backward(_flat(grad)).reshape(theta.shape)
 
     @staticmethod
     def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
@@ -282,14 +303,14 @@ class _RecordedGradient(torch.autograd.Function):
         request = replace(ctx.request, theta=theta.detach())
         # Third derivatives, and second ones on kernels without tangents: by autograd through the torch kernels.
         if torch.is_grad_enabled() or not _has_tangents(request, v):
-            return *_through_torch(request, theta, ctx.sweeps, grad, v), None, None, None
+            return *_through_torch(request, theta, ctx.sweeps, grad, v), None
         cotangents, width = _flat(grad), grad.shape[-1]  # of all marginals, or of the node part
         slope, slope_of_mu = torch.empty_like(_flat(theta)), torch.empty_like(cotangents)
         cotangents = torch.nn.functional.pad(cotangents, (0, request.graph.mu_size - width))
         for rows, run in _dual_runs(request, v, ctx.sweeps, EVERY_SWEEP):
             slope[rows] = run.backward(cotangents[rows]).imag.to(theta.dtype)
             slope_of_mu[rows] = run.marginals()[:, :width].imag.to(grad.dtype)
-        return slope.reshape(theta.shape), slope_of_mu.reshape(grad.shape), None, None, None
+        return slope.reshape(theta.shape), slope_of_mu.reshape(grad.shape), None
 
 
 def _gradients(output: Tensor, inputs: tuple[Tensor, ...], grad: Tensor) -> tuple[Tensor | None, ...]:

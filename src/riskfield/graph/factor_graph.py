@@ -362,7 +362,7 @@ class FactorGraph:
         self.check_theta(theta)
         if theta.numel() == 0:
             return 0.0, 0.0
-        low, high = (end.item() for end in theta.detach().aminmax())
+        low, high = map(Tensor.item, theta.detach().aminmax())
         if not high < math.inf:  # nor is a NaN
             where = tuple(int(k) for k in (torch.isnan(theta) | (theta == math.inf)).nonzero()[0])
             raise ValueError(f"`theta` must not hold NaN or +inf. Got {float(theta[where].detach())} at {where}.")

@@ -89,8 +89,11 @@ class AbstractAlgorithm(ABC):
         """How the log-partition value relates to the true one: exact, a bound, or an approximation."""
         return "approximation"
 
-    def value(self, run: Run) -> Tensor | None:
-        """Take the log-partition value, of shape (batch,), from `run`; None to have it computed when it is needed."""
+    def value(self, run: Run) -> Tensor | Callable[[], Tensor] | None:
+        """The log-partition value that `run` knows, of shape (batch,), or a function that returns it without gradients.
+
+        None to have it computed from the marginals when it is needed.
+        """
         return None
 
     def mode(self, graph: FactorGraph, theta: Tensor, mu: Tensor) -> Tensor:

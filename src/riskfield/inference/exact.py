@@ -18,6 +18,7 @@ Time and memory grow exponentially with the treewidth; beyond `max_bytes` it ref
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -84,9 +85,11 @@ class Exact(AbstractAlgorithm):
         """Exact."""
         return "exact"
 
-    def value(self, run: Run) -> Tensor | None:
+    def value(self, run: Run) -> Tensor | Callable[[], Tensor] | None:
         """A(theta): elimination finds it on the way to the marginals."""
-        return run.log_partition() if isinstance(run, ExactRun | EliminationRun) else None
+        if isinstance(run, ExactRun):
+            return run.log_partition
+        return run.log_partition() if isinstance(run, EliminationRun) else None
 
     def log_partition(self, graph: FactorGraph, theta: Tensor, mu: Tensor) -> Tensor:
         """Compute A(theta) from theta alone; `mu` is not needed."""

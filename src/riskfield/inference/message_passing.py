@@ -12,7 +12,7 @@ Exact on trees (with Bethe). Loopy BP need not converge on loopy graphs with str
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -102,9 +102,9 @@ class MessagePassing(AbstractAlgorithm):
             return "upper bound"
         return "approximation"
 
-    def value(self, run: Run) -> Tensor | None:
+    def value(self, run: Run) -> Callable[[], Tensor] | None:
         """log Z if the run is exact: there it is theta . mu + H(mu)."""
-        return run.log_partition() if isinstance(run, ExactRun) else None
+        return run.log_partition if isinstance(run, ExactRun) else None
 
     def log_partition(self, graph: FactorGraph, theta: Tensor, mu: Tensor) -> Tensor:
         """theta . mu + H(mu)."""

@@ -24,7 +24,7 @@ _QUICK = 1 << 25  # table entries that native sweeps go through in a moment
 _FIRST = 1 << 20  # table entries that any kernels go through in a moment
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Request:
     """One call of `infer`, checked and with its evidence clamped: what an adjoint may run, and run again."""
 
@@ -49,7 +49,7 @@ class Request:
         first = max(1, _FIRST // max(1, items * graph.mu_size))
         if self.stop.tol is None and kernel_choice.runs_at_once(theta):
             first = self.stop.sweeps
-        sweeps, residual = advance(run, self.stop, items, self.progress, first, throw=self.throw)
+        sweeps, residual, settled = advance(run, self.stop, items, self.progress, first, throw=self.throw)
         # An exact run computes its results when they are asked for. Its residual tells impossible items.
         exact = run if isinstance(run, ExactRun) and self.stop.sweeps > 0 else None
         mu: Lazy
@@ -60,15 +60,14 @@ class Request:
             mu = _in_batch(rows, batch)
             messages = None if state is None else _deferred(state.detach, batch)
         else:
-            impossible = _impossible(residual)
+            impossible = None if settled else _impossible(residual)
             mu = _deferred(exact.marginals, batch)
             messages = _deferred(exact.messages, batch) if exact.has_messages else None
         if impossible is not None:
             if self.throw:
                 raise _impossible_error(impossible, batch, self.algorithm)
             residual = torch.where(impossible.to(residual.device), float("nan"), residual)
-        value, tol = self.algorithm.value(run) if self.stop.sweeps > 0 else None, self.stop.tol
-        if tol is not None:
+        if self.stop.tol is not None and not settled:
             _warn_unless_converged(residual, self.stop, self.algorithm)
         return Solution(
             graph,
@@ -77,12 +76,19 @@ class Request:
             sweeps,
             residual,
             messages,
-            self.algorithm.log_partition if value is None else value.reshape(batch),
+            self._value(run),
             self.algorithm,
-            tol,
+            self.stop.tol,
             None if exact is None else _deferred(exact.node_marginals, batch),
             None if exact is None else lambda: _in_batch(exact.statistics(), batch),  # not kept: callers may change it
         )
+
+    def _value(self, run: Run) -> Lazy | Callable[[FactorGraph, Tensor, Tensor], Tensor]:
+        """The log-partition value of the run, or how to compute it."""
+        value, batch = self.algorithm.value(run) if self.stop.sweeps > 0 else None, self.theta.shape[:-1]
+        if value is None:
+            return self.algorithm.log_partition
+        return value.reshape(batch) if isinstance(value, Tensor) else Deferred(lambda: value().reshape(batch))
 
     def flat_theta(self) -> Tensor:
         """Theta with one batch axis."""
@@ -110,7 +116,7 @@ class Request:
             if run is not None:
                 # In few slices: one run after the other, each pushes what the last one worked on out of the cache.
                 first = max(1, _QUICK // max(1, steps.numel() * self.graph.mu_size))
-                _, residual = advance(run, self.stop, steps.numel(), self.progress, first, throw=self.throw)
+                _, residual, _ = advance(run, self.stop, steps.numel(), self.progress, first, throw=self.throw)
                 mu = run.marginals(weights.reshape(num_steps, -1))
                 impossible = _impossible(mu) if self.throw else None
                 if impossible is not None:
@@ -170,7 +176,7 @@ def _flat_messages(messages: Tensor | None, batch: torch.Size) -> Tensor | None:
 
 def _impossible(rows: Tensor) -> Tensor | None:
     """Which items, of shape (batch,), have no possible joint state: their numbers are NaN. None if all have one."""
-    if not math.isnan(rows.detach().sum().item()):
+    if not math.isnan(rows.sum().item()):
         return None
     return rows.detach().reshape(len(rows), -1).sum(-1).isnan()
 

@@ -155,8 +155,10 @@ class Solution:
         return self.replaced(_mu=mu, _nodes=None, _statistics=None, **changes)
 
     def replaced(self, **changes: Any) -> Solution:
-        """The same solution with some fields replaced, in a third of the time that `dataclasses.replace` takes."""
-        return Solution(**{name: self.__dict__[name] for name in _FIELDS} | changes)
+        """The same solution with some fields replaced, in a fraction of the time that `dataclasses.replace` takes."""
+        other = object.__new__(Solution)
+        other.__setstate__({name: self.__dict__[name] for name in _FIELDS} | changes)
+        return other
 
     @cached_property
     def log_partition(self) -> Tensor:

@@ -42,13 +42,16 @@ class Stop:
             raise ValueError(f"`tol` must be a non-negative number or None. Got {self.tol!r}.")
 
 
-def advance(run: Run, stop: Stop, items: int, progress: bool, first: int, *, throw: bool) -> tuple[Tensor, Tensor]:
-    """Sweep until `stop`, in slices, the first of `first` sweeps. Returns sweeps and residuals of shape (items,).
+def advance(
+    run: Run, stop: Stop, items: int, progress: bool, first: int, *, throw: bool
+) -> tuple[Tensor, Tensor, bool]:
+    """Sweep until `stop`, in slices, the first of `first` sweeps.
 
-    With `throw`, an impossible item ends the run for all.
+    Returns sweeps and residuals of shape (items,), and whether all residuals are at most the tolerance. With `throw`,
+    an impossible item ends the run for all.
     """
     if stop.sweeps == 0:
-        return torch.zeros(items, dtype=torch.int64), torch.full((items,), math.inf, dtype=torch.float64)
+        return torch.zeros(items, dtype=torch.int64), torch.full((items,), math.inf, dtype=torch.float64), items == 0
     tol = -1.0 if stop.tol is None else float(stop.tol)  # no residual is at most -1
     left, slice_, sweeps = stop.sweeps, first, None
     with _progress_bar(stop.sweeps, progress) as bar:
@@ -63,18 +66,18 @@ def advance(run: Run, stop: Stop, items: int, progress: bool, first: int, *, thr
                 bar.update(count)
             # The NaN of an impossible item stays, however many sweeps follow.
             unfinished = [r for r in residual.tolist() if not r <= tol]
-            impossible = [r for r in unfinished if math.isnan(r)]
-            if len(unfinished) == len(impossible) or (throw and impossible):
+            impossible = sum(map(math.isnan, unfinished))
+            if len(unfinished) == impossible or (throw and impossible):
                 break
             if time.perf_counter() - began < _SLICE_SECONDS / 2:
                 slice_ *= 2
     assert sweeps is not None
-    return sweeps, residual
+    return sweeps, residual, not unfinished
 
 
 def _progress_bar(total: int, shown: bool) -> Any:
     if not shown:
-        return _NoBar()
+        return _NO_BAR
     from tqdm import tqdm
 
     return tqdm(total=total, unit="sweep", leave=False, delay=0.5)
@@ -91,3 +94,6 @@ class _NoBar:
     def set_postfix(self, **shown: object) -> None: ...
 
     def update(self, count: int) -> None: ...
+
+
+_NO_BAR = _NoBar()

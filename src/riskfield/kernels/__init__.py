@@ -29,6 +29,7 @@ from riskfield.kernels.problem import (
     MessagePassingProblem,
     Problem,
     Task,
+    has_tangent,
     is_differentiated,
     is_transformed,
 )
@@ -50,6 +51,7 @@ __all__ = [
     "check_kernels",
     "default_schedule",
     "fits_once_more",
+    "has_tangent",
     "is_differentiated",
     "is_transformed",
     "marginals_at_once",
@@ -185,6 +187,7 @@ def fits_once_more(tensors: Iterable[Tensor]) -> bool:
     )
 
 
+@cache
 def native_available() -> bool:
     """Whether the compiled extension can be imported."""
     try:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from riskfield import _native
 from riskfield.graph.factor_graph import FactorGraph
+from riskfield.kernels.arrays import as_array, empty_array
 from riskfield.kernels.initial_state import messages_like
 from riskfield.kernels.protocols import ExactRun, Run
 from riskfield.threads import get_num_threads
@@ -45,15 +46,14 @@ class ForestRun(ExactRun):
     ):
         if messages is not None:
             messages_like(graph, theta, messages)  # raises if they do not fit
-        self._graph, self._dtype, self._unswept = graph, theta.dtype, unswept
+        self._graph, self._rows, self._dtype, self._unswept = graph, theta.shape[0], theta.dtype, unswept
         self._ran = False
         self.has_messages = unswept is not None
         plan = graph.derived(
             "forest", lambda: _native.make_forest_plan(graph.num_states, graph.node_start, _groups(graph))
         )
-        numbers = theta.detach().contiguous().numpy()
-        self._run = _RUNS[theta.dtype](isa, plan, numbers, _wide, get_num_threads())
-        self._log_z = np.empty(len(theta))
+        self._run = _RUNS[theta.dtype](isa, plan, as_array(theta, theta.dtype), _wide, get_num_threads())
+        self._log_z = np.empty(self._rows)
         self._run.log_partition(self._log_z)
 
     def advance(self, sweeps: int, tol: float) -> tuple[Tensor, Tensor]:
@@ -63,34 +63,36 @@ class ForestRun(ExactRun):
         """
         count = sweeps if tol < 0 else int(sweeps > 0 and not self._ran)
         self._ran |= sweeps > 0
-        residual = np.where(self._log_z == -np.inf, np.nan, 0.0)
-        return torch.from_numpy(residual), torch.from_numpy(np.full(len(residual), count))
+        residual, ran = np.zeros(self._rows), np.empty(self._rows, np.int64)
+        residual[self._log_z == -np.inf] = np.nan
+        ran.fill(count)
+        return torch.from_numpy(residual), torch.from_numpy(ran)
 
     def log_partition(self) -> Tensor:
         """log Z, of shape (batch,)."""
-        return torch.from_numpy(self._log_z).to(self._dtype, copy=True)
+        return torch.from_numpy(self._log_z).to(self._dtype)
 
     def statistics(self) -> Tensor:
         """d log Z / dtheta, of shape (batch, theta)."""
-        out = self._empty(self._graph.theta_size)
-        self._run.statistics(out.numpy(), get_num_threads())
-        return out
+        out = empty_array(self._rows, self._graph.theta_size, self._dtype)
+        self._run.statistics(out, get_num_threads())
+        return torch.from_numpy(out)
 
     def node_marginals(self) -> Tensor:
         """The node part of mu."""
         if (before := self._before()) is not None:
             return before.marginals()[:, : self._graph.node_size]
-        out = self._empty(self._graph.node_size)
-        self._run.marginals(out.numpy(), True, get_num_threads())
-        return out
+        out = empty_array(self._rows, self._graph.node_size, self._dtype)
+        self._run.marginals(out, True, get_num_threads())
+        return torch.from_numpy(out)
 
     def marginals(self) -> Tensor:
         """Mu; NaN for an impossible model."""
         if (before := self._before()) is not None:
             return before.marginals()
-        out = self._empty(self._graph.mu_size)
-        self._run.marginals(out.numpy(), False, get_num_threads())
-        return out
+        out = empty_array(self._rows, self._graph.mu_size, self._dtype)
+        self._run.marginals(out, False, get_num_threads())
+        return torch.from_numpy(out)
 
     def messages(self) -> Tensor:
         """Normalised log-messages."""
@@ -98,23 +100,21 @@ class ForestRun(ExactRun):
             found = before.messages()
             assert found is not None
             return found
-        out = self._empty(self._graph.message_size)
-        self._run.messages(out.numpy(), get_num_threads())
-        return out
+        out = empty_array(self._rows, self._graph.message_size, self._dtype)
+        self._run.messages(out, get_num_threads())
+        return torch.from_numpy(out)
 
     def backward(self, grad_mu: Tensor) -> Tensor:
         """d(grad_mu . mu) / dtheta; `grad_mu` may hold the node part alone."""
-        out = self._empty(self._graph.theta_size)
-        cotangents = grad_mu.detach().to(self._dtype).contiguous()
-        self._run.backward(
-            cotangents.numpy(), grad_mu.shape[-1] == self._graph.node_size, out.numpy(), get_num_threads()
-        )
-        return out
+        out = empty_array(self._rows, self._graph.theta_size, self._dtype)
+        nodes_only = grad_mu.shape[-1] == self._graph.node_size
+        self._run.backward(as_array(grad_mu, self._dtype), nodes_only, out, get_num_threads())
+        return torch.from_numpy(out)
 
     def backward_fixed_point(self, grad_mu: Tensor, steps: int, tol: float) -> tuple[Tensor, Tensor, Tensor]:
         """The same: the sweep is at its fixed point."""
-        ones = torch.ones(len(self._log_z), dtype=torch.int64)
-        return self.backward(grad_mu), torch.zeros(len(self._log_z), dtype=torch.float64), ones
+        ones = torch.ones(self._rows, dtype=torch.int64)
+        return self.backward(grad_mu), torch.zeros(self._rows, dtype=torch.float64), ones
 
     def backward_counting(self, grad_mu: Tensor) -> tuple[Tensor, Tensor]:
         """Counting numbers of forests are constants here; `native.start` never asks for their gradients."""
@@ -123,9 +123,6 @@ class ForestRun(ExactRun):
     def _before(self) -> Run | None:
         """The run before its first sweep, if it is not past that."""
         return None if self._ran or self._unswept is None else self._unswept()
-
-    def _empty(self, size: int) -> Tensor:
-        return torch.empty(len(self._log_z), size, dtype=self._dtype)
 
 
 def _groups(graph: FactorGraph) -> list[tuple[object, ...]]:

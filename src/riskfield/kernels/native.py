@@ -21,6 +21,7 @@ from riskfield._native import Kind, Sweep
 from riskfield.entropy import Counting
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.graph.schedule import Levels, Parallel
+from riskfield.kernels.arrays import as_array, empty_array
 from riskfield.kernels.forest import ForestRun
 from riskfield.kernels.initial_state import messages_like, starting_marginals
 from riskfield.kernels.problem import (
@@ -100,39 +101,39 @@ class _NativeRun:
     def marginals(self, weights: Tensor | None = None) -> Tensor:
         """Mu; NaN for an impossible model. With weights of shape (step, batch), the weighted sum over the steps."""
         rows = self._batch if weights is None else self._rows
-        out = torch.empty(rows, self._graph.mu_size, dtype=self._dtype)
-        each = None if weights is None else _array(weights.double().reshape(-1))
-        self._run.marginals(each, out.numpy(), get_num_threads())
-        return out
+        out = empty_array(rows, self._graph.mu_size, self._dtype)
+        each = None if weights is None else as_array(weights.reshape(-1), torch.float64)
+        self._run.marginals(each, out, get_num_threads())
+        return torch.from_numpy(out)
 
     def _state(self, size: int) -> Tensor:
-        out = torch.empty(self._batch, size, dtype=self._dtype)
-        self._run.state(out.numpy(), get_num_threads())
-        return out
+        out = empty_array(self._batch, size, self._dtype)
+        self._run.state(out, get_num_threads())
+        return torch.from_numpy(out)
 
     def backward(self, grad_mu: Tensor) -> Tensor:
         """d(grad_mu . mu) / dtheta, of shape (batch, theta), through the sweeps of a run that recorded them."""
-        out = torch.empty(self._batch, self._graph.theta_size, dtype=self._dtype)
-        self._run.backward(_array(grad_mu.to(self._dtype)), out.numpy(), get_num_threads())
-        return out
+        out = empty_array(self._batch, self._graph.theta_size, self._dtype)
+        self._run.backward(as_array(grad_mu, self._dtype), out, get_num_threads())
+        return torch.from_numpy(out)
 
     def backward_counting(self, grad_mu: Tensor) -> tuple[Tensor, Tensor]:
         """The same, in float64, and d(grad_mu . mu) / dc_c of every factor, summed over the batch."""
-        out = torch.empty(self._batch, self._graph.theta_size, dtype=self._dtype)
-        in_groups = torch.zeros(self._graph.num_factors, dtype=torch.float64)
-        self._run.backward_counting(_array(grad_mu.to(self._dtype)), out.numpy(), in_groups.numpy(), get_num_threads())
-        counting = torch.empty_like(in_groups)
+        out = empty_array(self._batch, self._graph.theta_size, self._dtype)
+        in_groups = np.zeros(self._graph.num_factors)
+        self._run.backward_counting(as_array(grad_mu, self._dtype), out, in_groups, get_num_threads())
+        counting = np.empty_like(in_groups)
         counting[_factor_order(self._graph)] = in_groups
-        return out, counting
+        return torch.from_numpy(out), torch.from_numpy(counting)
 
     def backward_fixed_point(self, grad_mu: Tensor, steps: int, tol: float) -> tuple[Tensor, Tensor, Tensor]:
         """The same as if the last recorded sweep had run for ever. See `kernels.protocols.RecordingRun`."""
-        out = torch.empty(self._batch, self._graph.theta_size, dtype=self._dtype)
+        out = empty_array(self._batch, self._graph.theta_size, self._dtype)
         residual, ran = np.empty(self._batch), np.zeros(self._batch, np.int64)
         self._run.backward_fixed_point(
-            _array(grad_mu.to(self._dtype)), out.numpy(), steps, tol, get_num_threads(), residual, ran
+            as_array(grad_mu, self._dtype), out, steps, tol, get_num_threads(), residual, ran
         )
-        return out, torch.from_numpy(residual), torch.from_numpy(ran)
+        return torch.from_numpy(out), torch.from_numpy(residual), torch.from_numpy(ran)
 
     def _start(
         self,
@@ -153,12 +154,12 @@ class _NativeRun:
             kind,
             damping,
             record,
-            _array(theta),
+            as_array(theta, theta.dtype),
             factor_counting,
             node_counting,
-            None if state is None else _array(state.to(theta.dtype)),
-            None if along is None else _array(along[0]),
-            None if along is None else _array(along[1].double().reshape(-1)),
+            None if state is None else as_array(state, theta.dtype),
+            None if along is None else as_array(along[0], theta.dtype),
+            None if along is None else as_array(along[1].reshape(-1), torch.float64),
             self._graph.node_size,
             self._graph.message_size,
             self._graph.mu_size,
@@ -221,9 +222,9 @@ class MeanFieldRun(_NativeRun):
         return self._state(self._graph.node_size)
 
 
-def _factor_order(graph: FactorGraph) -> Tensor:
+def _factor_order(graph: FactorGraph) -> np.ndarray:
     """The factors group by group, the order in which the engine keeps their counting numbers."""
-    return torch.from_numpy(np.concatenate([group.factors for group in graph.factor_groups] or [np.empty(0, np.int64)]))
+    return np.concatenate([group.factors for group in graph.factor_groups] or [np.empty(0, np.int64)])
 
 
 def engine_name() -> str:
@@ -246,8 +247,8 @@ def _counting_arrays(graph: FactorGraph, counting: Counting) -> tuple[np.ndarray
     """The counting numbers of factors, in the engine's order, those of variables, and which factors share a table."""
     found = _counting.get(counting) if counting.constant else None
     if found is None:
-        factor = counting.factor.detach()[_factor_order(graph)].numpy()
-        found = factor, _array(counting.node_total), _Sharing(_shared_tables(graph, factor))
+        factor = as_array(counting.factor, torch.float64)[_factor_order(graph)]
+        found = factor, as_array(counting.node_total, torch.float64), _Sharing(_shared_tables(graph, factor))
         if counting.constant:
             _counting[counting] = found
     return found
@@ -388,9 +389,3 @@ def _make_plan(
         levels.level,
         groups,
     )
-
-
-def _array(tensor: Tensor) -> np.ndarray:
-    if tensor.requires_grad:
-        tensor = tensor.detach()
-    return tensor.contiguous().numpy()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -26,9 +25,10 @@ from riskfield.graph.schedule import (
 
 # What the tape of a run holds: every sweep, or only the last one. A number k > 0 means a checkpoint every k sweeps.
 EVERY_SWEEP, LAST_SWEEP = -1, -2
+_BETHE = Bethe()
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class MessagePassingProblem:
     """A graph, counting numbers, and how messages are updated."""
 
@@ -38,14 +38,14 @@ class MessagePassingProblem:
     damping: float | Tensor = 0.0  # a tensor only if it requires a gradient
     maximise: bool = False  # max-product instead of sum-product
 
-    @cached_property
+    @property
     def exact(self) -> bool:
         """Whether one sweep, from any messages, gives the exact marginals: belief propagation on a forest."""
         if not self.graph.is_forest:
             return False
         plain = not self.maximise and not isinstance(self.damping, Tensor) and self.damping == 0
         ordered = isinstance(self.schedule, Sequential) and self.schedule.order is None
-        return plain and ordered and self.counting is Bethe().counting(self.graph)
+        return plain and ordered and self.counting is _BETHE.counting(self.graph)
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +64,7 @@ class ForestProblem:
 
     def as_message_passing(self) -> MessagePassingProblem:
         """The same as belief propagation, which solves it in one sweep."""
-        return MessagePassingProblem(self.graph, Bethe().counting(self.graph), Sequential())
+        return MessagePassingProblem(self.graph, _BETHE.counting(self.graph), Sequential())
 
 
 Problem = MessagePassingProblem | MeanFieldProblem | ForestProblem
@@ -73,7 +73,7 @@ Problem = MessagePassingProblem | MeanFieldProblem | ForestProblem
 Along = tuple[Tensor, Tensor]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Task:
     """What a run is started with. Each of the kernels says which tasks it lacks something for."""
 
@@ -95,7 +95,7 @@ class Task:
                 numbers.append(counting.node_total)
                 if self.record is None:
                     numbers.append(counting.factor)
-        return any(is_differentiated(number) or is_transformed(number) for number in numbers)
+        return any(map(is_differentiated, numbers)) or any(map(is_transformed, numbers))
 
     def differentiates_counting(self) -> bool:
         """Whether derivatives with respect to the counting numbers c_c of factors are required."""
@@ -108,6 +108,11 @@ def is_differentiated(tensor: Tensor) -> bool:
     """Whether derivatives with respect to `tensor` are required, in reverse or in forward mode."""
     if tensor.requires_grad and torch.is_grad_enabled():
         return True
+    return has_tangent(tensor)
+
+
+def has_tangent(tensor: Tensor) -> bool:
+    """Whether `tensor` is a dual number of forward mode."""
     # Where no level of dual numbers is open, there are no tangents: unpacking would cost more than the question.
     return forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from typing import Protocol
 
 from torch import Tensor
@@ -33,10 +33,10 @@ class Run(Protocol):
         ...
 
 
-class ExactRun(ABC):
+class ExactRun:
     """A `Run` that computes the exact log-partition function. It computes each of its results only when asked.
 
-    It is an abstract class and not a protocol, because `isinstance` with a protocol takes tens of microseconds.
+    It is a plain class: `isinstance` takes several times longer with an `ABC`, and far longer with a protocol.
     """
 
     has_messages: bool  # whether `messages` returns some

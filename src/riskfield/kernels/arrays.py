@@ -1,0 +1,21 @@
+"""Tensors as the arrays that the C++ engine reads and writes."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def as_array(tensor: Tensor, dtype: torch.dtype) -> np.ndarray:
+    """The numbers of a tensor, copied only if they are not contiguous or of another type."""
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    if tensor.dtype != dtype:
+        tensor = tensor.to(dtype)
+    return tensor.contiguous().numpy()
+
+
+def empty_array(rows: int, size: int, dtype: torch.dtype) -> np.ndarray:
+    """An array to be filled. `np.empty` is faster, but the peak of memory is higher with it."""
+    return torch.empty(rows, size, dtype=dtype).numpy()
