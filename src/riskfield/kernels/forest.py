@@ -70,7 +70,7 @@ class ForestRun(ExactRun):
 
     def log_partition(self) -> Tensor:
         """log Z, of shape (batch,)."""
-        return torch.from_numpy(self._log_z).to(self._dtype)
+        return torch.from_numpy(self._log_z).to(self._dtype, copy=True)
 
     def statistics(self) -> Tensor:
         """d log Z / dtheta, of shape (batch, theta)."""
