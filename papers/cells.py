@@ -6,16 +6,13 @@ A run that was interrupted or killed continues with the cells that are missing.
 
 from __future__ import annotations
 
-import fcntl
 import gzip
 import json
 import math
 import multiprocessing
-import os
 import signal
 import zlib
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +20,7 @@ from typing import Any
 import torch
 
 import riskfield as rf
-from papers.files import write_bytes
+from papers.files import locked, write_bytes
 
 Setting = str | int | float
 Result = dict[str, Any]  # of what JSON has
@@ -115,19 +112,10 @@ class CellFile:
     def add(self, lines: Iterable[Line]) -> None:
         """Add lines; a line of the same cell and device is replaced."""
         new = {(line.key, line.device or ""): str(line) for line in lines}
-        with self._locked():
+        with locked(self._folder):
             content = {(line.key, line.device or ""): str(line) for line in self.lines()} | new
             text = "".join(f"{content[place]}\n" for place in sorted(content))
             write_bytes(self._path, gzip.compress(text.encode(), mtime=0))
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        folder = os.open(self._folder, os.O_RDONLY)
-        try:
-            fcntl.flock(folder, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(folder)
 
 
 def _place(item: tuple[str | None, Line]) -> str:

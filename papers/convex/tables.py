@@ -44,8 +44,8 @@ _DIFFERENCES = (
     "Known differences from the paper: its conditional random fields came from another program; here they have a free "
     "potential for every x_c and y_c, everything that convex inference has except the weights. They are trained by "
     "L-BFGS on the likelihood whose log-partition function is that of mean field or of belief propagation. Weights of "
-    "b log b are exponentials of free parameters, so that they can be closer to 0 than the paper's. variations.md "
-    "shows what that program, the choice of pictures and the way they are made binary explain.\n"
+    "b log b are exponentials of free parameters, so that they can be closer to 0 than the paper's. The table of "
+    "variations shows what that program, the choice of pictures and the way they are made binary explain.\n"
 )
 # The order of computation.
 _ORDER = ("L_quad", "L_log", "BP", "mean field", "pseudo + BP", "pseudo + mean field")

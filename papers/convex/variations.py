@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _FIELDS = METHODS[:4]  # the conditional random fields
-_AS_ABOVE, _OTHER_TESTS = "as in errors.md", "other test pictures"
+_AS_ABOVE, _OTHER_TESTS = "as in errors", "other test pictures"
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ followed by the standard deviation of one sample.
 - {_OTHER_TESTS}: the same parameters, tested with other samples of the same size.
 - other pictures: trained and tested with other pictures.
 - nine pictures: one training and one test picture of each digit. "Ten images of the digits 1-9" can mean so few.
-- any ink, bright ink is 1: pixels above 0, or above 191 of 255, are 1 in the true picture. In errors.md they are 1
-  above 127.
+- any ink, bright ink is 1: pixels above 0, or above 191 of 255, are 1 in the true picture. In the table of errors they
+  are 1 above 127.
 - Ising: the potentials of the program that the paper's conditional random fields came from; also with any ink 1.
 - the program: its potentials, and its mean field and belief propagation.
 """
