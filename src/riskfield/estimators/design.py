@@ -224,3 +224,13 @@ def _stack(parts: Sequence[Tensor | RowRange], dtype: torch.dtype) -> Tensor | S
         return torch.stack([own for own in parts if isinstance(own, Tensor)]).to(dtype)
     rows = np.concatenate([np.arange(own.start, own.stop) for own in parts if isinstance(own, RowRange)])
     return SparseRows(first.matrix[rows], len(parts))
+
+
+def check_sizes(designs: Sequence[Design], sizes: Sizes | None = None) -> None:
+    """Raise unless all examples have the given sizes, or else those of the first one."""
+    names = ("features per variable", "features per edge (a constant among them)", "variables per edge")
+    for k, design in enumerate(designs):
+        sizes = design.sizes if sizes is None else sizes
+        for name, expected, got in zip(names, sizes, design.sizes, strict=True):
+            if got != expected:
+                raise ValueError(f"`X[{k}]` must have {expected} {name}, as the others in `fit`. Got {got}.")
