@@ -12,12 +12,14 @@ import math
 import multiprocessing
 import signal
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from torch.nn import Module
+from torch.nn.utils import parameters_to_vector
 
 import riskfield as rf
 from papers.files import locked, write_bytes
@@ -26,6 +28,7 @@ Setting = str | int | float
 Result = dict[str, Any]  # of what JSON has
 Key = tuple[str, str, str]  # name, settings in JSON, precision
 FILE = "cells.jsonl.gz"
+M = TypeVar("M", bound=Module)
 
 
 @dataclass(frozen=True)
@@ -226,3 +229,23 @@ def _compute(task: tuple[Path, str, str, Cell]) -> Result:
     result = cell.compute(**cell.settings)
     CellFile(folder).add([Line(cell.name, cell.settings, device, precision, result)])
     return result
+
+
+def parameters_of(model: Module) -> list[float]:
+    """The parameters of a model, one after the other.
+
+    >>> parameters_of(with_parameters(torch.nn.Linear(2, 1), [1, 2, 3]))
+    [1.0, 2.0, 3.0]
+    """
+    values: list[float] = parameters_to_vector(model.parameters()).tolist()
+    return values
+
+
+@torch.no_grad()
+def with_parameters(model: M, values: Sequence[float]) -> M:
+    """`model`, after its parameters have been replaced by `values`."""
+    parameters = list(model.parameters())
+    parts = torch.tensor(values, dtype=torch.float64).split([parameter.numel() for parameter in parameters])
+    for parameter, part in zip(parameters, parts, strict=True):
+        parameter.copy_(part.view_as(parameter))
+    return model

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import riskfield as rf
-from papers.cells import Cells, Result, Setting
+from papers.cells import Cells, Result, Setting, with_parameters
 from papers.convex.digits import DIGITS, ERRORS, METHODS, PLAIN, Digits, draw_digits, measure
-from papers.parameters import with_parameters
 from papers.side_by_side import FAR, Shown, beside, gallery
 from papers.study import AbstractStudy, Record, panels, select, table
 

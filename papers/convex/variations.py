@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from papers.cells import Cells, Result, Setting
+from papers.cells import Cells, Result, Setting, with_parameters
 from papers.convex import crf_program
 from papers.convex.digits import ERRORS, METHODS, PLAIN, SIDE, Setup, draw_digits, errors, measure, predict
 from papers.convex.tables import PAPER, AbstractDigitStudy
-from papers.parameters import with_parameters
 from papers.side_by_side import FAR, beside
 from papers.study import Record, panels, select, table
 

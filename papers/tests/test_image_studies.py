@@ -12,14 +12,13 @@ import riskfield as rf
 from naive import NaiveMeanField
 from papers import horses
 from papers.backgrounds import table as backgrounds
-from papers.cells import Cells
+from papers.cells import Cells, with_parameters
 from papers.commands import backgrounds as cli_backgrounds
 from papers.commands import denoising as cli_denoising
 from papers.commands import horses as cli_horses
 from papers.commands import main
 from papers.denoising import table_2010 as denoising_2010
 from papers.denoising import table_2013 as denoising
-from papers.parameters import with_parameters
 from papers.pictures.criteria import ApproximateLikelihood, Criterion, closure, fit_all, train
 from papers.pictures.scenes import Scenes, describe, evaluate, predict
 from papers.pictures.truncated import CONVERGED, Mode, RowByRow, Trainer

@@ -20,12 +20,10 @@ from torch import Tensor
 from riskfield import kernels
 from riskfield.decoders import AbstractDecoder, as_decoder, decode
 from riskfield.devices import as_device, as_dtype
-from riskfield.estimators._jobs import check_n_jobs, threads
 from riskfield.estimators.blocks import Blocks, OfExamples, portions, predict_each
 from riskfield.estimators.defaults import OPTIMISER, default_inference, default_initial
 from riskfield.estimators.design import Design, Sizes, check_sizes
 from riskfield.estimators.files import load_estimator, save_estimator
-from riskfield.estimators.held_out import hold_out
 from riskfield.estimators.labels import Array, as_labels, class_weights, classes_of, codes_of, share_right
 from riskfield.estimators.parameters import (
     NestedParameters,
@@ -33,6 +31,8 @@ from riskfield.estimators.parameters import (
     check_flags,
     check_fraction,
     check_ignore,
+    check_n_jobs,
+    threads,
 )
 from riskfield.examples import Examples
 from riskfield.infer import Inference, InferenceChoice
@@ -41,7 +41,7 @@ from riskfield.learning.optimiser import AbstractOptimiser, check_counts
 from riskfield.learning.result import Fit, dump_fit, load_fit
 from riskfield.learning.stages import Stage, fit_stages
 from riskfield.learning.unions import decodes_by_part
-from riskfield.learning.validation import Validation
+from riskfield.learning.validation import Validation, hold_out
 from riskfield.losses._class_weight import takes_class_weight, with_class_weight
 from riskfield.losses.loss import AbstractLoss, LossLike, as_loss
 from riskfield.losses.names import LOSSES

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from enum import Enum
 from pathlib import Path
 
 import riskfield as rf
+
+_FILE = Path(__file__).with_suffix(".json")
 
 
 class Recorded(Enum):
@@ -23,4 +26,5 @@ class Recorded(Enum):
 
     def read(self) -> tuple[rf.datasets.Split, ...]:
         """The split, or one for each fold."""
-        return rf.datasets.read_splits(Path(__file__).parent / f"{self.value}.json")
+        parts = json.loads(_FILE.read_text(encoding="utf-8"))[self.value]["splits"]
+        return tuple(rf.datasets.Split(tuple(part["train"]), tuple(part["test"])) for part in parts)
