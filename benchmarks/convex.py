@@ -1,6 +1,6 @@
 """The time of a loss and its gradient with convex inference, as a function of the size of the image.
 
-    python benchmarks/convex.py [--json results/convex_speed.json]
+    python benchmarks/convex.py [--out results/benchmarks/convex]
 
 The models are binary grids with random potentials and random weights of b log b. The benchmark measures the univariate
 logistic loss and its gradient with respect to theta and all weights, by `KKT`. Warm runs start from the messages of a
@@ -13,13 +13,12 @@ import argparse
 import math
 import time
 from itertools import pairwise
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 import riskfield as rf
-from timing import about, write
+from timing import about, add_out, write
 
 SIZES = ((28, 28), (50, 50), (100, 100), (200, 300))
 _STOP = rf.Stop(100, 1e-8)
@@ -55,11 +54,9 @@ def measure(rows: int, columns: int, items: int, rounds: int) -> list[dict[str, 
 
 
 def main() -> None:
-    """Measure, print, and write JSON and Markdown."""
+    """Measure, print, and write results."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])  # type: ignore[union-attr]
-    parser.add_argument(
-        "--json", type=Path, help="write the numbers to this file, and a table to the same path with the suffix .md"
-    )
+    add_out(parser)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     rf.set_num_threads(1)
@@ -83,14 +80,14 @@ def main() -> None:
                 f"time grows as pixels to the power of {power:.2f}"
             )
     print("\n".join(lines))
-    if arguments.json:
+    if arguments.out:
         header = "| image | batch | start | Newton steps | ms per image | us per pixel |\n|---|---|---|---|---|---|\n"
         body = "\n".join(
             f"| {r['rows']}x{r['columns']} | {r['batch']} | {r['start']} | {r['steps']:g} | {r['ms']} | "
             f"{r['us per pixel']:.1f} |"
             for r in found
         )
-        write(arguments.json, "Convex inference: a loss and its gradient", about(), lines, header + body, found)
+        write(arguments.out, "Convex inference: a loss and its gradient", about(), lines, header + body, found)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Time of inference and its gradient on a GPU, beside eager PyTorch, torch.compile, CPU cores and the traffic bound.
 
-    PYTHONPATH=src python benchmarks/gpu.py --json gpu.json
+    PYTHONPATH=src python benchmarks/gpu.py --out results/benchmarks/gpu
 
 Needs torch, NumPy and Triton; pytorch-crf and the compiled extension are measured where they are installed. Times are
 milliseconds, the best of several calls, in float32, those of images per image. "sweeps" and "backward" are the engine
@@ -9,16 +9,17 @@ sweeps must move, divided by the bandwidth of a copy measured in the same run.
 """
 
 import argparse
-import json
 import platform
 import time
 import warnings
 from importlib.util import find_spec
+from pathlib import Path
 
 import torch
 
 import riskfield as rf
 from riskfield.kernels import EVERY_SWEEP, MessagePassingProblem, native_available
+from timing import keep
 
 SWEEPS = 20
 
@@ -241,7 +242,7 @@ def show(name, times):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", help="where to write the numbers")
+    parser.add_argument("--out", type=Path, metavar="DIR/NAME", help="write all numbers to DIR/records.jsonl")
     parser.add_argument("--large", type=int, default=3163, help="rows and columns of the large graph; 0 leaves it out")
     parser.add_argument("--images", type=int, default=200, help="images of the fit; 0 leaves it out")
     options = parser.parse_args()
@@ -253,21 +254,20 @@ def main():
     print(f"{machine['device']}, torch {machine['torch']}: copies move {bandwidth / 1e12:.2f} TB/s")
     results = {}
 
-    def keep(found):
+    def report(found):
         for name, times in found:
             show(name, times)
             results[name] = times
-            if options.json:
-                with open(options.json, "w") as file:
-                    json.dump({"machine": machine, "bandwidth": bandwidth, "ms": results}, file, indent=1)
+            if options.out:
+                keep(options.out, {"machine": machine, "bandwidth": bandwidth, "ms": results})
 
-    keep(grids((200, 300), 2, (1, 32, 256), bandwidth))
-    keep(grids((240, 320), 8, (1, 8), bandwidth))
-    keep([chains(512, 128, 45)])
+    report(grids((200, 300), 2, (1, 32, 256), bandwidth))
+    report(grids((240, 320), 8, (1, 8), bandwidth))
+    report([chains(512, 128, 45)])
     if options.images:
-        keep([fit(options.images)])
+        report([fit(options.images)])
     if options.large:
-        keep(grids((options.large, options.large), 2, (1,), bandwidth, compare=False))
+        report(grids((options.large, options.large), 2, (1,), bandwidth, compare=False))
     print(f"{time.perf_counter() - began:.0f} s in all")
 
 

@@ -1,6 +1,6 @@
 """The speed of gradients, compared with inference alone, eager PyTorch autograd and PGMax in one run on one core.
 
-    python benchmarks/gradients.py [--json results/gradient_speed.json]
+    python benchmarks/gradients.py [--out results/benchmarks/gradients]
 
 "Sweeps alone" are sweeps of a run that records nothing. Memory is the growth of the peak memory of a fresh process over
 the given number of sweeps and their gradient.
@@ -14,7 +14,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -23,7 +22,7 @@ import riskfield as rf
 from riskfield.kernels import EVERY_SWEEP
 from riskfield.kernels.native import MessagePassingRun
 from riskfield.kernels.problem import MessagePassingProblem
-from timing import EagerGrid, about, best_time, pgmax_grid, write
+from timing import EagerGrid, about, add_out, best_time, pgmax_grid, write
 
 SWEEPS = 20
 _ROWS, _COLUMNS = 200, 300
@@ -154,11 +153,9 @@ print(peak() - before)
 
 
 def main() -> None:
-    """Measure, print, and write JSON and Markdown."""
+    """Measure, print, and write results."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])  # type: ignore[union-attr]
-    parser.add_argument(
-        "--json", type=Path, help="write the numbers to this file, and a table to the same path with the suffix .md"
-    )
+    add_out(parser)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     rf.set_num_threads(1)
@@ -224,9 +221,9 @@ def main() -> None:
         ratio(f"{name}: PGMax's 20 iterations / our marginals = {rival_times[0] / inference:.1f}")
         ratio(f"{name}: PGMax's gradient / ours by FixedPoint = {rival_times[1] / gradients[0]:.1f}")
 
-    if arguments.json:
+    if arguments.out:
         table = "\n".join(["| what | ms |", "|---|---|", *(f"| {row['what']} | {row['ms']} |" for row in rows)])
-        write(arguments.json, "Gradients", about(), lines, table, rows)
+        write(arguments.out, "Gradients", about(), lines, table, rows)
 
 
 if __name__ == "__main__":

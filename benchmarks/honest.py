@@ -4,13 +4,12 @@ Trains on some images of horses and tests on others, at reduced size: the defaul
 images, surrogate likelihood with its own choice, the default loss with the ridge of 1e-3, and the same model without
 edges. Writes error, log loss and calibration error on the test images.
 
-    python benchmarks/honest.py --data DIR --json results/honest.json
+    python benchmarks/honest.py --data DIR --out results/benchmarks/honest
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from riskfield.datasets.splits import spread
 from riskfield.features.image import as_floats
 from riskfield.features.resample import reduce_labels, resize
 from riskfield.report.evaluation import Tally
+from timing import keep
 
 
 def reduced(image: LabelledImage, side: int) -> LabelledImage:
@@ -70,9 +70,9 @@ def main() -> None:
     parser.add_argument("--test", type=int, default=60)
     parser.add_argument("--side", type=int, default=64, help="the longer side of an image, in pixels")
     parser.add_argument("--iterations", type=int, default=100)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--out", type=Path, metavar="DIR/NAME", help="write all numbers to DIR/records.jsonl")
     options = parser.parse_args()
-    results: dict[str, Any] = {"settings": {k: v for k, v in vars(options).items() if k not in ("data", "json")}}
+    results: dict[str, Any] = {"settings": {k: v for k, v in vars(options).items() if k not in ("data", "out")}}
 
     textures: list[ImageSet] = [mosaics(8, (48, 64)), mosaics(8, (48, 64), test=True)]
     results["textures"] = study(list(textures[0]), list(textures[1]), textures[0].classes, options.iterations)
@@ -81,8 +81,8 @@ def main() -> None:
         split = spread(horses.names, options.train, options.test)
         train, test = ([reduced(p, options.side) for p in horses.select(names)] for names in (split.train, split.test))
         results["horses"] = study(train, test, horses.classes, options.iterations)
-    if options.json is not None:
-        options.json.write_text(json.dumps(results, indent=1) + "\n")
+    if options.out is not None:
+        keep(options.out, results)
     for name in results.keys() - {"settings"}:
         print(f"\n{name}\n| model | ridge | error | log loss | calibration error |\n|---|---|---|---|---|")
         for row, found in results[name].items():

@@ -2,12 +2,11 @@
 
     python benchmarks/programs.py
 
-It seeds torch before each program, so that the results can be repeated, and writes `results/programs.json` and `.md`.
+It seeds torch before each program, so that the results can be repeated, and writes `results/benchmarks/programs.md`.
 """
 
 from __future__ import annotations
 
-import json
 import runpy
 import time
 from pathlib import Path
@@ -15,7 +14,7 @@ from pathlib import Path
 import torch
 
 import riskfield as rf
-from timing import about
+from timing import about, keep, write_page
 
 ROOT = Path(__file__).parents[1]
 
@@ -35,14 +34,13 @@ def main() -> None:
         rows.append({"program": name, "seconds": seconds, **dict(zip(measures, values, strict=True))})
         print(rows[-1], flush=True)
     facts = about()
-    path = ROOT / "results" / "programs.json"
-    path.write_text(json.dumps({"about": facts, "rows": rows}, indent=1) + "\n", encoding="utf-8")
-    text = "# Programs at full length\n\n" + "\n".join(f"- {key}: {value}" for key, value in facts.items())
-    text += "\n\n| program | result | seconds of one core |\n|---|---|---|\n"
+    path = ROOT / "results" / "benchmarks" / "programs"
+    keep(path, {"about": facts, "rows": rows})
+    text = "| program | result | seconds of one core |\n|---|---|---|\n"
     for row in rows:
         results = ", ".join(f"{k} {v:.1%}" for k, v in row.items() if k not in ("program", "seconds"))
         text += f"| examples/{row['program']}.py | {results} | {row['seconds']:.0f} |\n"
-    path.with_suffix(".md").write_text(text, encoding="utf-8")
+    write_page(path, "Programs at full length", facts, text)
 
 
 if __name__ == "__main__":

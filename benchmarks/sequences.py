@@ -11,17 +11,14 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-import time
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 import riskfield as rf
-from timing import about, write
+from timing import about, add_out, least, write
 
 TAGS, PER_TOKEN, C2 = 9, 8, 1.0
 
@@ -114,23 +111,12 @@ def riskfield(data: Sentences, X: list[Any], iterations: int) -> float:
     return best.objective * data.tokens
 
 
-def least(runs: int, *programs: Callable[[], float]) -> list[tuple[float, float]]:
-    """The least processor time of each program in several turns, and the objective that it reached."""
-    found = [(float("inf"), float("nan"))] * len(programs)
-    for _ in range(runs):
-        for k, program in enumerate(programs):
-            began = time.process_time()
-            value = program()
-            found[k] = min(found[k], (time.process_time() - began, value))
-    return found
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--iterations", type=int, default=50)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="100 sentences, once")
-    parser.add_argument("--json", type=Path)
+    add_out(parser)
     options = parser.parse_args()
     torch.set_num_threads(1)
     rf.set_num_threads(1)
@@ -144,7 +130,7 @@ def main() -> None:
         own: list[Any] = X if form == "named" else data.dense()
         iterations = options.iterations
         ours, theirs = least(
-            options.runs, partial(riskfield, data, own, iterations), partial(crfsuite, data, X, iterations)
+            options.runs, [partial(riskfield, data, own, iterations), partial(crfsuite, data, X, iterations)]
         )
         what = f"{number} sentences, {num_features} features, {form}"
         for name, (seconds, objective) in (("riskfield", ours), ("CRFsuite", theirs)):
@@ -160,8 +146,8 @@ def main() -> None:
     for row in rows:
         table += f"| {row['what']} | {row['program']} | {row['seconds']:.2f} | {row['objective']:.3f} |\n"
     print(table + "\n".join(ratios))
-    if options.json:
-        write(options.json, "Training on sentences", about(), ratios, table, rows)
+    if options.out:
+        write(options.out, "Training on sentences", about(), ratios, table, rows)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Time one pass of stochastic meta-descent through the largest model of the study of empirical risk.
 
-    PYTHONPATH=. python benchmarks/smd.py --json results/smd.json
+    PYTHONPATH=. python benchmarks/smd.py --out results/benchmarks/smd
 
 The model has 200 binary variables, a third of them observed, and 1051 edges. There are 1000 examples. Each of the 50
 steps of a pass runs 100 iterations of loopy belief propagation with the parallel schedule, and computes a gradient and
@@ -15,7 +15,6 @@ import argparse
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -24,7 +23,7 @@ from torch.nn.utils import parameters_to_vector
 import riskfield as rf
 from papers.erm.random_models import RandomModel
 from riskfield.learning.objective import Objective
-from timing import about, write
+from timing import about, add_out, write
 
 EXAMPLES, BATCH, ITERATIONS = 1000, 20, 100
 
@@ -103,7 +102,7 @@ def main() -> None:
     parser.add_argument("--examples", type=int, default=EXAMPLES)
     parser.add_argument("--iterations", type=int, default=ITERATIONS)
     parser.add_argument("--steps", type=int, default=2, help="steps of eager PyTorch (default: %(default)s)")
-    parser.add_argument("--json", type=Path)
+    add_out(parser)
     options = parser.parse_args()
     model, examples = problem(options.variables, options.edges, options.examples)
 
@@ -135,8 +134,8 @@ def main() -> None:
     for row in rows:
         table += f"| {row['what']} | {row['threads']} | {row['clock']:.1f} | {row['processors']:.1f} |\n"
     print(table + "\n".join(ratios))
-    if options.json:
-        write(options.json, "One pass of stochastic meta-descent", about(), ratios, table, rows)
+    if options.out:
+        write(options.out, "One pass of stochastic meta-descent", about(), ratios, table, rows)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The speed of a sweep: the native engine, eager PyTorch, PGMax and the bandwidth bound, measured in one run.
 
-    python benchmarks/sweeps.py [--quick] [--json results/sweeps.json]
+    python benchmarks/sweeps.py [--quick] [--out results/benchmarks/sweeps]
 
 One *message* is one update m_c(x_i) of one factor and one of its variables; a sweep of a pairwise graph updates two
 messages per factor. Potentials are uniform on [-1, 1], or on a larger range, for which the engine needs logarithms.
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from time import perf_counter
 
 import torch
@@ -23,7 +22,7 @@ import torch
 import riskfield as rf
 from riskfield.kernels.native import MessagePassingRun
 from riskfield.kernels.problem import EVERY_SWEEP, MessagePassingProblem
-from timing import EagerGrid, about, best_time, pgmax_grid, write
+from timing import EagerGrid, about, add_out, best_time, pgmax_grid, write
 
 
 @dataclass
@@ -280,20 +279,18 @@ def _line(row: Row) -> str:
 
 
 def main() -> None:
-    """Measure, print, and write JSON and Markdown."""
+    """Measure, print, and write results."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])  # type: ignore[union-attr]
     parser.add_argument("--quick", action="store_true", help="only the 200x300 binary grid")
-    parser.add_argument(
-        "--json", type=Path, help="write the rows to this file, and a table to the same path with the suffix .md"
-    )
+    add_out(parser)
     arguments = parser.parse_args()
     found = measure(arguments.quick)
     lines = ratios(found)
     print("\n" + "\n".join(lines))
-    if arguments.json:
+    if arguments.out:
         triad = {f"{mb} MB": round(triad_bandwidth(mb * 1e6) / 1e9, 1) for mb in (1, 10, 100, 400)}
         table = "\n".join([_HEADER, *map(_line, found)])
-        write(arguments.json, "Sweeps", {**about(), "triad_GB_per_s": triad}, lines, table, [asdict(r) for r in found])
+        write(arguments.out, "Sweeps", {**about(), "triad_GB_per_s": triad}, lines, table, [asdict(r) for r in found])
 
 
 if __name__ == "__main__":

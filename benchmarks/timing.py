@@ -8,7 +8,8 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from argparse import ArgumentParser
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,17 @@ def best_time(work: Callable[[], object], seconds: float = 1.0) -> float:
         took = time.perf_counter() - began
         best, spent, runs = min(best, took), spent + took, runs + 1
     return best
+
+
+def least(runs: int, programs: Sequence[Callable[[], float]]) -> list[tuple[float, float]]:
+    """The least processor time of each program in several turns, and the value that it returned."""
+    found = [(float("inf"), float("nan"))] * len(programs)
+    for _ in range(runs):
+        for k, program in enumerate(programs):
+            began = time.process_time()
+            value = program()
+            found[k] = min(found[k], (time.process_time() - began, value))
+    return found
 
 
 class EagerGrid:
@@ -126,10 +138,30 @@ def about() -> dict[str, object]:
     }
 
 
-def write(path: Path, title: str, facts: dict[str, object], ratios: list[str], table: str, rows: list[Any]) -> None:
-    """Write results as JSON, and as Markdown beside it."""
+def add_out(parser: ArgumentParser) -> None:
+    """Add the option that says where results go."""
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR/NAME", help="write DIR/NAME.md, and all numbers to DIR/records.jsonl"
+    )
+
+
+def keep(path: Path, record: dict[str, Any]) -> None:
+    """Keep a record under the name of `path`: a line of the file `records.jsonl` beside it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"about": facts, "ratios": ratios, "rows": rows}, indent=1))
-    listed = "\n".join(f"- {key}: {value}" for key, value in facts.items())
+    file = path.with_name("records.jsonl")
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    records = {line["name"]: line for line in map(json.loads, lines)} | {path.stem: {"name": path.stem, **record}}
+    file.write_text("".join(f"{json.dumps(records[name])}\n" for name in sorted(records)), encoding="utf-8")
+
+
+def write(path: Path, title: str, facts: dict[str, object], ratios: list[str], table: str, rows: list[Any]) -> None:
+    """Write results as Markdown, and keep them as a record."""
+    keep(path, {"about": facts, "ratios": ratios, "rows": rows})
     lines = "\n".join(f"- {line}" for line in ratios)
-    path.with_suffix(".md").write_text(f"# {title}\n\n{listed}\n\n## Ratios\n\n{lines}\n\n{table}\n")
+    write_page(path, title, facts, f"## Ratios\n\n{lines}\n\n{table}\n")
+
+
+def write_page(path: Path, title: str, facts: dict[str, object], text: str) -> None:
+    """Write text as Markdown, under a title and the facts that are needed to repeat the measurement."""
+    listed = "\n".join(f"- {key}: {value}" for key, value in facts.items())
+    path.with_suffix(".md").write_text(f"# {title}\n\n{listed}\n\n{text}", encoding="utf-8")

@@ -1,14 +1,13 @@
 """Accuracy of every algorithm on UAI instances with known exact answers.
 
 Every algorithm runs once, on one thread in float64, on each NAME.uai of a folder that also contains NAME.uai.MAR and
-NAME.uai.PR (and optionally NAME.uai.evid). The script writes all numbers as JSON and prints a Markdown table. `--docs`
+NAME.uai.PR (and optionally NAME.uai.evid). The script keeps all numbers and prints a Markdown table. `--docs`
 replaces the table in a page, between the lines `<!-- accuracy: begin -->` and `<!-- accuracy: end -->`.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import platform
 import subprocess
@@ -32,6 +31,7 @@ from riskfield.inference.stop import Stop
 from riskfield.io.uai import read_evidence, read_mar, read_pr, read_uai
 from riskfield.kernels import native_available
 from riskfield.threads import set_num_threads
+from timing import keep
 
 BEGIN, END = "<!-- accuracy: begin -->", "<!-- accuracy: end -->"
 
@@ -116,7 +116,13 @@ def commit() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, required=True, help="folder of .uai files with their answers")
-    parser.add_argument("--json", type=Path, default=Path("results/uai.json"), help="where to write all numbers")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR/NAME",
+        default=Path("results/benchmarks/uai"),
+        help="write all numbers to DIR/records.jsonl",
+    )
     parser.add_argument("--docs", type=Path, help="a page whose table to replace")
     parser.add_argument("--sweeps", type=int, default=5000)
     parser.add_argument("--tol", type=float, default=1e-8)
@@ -140,8 +146,7 @@ def main() -> None:
         "tol": arguments.tol,
         "rows": rows,
     }
-    arguments.json.parent.mkdir(parents=True, exist_ok=True)
-    arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+    keep(arguments.out, report)
     print(table(rows))
     if arguments.docs is not None:
         before, rest = arguments.docs.read_text().split(BEGIN)

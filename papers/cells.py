@@ -6,29 +6,29 @@ A run that was interrupted or killed continues with the cells that are missing.
 
 from __future__ import annotations
 
-import fcntl
 import gzip
 import json
 import math
 import multiprocessing
-import os
 import signal
 import zlib
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from torch.nn import Module
+from torch.nn.utils import parameters_to_vector
 
 import riskfield as rf
-from papers.files import write_bytes
+from papers.files import locked, write_bytes
 
 Setting = str | int | float
 Result = dict[str, Any]  # of what JSON has
 Key = tuple[str, str, str]  # name, settings in JSON, precision
 FILE = "cells.jsonl.gz"
+M = TypeVar("M", bound=Module)
 
 
 @dataclass(frozen=True)
@@ -115,19 +115,10 @@ class CellFile:
     def add(self, lines: Iterable[Line]) -> None:
         """Add lines; a line of the same cell and device is replaced."""
         new = {(line.key, line.device or ""): str(line) for line in lines}
-        with self._locked():
+        with locked(self._folder):
             content = {(line.key, line.device or ""): str(line) for line in self.lines()} | new
             text = "".join(f"{content[place]}\n" for place in sorted(content))
             write_bytes(self._path, gzip.compress(text.encode(), mtime=0))
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        folder = os.open(self._folder, os.O_RDONLY)
-        try:
-            fcntl.flock(folder, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(folder)
 
 
 def _place(item: tuple[str | None, Line]) -> str:
@@ -238,3 +229,23 @@ def _compute(task: tuple[Path, str, str, Cell]) -> Result:
     result = cell.compute(**cell.settings)
     CellFile(folder).add([Line(cell.name, cell.settings, device, precision, result)])
     return result
+
+
+def parameters_of(model: Module) -> list[float]:
+    """The parameters of a model, one after the other.
+
+    >>> parameters_of(with_parameters(torch.nn.Linear(2, 1), [1, 2, 3]))
+    [1.0, 2.0, 3.0]
+    """
+    values: list[float] = parameters_to_vector(model.parameters()).tolist()
+    return values
+
+
+@torch.no_grad()
+def with_parameters(model: M, values: Sequence[float]) -> M:
+    """`model`, after its parameters have been replaced by `values`."""
+    parameters = list(model.parameters())
+    parts = torch.tensor(values, dtype=torch.float64).split([parameter.numel() for parameter in parameters])
+    for parameter, part in zip(parameters, parts, strict=True):
+        parameter.copy_(part.view_as(parameter))
+    return model

@@ -1,8 +1,11 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, by one process at a time."""
 
 from __future__ import annotations
 
+import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -21,6 +24,12 @@ def write_bytes(path: Path, content: bytes) -> None:
         raise
 
 
-def write_text(path: Path, text: str) -> None:
-    """Replace `path` by a file that holds `text`, in UTF-8."""
-    write_bytes(path, text.encode())
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a lock on a folder, which one process at a time can have."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

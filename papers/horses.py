@@ -12,8 +12,7 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import riskfield as rf
-from papers.cells import Cells, Result
-from papers.parameters import with_parameters
+from papers.cells import Cells, Result, with_parameters
 from papers.pictures.criteria import (
     DIVERGED,
     INDEPENDENT,
@@ -25,8 +24,7 @@ from papers.pictures.criteria import (
     mark,
     training_table,
 )
-from papers.pictures.device import check_device
-from papers.pictures.scenes import Scenes, describe, predict
+from papers.pictures.scenes import Scenes, check_device, describe, predict
 from papers.pictures.truncated import CONVERGED, PRECISION, PRECISION_NAME, SWEEP, WITHOUT, Mode, Trainer, chosen
 from papers.side_by_side import HOW_TO_READ, Shown, beside, gallery, shade
 from papers.splits import Recorded

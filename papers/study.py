@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import io
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from papers.cells import Cell, Cells
-from papers.files import write_bytes, write_text
+from papers.files import locked, write_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Record = dict[str, Any]  # the settings of a cell and what was measured in it
+TABLES = "tables.md"  # all tables of a folder of results
+_SECTION = re.compile(r'^<a id="(.+)"></a>\n\n', re.MULTILINE)
 
 
 class AbstractStudy(ABC):
     """One table or figure of a paper. Subclasses are frozen dataclasses of its settings."""
 
-    name: str  # of its files
+    name: str  # of its section in the file of tables, and of its plot
     title: str
     device: str = "cpu"  # where its cells are computed
     precision: str = "float64"  # and in which
@@ -65,7 +68,7 @@ def reproduce(
         jobs: how many processes to compute in, where the study names its cells.
 
     Returns:
-        The paths of the table and of the plot.
+        The paths of the file with the table, and of the plot.
 
     Raises:
         ModuleNotFoundError: without matplotlib, and before the work begins.
@@ -76,10 +79,31 @@ def reproduce(
         if jobs > 1:
             cells.prepare(study.cells(), jobs)
         records = study.measure(cells)
-    paths = [folder / f"{study.name}.{ending}" for ending in ("md", "png")]
-    write_text(paths[0], page(study, records, command))
-    write_plot(study, records, paths[1])
-    return paths
+    path, plot = folder / TABLES, folder / f"{study.name}.png"
+    with locked(folder):
+        found = sections(folder) | {study.name: section(study, records, command)}
+        write_bytes(path, join_sections(found).encode())
+    write_plot(study, records, plot)
+    return [path, plot]
+
+
+def sections(folder: Path) -> dict[str, str]:
+    """The tables in a folder of results, each under its title, by their names."""
+    path = folder / TABLES
+    if not path.exists():
+        return {}
+    _, *parts = _SECTION.split(path.read_text(encoding="utf-8"))
+    return {name: f"{text.rstrip()}\n" for name, text in zip(parts[::2], parts[1::2], strict=True)}
+
+
+def join_sections(found: dict[str, str]) -> str:
+    """A file of tables: a list of their titles and commands, and the tables in the order of their names."""
+    listed, body = "", ""
+    for name, text in sorted(found.items()):
+        title, command = text.removeprefix("# ").splitlines()[:3:2]
+        listed += f"- [{name}](#{name}): {title}, by `{command.strip()}`\n"
+        body += f'\n<a id="{name}"></a>\n\n{text}'
+    return listed + body
 
 
 def write_plot(study: AbstractStudy, records: list[Record], path: Path) -> None:
@@ -89,9 +113,10 @@ def write_plot(study: AbstractStudy, records: list[Record], path: Path) -> None:
     write_bytes(path, picture.getvalue())
 
 
-def page(study: AbstractStudy, records: list[Record], command: str) -> str:
+def section(study: AbstractStudy, records: list[Record], command: str) -> str:
     """The table of a study under its title, the command and the plot."""
-    return f"# {study.title}\n\n    {command}\n\n![{study.title}]({study.name}.png)\n\n{study.tables(records)}"
+    text = f"# {study.title}\n\n    {command}\n\n![{study.title}]({study.name}.png)\n\n{study.tables(records)}"
+    return f"{text.rstrip()}\n"
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -1,4 +1,9 @@
-"""The three layers, each behind a network: features of shape (batch, 6, 2) give a number per item."""
+"""The three layers, each behind a network: features of shape (batch, 6, 2) give a number per item.
+
+`layer_cases.py STORE RANK` is one of two processes that train them together. It prints the parameters that it found.
+"""
+
+import sys
 
 import torch
 from torch import nn
@@ -49,3 +54,41 @@ def made(make):
     torch.manual_seed(0)
     model = make()
     return model, torch.randn(4, 6, 2)
+
+
+STEPS = 3
+
+
+def train(model, features):
+    """Steps on the mean over the items, which is the mean of the means over halves."""
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(STEPS):
+        optimiser.zero_grad()
+        model(features).mean().backward()
+        optimiser.step()
+
+
+def parameters(models):
+    """All parameters of some modules, in one tensor."""
+    return torch.cat([own.detach().flatten() for model in models for own in model.parameters()])
+
+
+def main():
+    store, rank = sys.argv[1], int(sys.argv[2])
+    torch.distributed.init_process_group("gloo", f"file://{store}", rank=rank, world_size=2)
+    models = []
+    for make in (Marginals, Chain, Grid):
+        model, features = made(make)
+        with torch.no_grad():
+            for own in model.parameters():
+                own += rank  # DistributedDataParallel begins with those of rank 0
+        if isinstance(model, Chain):
+            model.lengths = model.lengths[rank::2]
+        train(nn.parallel.DistributedDataParallel(model), features[rank::2])
+        models.append(model)
+    torch.distributed.destroy_process_group()
+    print(parameters(models).tolist())
+
+
+if __name__ == "__main__":
+    main()

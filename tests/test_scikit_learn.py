@@ -367,7 +367,7 @@ def test_n_jobs_is_the_number_of_threads(monkeypatch):
     assert set(seen) == {(3, 3)}
     assert (rf.get_num_threads(), torch.get_num_threads()) == before
     seen.clear()
-    monkeypatch.setattr("riskfield.estimators._jobs.num_processors", lambda: 4)
+    monkeypatch.setattr("riskfield.estimators.parameters.num_processors", lambda: 4)
     CRF(loss=loss, initial=(), optimiser=FEW, n_jobs=-2).fit(X, y)
     assert set(seen) == {(3, 3)}
 

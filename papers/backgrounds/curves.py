@@ -15,11 +15,9 @@ import torch
 
 import riskfield as rf
 from papers.backgrounds.table import INFERRED, recipe, scenes_of
-from papers.cells import Cells, Result, finite
-from papers.parameters import with_parameters
+from papers.cells import Cells, Result, finite, with_parameters
 from papers.pictures.criteria import Criterion, train, training_table
-from papers.pictures.device import check_device
-from papers.pictures.scenes import Scenes, evaluate
+from papers.pictures.scenes import Scenes, check_device, evaluate
 from papers.pictures.truncated import CONVERGED, WITHOUT, Mode, Trainer
 from papers.splits import Recorded
 from papers.study import AbstractStudy, Record, panels, select, table

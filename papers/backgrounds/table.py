@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import riskfield as rf
-from papers.cells import Cells, Result
-from papers.parameters import with_parameters
+from papers.cells import Cells, Result, with_parameters
 from papers.pictures.criteria import (
     DIVERGED,
     INDEPENDENT,
@@ -27,8 +26,7 @@ from papers.pictures.criteria import (
     mark,
     training_table,
 )
-from papers.pictures.device import check_device
-from papers.pictures.scenes import Described, Scenes, describe, predict
+from papers.pictures.scenes import Described, Scenes, check_device, describe, predict
 from papers.pictures.truncated import CONVERGED, PRECISION, PRECISION_NAME, SWEEP, WITHOUT, Mode, Trainer, chosen
 from papers.side_by_side import HOW_TO_READ, Shown, beside, gallery, shade, shade_labels
 from papers.splits import Recorded

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -30,6 +31,26 @@ Jobs = Annotated[
     typer.Option(min=1, help="How many processes to compute in, with a thread each. [as many as processors]"),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and errors.")]
+Data = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Folder of the public data sets. [environment: RISKFIELD_DATA]")
+]
+Rows = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAMES", help="Only these lines of the table, separated by commas; others are shown if on file."
+    ),
+]
+Finished = Annotated[bool, typer.Option("--finished", help="Compute nothing; write the tables from the cells on file.")]
+
+
+class Device(StrEnum):
+    """Where models are trained."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+OnDevice = Annotated[Device, typer.Option(help="Where models are trained.")]
 
 # Typer keeps a copy of click in some versions and imports it in others; this name holds in both.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -87,3 +108,20 @@ def _complain(message: str) -> int:
     """Print in one line what is wrong, and return the exit code for it."""
     print(f"papers: {' '.join(message.split())}", file=sys.stderr)
     return 2
+
+
+def folder(data: Path | None) -> str | None:
+    """The folder of data sets, as studies take it."""
+    return None if data is None else str(data)
+
+
+def chosen(rows: str | None, finished: bool, everything: tuple[str, ...]) -> tuple[str, ...]:
+    """The lines of a table to compute."""
+    if finished:
+        return ()
+    return everything if rows is None else tuple(name.strip() for name in rows.split(","))
+
+
+def given(rows: str | None, finished: bool) -> list[str]:
+    """These options, to be written down."""
+    return [*(["--rows", f'"{rows}"'] if rows else []), *(["--finished"] if finished else [])]

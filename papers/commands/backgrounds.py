@@ -9,8 +9,21 @@ import typer
 
 from papers.backgrounds import curves as learning_curves
 from papers.backgrounds.table import ROWS, BackgroundsTable
-from papers.commands._app import Out, Quick, Quiet, app, run
-from papers.commands._pictures import Data, Device, Finished, OnDevice, Rows, chosen, folder, given
+from papers.commands._app import (
+    Data,
+    Device,
+    Finished,
+    OnDevice,
+    Out,
+    Quick,
+    Quiet,
+    Rows,
+    app,
+    chosen,
+    folder,
+    given,
+    run,
+)
 from papers.study import AbstractStudy
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from papers.commands._app import Out, Quick, Quiet, app, run
-from papers.commands._pictures import Data, Finished, folder
+from papers.commands._app import Data, Finished, Out, Quick, Quiet, app, folder, run
 from papers.convex.tables import DigitBeliefs, DigitErrors
 from papers.convex.variations import DigitVariations
 

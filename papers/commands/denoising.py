@@ -7,8 +7,21 @@ from typing import Annotated, Any
 
 import typer
 
-from papers.commands._app import Out, Quick, Quiet, app, run
-from papers.commands._pictures import Data, Device, Finished, OnDevice, Rows, chosen, folder, given
+from papers.commands._app import (
+    Data,
+    Device,
+    Finished,
+    OnDevice,
+    Out,
+    Quick,
+    Quiet,
+    Rows,
+    app,
+    chosen,
+    folder,
+    given,
+    run,
+)
 from papers.denoising import table_2010 as implicit
 from papers.denoising import table_2013 as power
 from papers.study import AbstractStudy

@@ -10,8 +10,7 @@ from typing import Annotated
 
 import typer
 
-from papers.commands._app import Jobs, Out, Quick, Quiet, app, run
-from papers.commands._pictures import Finished
+from papers.commands._app import Finished, Jobs, Out, Quick, Quiet, app, run
 from papers.erm.draws import Draws
 from papers.erm.landscape import Landscape
 from papers.erm.suite import MODELS, Suite

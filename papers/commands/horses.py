@@ -6,8 +6,21 @@ from typing import Annotated, Any
 
 import typer
 
-from papers.commands._app import Out, Quick, Quiet, app, run
-from papers.commands._pictures import Data, Device, Finished, OnDevice, Rows, chosen, folder, given
+from papers.commands._app import (
+    Data,
+    Device,
+    Finished,
+    OnDevice,
+    Out,
+    Quick,
+    Quiet,
+    Rows,
+    app,
+    chosen,
+    folder,
+    given,
+    run,
+)
 from papers.horses import ROWS, HorsesTable
 
 _QUICK: dict[str, Any] = {"num_train": 12, "num_test": 12, "iterations": 40, "scale": 0.1}

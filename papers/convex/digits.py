@@ -25,8 +25,7 @@ import torch
 from torch import Tensor, nn
 
 import riskfield as rf
-from papers.cells import Result
-from papers.parameters import parameters_of
+from papers.cells import Result, parameters_of
 
 DIGITS = tuple(range(1, 10))
 ERRORS = ("classification", "regression", "L_log", "L_quad")

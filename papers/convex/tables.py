@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import riskfield as rf
-from papers.cells import Cells, Result, Setting
+from papers.cells import Cells, Result, Setting, with_parameters
 from papers.convex.digits import DIGITS, ERRORS, METHODS, PLAIN, Digits, draw_digits, measure
-from papers.parameters import with_parameters
 from papers.side_by_side import FAR, Shown, beside, gallery
 from papers.study import AbstractStudy, Record, panels, select, table
 
@@ -44,8 +43,8 @@ _DIFFERENCES = (
     "Known differences from the paper: its conditional random fields came from another program; here they have a free "
     "potential for every x_c and y_c, everything that convex inference has except the weights. They are trained by "
     "L-BFGS on the likelihood whose log-partition function is that of mean field or of belief propagation. Weights of "
-    "b log b are exponentials of free parameters, so that they can be closer to 0 than the paper's. variations.md "
-    "shows what that program, the choice of pictures and the way they are made binary explain.\n"
+    "b log b are exponentials of free parameters, so that they can be closer to 0 than the paper's. The table of "
+    "variations shows what that program, the choice of pictures and the way they are made binary explain.\n"
 )
 # The order of computation.
 _ORDER = ("L_quad", "L_log", "BP", "mean field", "pseudo + BP", "pseudo + mean field")

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from papers.cells import Cells, Result, Setting
+from papers.cells import Cells, Result, Setting, with_parameters
 from papers.convex import crf_program
 from papers.convex.digits import ERRORS, METHODS, PLAIN, SIDE, Setup, draw_digits, errors, measure, predict
 from papers.convex.tables import PAPER, AbstractDigitStudy
-from papers.parameters import with_parameters
 from papers.side_by_side import FAR, beside
 from papers.study import Record, panels, select, table
 
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _FIELDS = METHODS[:4]  # the conditional random fields
-_AS_ABOVE, _OTHER_TESTS = "as in errors.md", "other test pictures"
+_AS_ABOVE, _OTHER_TESTS = "as in errors", "other test pictures"
 
 
 @dataclass(frozen=True)
@@ -70,8 +69,8 @@ followed by the standard deviation of one sample.
 - {_OTHER_TESTS}: the same parameters, tested with other samples of the same size.
 - other pictures: trained and tested with other pictures.
 - nine pictures: one training and one test picture of each digit. "Ten images of the digits 1-9" can mean so few.
-- any ink, bright ink is 1: pixels above 0, or above 191 of 255, are 1 in the true picture. In errors.md they are 1
-  above 127.
+- any ink, bright ink is 1: pixels above 0, or above 191 of 255, are 1 in the true picture. In the table of errors they
+  are 1 above 127.
 - Ising: the potentials of the program that the paper's conditional random fields came from; also with any ink 1.
 - the program: its potentials, and its mean field and belief propagation.
 """

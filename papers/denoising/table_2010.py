@@ -20,12 +20,10 @@ import torch
 from torch import nn
 
 import riskfield as rf
-from papers.cells import Cells, Result, finite
+from papers.cells import Cells, Result, finite, with_parameters
 from papers.denoising.table_2013 import FEATURES, FIRST, inference, optimiser, prediction
-from papers.parameters import with_parameters
 from papers.pictures.criteria import Criterion, closure, fit_all, train, training_table
-from papers.pictures.device import check_device, chunk_size
-from papers.pictures.scenes import Scenes, describe, evaluate, predict
+from papers.pictures.scenes import Scenes, check_device, chunk_size, describe, evaluate, predict
 from papers.side_by_side import HOW_TO_READ, Shown, beside, gallery, shade
 from papers.splits import Recorded
 from papers.study import AbstractStudy, Record, select, table

@@ -15,11 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import riskfield as rf
-from papers.cells import Cells, Result
-from papers.parameters import with_parameters
+from papers.cells import Cells, Result, with_parameters
 from papers.pictures.criteria import DIVERGED, INDEPENDENT, Criterion, closure, fit_all, mark, train, training_table
-from papers.pictures.device import check_device, chunk_size
-from papers.pictures.scenes import Scenes, describe, evaluate, predict
+from papers.pictures.scenes import Scenes, check_device, chunk_size, describe, evaluate, predict
 from papers.side_by_side import HOW_TO_READ, Shown, beside, could_be_pictures, gallery, is_far, shade
 from papers.splits import Recorded
 from papers.study import AbstractStudy, Record, select, table

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from papers.cells import Cell, Cells
 from papers.erm.comparison import Comparison
-from papers.erm.paper import TABLE_5
 from papers.erm.runs import BACK, LIKELIHOOD
 from papers.erm.suite import Runs, Suite, Way, about, of_models, require_models
-from papers.erm.tables import BEST
+from papers.erm.tables import BEST, TABLE_5
 from papers.study import AbstractStudy, Record, panels, select, table
 
 if TYPE_CHECKING:

@@ -25,9 +25,8 @@ from typing import Any
 import torch
 
 import riskfield as rf
-from papers.cells import Result, finite
+from papers.cells import Result, finite, parameters_of
 from papers.erm.random_models import GivenInputs, RandomModel, random_model
-from papers.parameters import parameters_of
 from papers.pictures.criteria import ApproximateLikelihood
 
 LIKELIHOOD = "APPR-LOGL"

@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.nn import Module
 
 import riskfield as rf
-from papers.cells import Cells, Result, Setting
-from papers.parameters import parameters_of, with_parameters
+from papers.cells import Cells, Result, Setting, parameters_of, with_parameters
 from papers.pictures.scenes import Scenes
 from papers.study import Record, table
 

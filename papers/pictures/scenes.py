@@ -147,3 +147,14 @@ def evaluate(model: Module, parts: Sequence[Scenes], inference: rf.Inference, ch
         squares = sum((w - errors[-1] * c) ** 2 for w, c in zip(wrong, counted, strict=True))
         standard_errors.append((squares * len(wrong) / max(len(wrong) - 1, 1)) ** 0.5 / sum(counted))
     return {"errors": errors, "standard_errors": standard_errors, "unsettled": unsettled}
+
+
+def check_device(device: str) -> None:
+    """Raise if a device is not available."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("`device` must be 'cpu' here: torch finds no CUDA device.")
+
+
+def chunk_size(device: str) -> int:
+    """How many pictures are evaluated at once: few that fit into caches, or many that fill a GPU."""
+    return 8 if device == "cpu" else 1024

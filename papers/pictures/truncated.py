@@ -16,8 +16,7 @@ import torch
 import riskfield as rf
 from papers.cells import Result
 from papers.pictures.criteria import INDEPENDENT, Criterion, train
-from papers.pictures.device import chunk_size
-from papers.pictures.scenes import Scenes, evaluate
+from papers.pictures.scenes import Scenes, chunk_size, evaluate
 
 CONVERGED = rf.Inference(rf.MessagePassing(rf.TRW(0.5)), rf.Stop(1000, 1e-5))
 # Trained without inference; the first is where all others start.

@@ -1,4 +1,4 @@
-"""What the tests of the studies share: the records behind the pages that are written."""
+"""What the tests of the studies share: the records behind the tables that are written."""
 
 import json
 
@@ -9,12 +9,12 @@ import papers.study
 
 @pytest.fixture
 def written(monkeypatch):
-    """The records of every page that is written, by its name."""
-    page, out = papers.study.page, {}
+    """The records of every table that is written, by its name."""
+    section, out = papers.study.section, {}
 
     def keep(study, records, command):
         out[study.name] = json.loads(json.dumps(records))
-        return page(study, records, command)
+        return section(study, records, command)
 
-    monkeypatch.setattr(papers.study, "page", keep)
+    monkeypatch.setattr(papers.study, "section", keep)
     return out

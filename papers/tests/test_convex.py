@@ -16,7 +16,7 @@ from papers.convex import variations as digit_variations
 from papers.convex.digits import ERRORS, METHODS, PLAIN, Setup, draw_digits
 from papers.convex.tables import PAPER, DigitErrors
 from papers.convex.variations import DigitVariations, Variation
-from papers.study import reproduce
+from papers.study import reproduce, sections
 
 pytest.importorskip("matplotlib")
 
@@ -146,7 +146,7 @@ def test_the_command(root, tmp_path, capsys, monkeypatch, written):
         assert np.shape(record["beliefs"]) == (2, 784)
         count = sum(p.numel() for p in PLAIN.model(PLAIN.methods[record["method"]].convex).parameters())
         assert len(record["parameters"]) == count
-    text = (tmp_path / "out" / "errors.md").read_text()
+    text = sections(tmp_path / "out")["errors"]
     assert "| L_quad | .0561 / **" in text
     assert "Table 3" in text
     assert root not in text
@@ -186,7 +186,7 @@ def test_variations(root, tmp_path, monkeypatch):
     counts = {(record["method"], record["how"]): len(record["tests"]) for record in records}
     assert len(counts) == len(records) == 2 * len(METHODS) + 3
     assert counts["pseudo + BP", "samples"] == counts["BP", "other test pictures"] == 2
-    assert counts["BP", "Ising"] == counts["L_log", "as in errors.md"] == 1
+    assert counts["BP", "Ising"] == counts["L_log", "as in errors"] == 1
     assert len(CellFile(tmp_path / "out").lines()) == study.num_cells
     text = study.tables(records)
     (line,) = (line for line in text.splitlines() if line.startswith("| pseudo + BP | samples |"))

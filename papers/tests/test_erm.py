@@ -21,7 +21,7 @@ from papers.erm.suite import MODELS, Suite
 from papers.erm.tables import BEST, Overall, Pairs, Truncation
 from papers.erm.tuning import SUPPLEMENTARY, Choice, Tuning
 from papers.pictures.criteria import ApproximateLikelihood
-from papers.study import reproduce
+from papers.study import reproduce, sections
 
 pytest.importorskip("matplotlib")
 
@@ -261,7 +261,7 @@ def test_reproduce_erm(quick, tmp_path, capsys, written):
     for record in records:
         assert set(record["losses"]) == set(SETTINGS)
         assert ("parameters" in record) == (record["cell"] == "run")
-    text = (tmp_path / "table3.md").read_text()
+    text = sections(tmp_path)["table3"]
     truths = {r["num_variables"]: r["losses"]["frac-MSE"] for r in records if r["cell"] == "truth"}
     runs = [r for r in records if r["cell"] == "run" and r["setting"] == "frac-MSE"]
     best = [min((r for r in runs if r["num_variables"] == n), key=lambda r: r["objective"]) for n in truths]
@@ -273,7 +273,7 @@ def test_reproduce_erm(quick, tmp_path, capsys, written):
     sweep = written["table5"]
     assert {r["sweeps"] for r in sweep} == {100, 30, 20, 10}
     assert {r["setting"] for r in sweep if r["cell"] == "run"} == {*BEST.values(), BACK}
-    rows = [line for line in (tmp_path / "table5.md").read_text().splitlines() if f"| {BACK}, here |" in line]
+    rows = [line for line in sections(tmp_path)["table5"].splitlines() if f"| {BACK}, here |" in line]
     assert len(rows) == 2 * len(SETTINGS)
     assert not any("not finished" in row for row in rows)
     # Model by model, what is finished on some of them is there, too.
@@ -310,14 +310,14 @@ def test_finished_writes_what_is_there(quick, tmp_path, capsys):
     assert main([*command, "6"]) == 0
     assert (
         "1 of the paper's 12 models (9-12), true parameters of standard deviation 1, 20 training"
-        in (tmp_path / "table6.md").read_text()
+        in sections(tmp_path)["table6"]
     )
     with Cells(tmp_path, 99) as cells:
         for cell in Overall(quick).cells():
             if cell.settings["num_edges"] == 12 and cell.settings.get("setting", "-in") != "int-L1-hyb":
                 cells.get(cell.name, cell.compute, **cell.settings)
     assert main([*command, "3"]) == 0
-    text = (tmp_path / "table3.md").read_text()
+    text = sections(tmp_path)["table3"]
     assert "| int-L1-hyb | 0.00398 (5-1-6) | not finished |" in text
     assert "| int-F-hyb | 0.00411 (7-0-5) | not finished |" not in text
 
@@ -353,7 +353,7 @@ def test_tests_with_bp_to_convergence(quick, tmp_path):
 def test_draws_of_the_models(quick, tmp_path, written):
     command = ["erm", "--quick", "--draws", "2", "--jobs", "1", "-q", "--out", str(tmp_path)]
     assert main(command) == 0
-    assert "    python -m papers erm --draws 2 --quick" in (tmp_path / "draws.md").read_text()
+    assert "    python -m papers erm --draws 2 --quick" in sections(tmp_path)["draws"]
     records = written["draws"]
     deltas = {}
     for seed, variables in itertools.product((0, 1), (9, 10)):
@@ -366,7 +366,7 @@ def test_draws_of_the_models(quick, tmp_path, written):
             delta = best["losses"]["frac-MSE"] - true["losses"]["frac-MSE"]
             deltas.setdefault((setting, sweeps), {})[seed, variables] = delta
     assert deltas[LIKELIHOOD, 100][0, 9] != deltas[LIKELIHOOD, 100][1, 9]
-    text = (tmp_path / "draws.md").read_text()
+    text = sections(tmp_path)["draws"]
     lines = [line[2:-2].split(" | ") for line in text.splitlines() if line.startswith("| ")]
     rows = {(line[0], line[1]): line[2:] for line in lines}
     likelihood, staged = (deltas[setting, 10] for setting in (LIKELIHOOD, "frac-MSE-in"))
@@ -391,7 +391,7 @@ def test_draws_of_the_models(quick, tmp_path, written):
     (tmp_path / FILE).unlink()
     CellFile(tmp_path).add(kept)
     assert main([*command, "--finished"]) == 0
-    text = (tmp_path / "draws.md").read_text()
+    text = sections(tmp_path)["draws"]
     assert "1 of the paper's 12 models (9-12)" in text
     assert f"| 0 | {LIKELIHOOD} | {deltas[LIKELIHOOD, 100][0, 9]:.5f} |" in text
     assert "10-14" not in text
@@ -415,7 +415,7 @@ def test_tuning_on_supplementary_models(quick, tmp_path, written):
     records = written["tuning"]
     losses = [r["losses"]["int-F"] for r in records if r.get("setting") == "int-F"]
     truths = [r["losses"]["int-F"] for r in records if r["cell"] == "truth"]
-    assert f"| {np.mean(losses) - np.mean(truths):.5f} |" in (tmp_path / "tuning.md").read_text()
+    assert f"| {np.mean(losses) - np.mean(truths):.5f} |" in sections(tmp_path)["tuning"]
     back = [[r for r in records if r.get("setting") == BACK and r["sweeps"] == sweeps] for sweeps in (100, 2)]
     assert len(back[0]) == len(back[1]) == 2
     for one, other in zip(*back, strict=True):  # in training and in tests
@@ -430,8 +430,8 @@ def test_jobs_and_choices(quick, tmp_path, monkeypatch):
     monkeypatch.setattr(Cells, "prepare", lambda cells, wanted, jobs: prepared.append((list(wanted), jobs)))
     assert main(["erm", "--quick", "--table", "6", "--jobs", "3", "-q", "--out", str(tmp_path)]) == 0
     assert prepared == [(list(Pairs(quick).cells()), 3)]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["cells.jsonl.gz", "table6.md", "table6.png"]
-    assert "python -m papers erm --table 6 --quick --out" in (tmp_path / "table6.md").read_text()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cells.jsonl.gz", "table6.png", "tables.md"]
+    assert "python -m papers erm --table 6 --quick --out" in sections(tmp_path)["table6"]
 
 
 @pytest.mark.parametrize(

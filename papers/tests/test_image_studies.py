@@ -12,19 +12,19 @@ import riskfield as rf
 from naive import NaiveMeanField
 from papers import horses
 from papers.backgrounds import table as backgrounds
-from papers.cells import Cells
+from papers.cells import Cells, with_parameters
 from papers.commands import backgrounds as cli_backgrounds
 from papers.commands import denoising as cli_denoising
 from papers.commands import horses as cli_horses
 from papers.commands import main
 from papers.denoising import table_2010 as denoising_2010
 from papers.denoising import table_2013 as denoising
-from papers.parameters import with_parameters
 from papers.pictures.criteria import ApproximateLikelihood, Criterion, closure, fit_all, train
 from papers.pictures.scenes import Scenes, describe, evaluate, predict
 from papers.pictures.truncated import CONVERGED, Mode, RowByRow, Trainer
 from papers.side_by_side import could_be_pictures, gallery, shade, shade_labels
 from papers.splits import Recorded
+from papers.study import sections
 
 pytest.importorskip("matplotlib")
 Image = pytest.importorskip("PIL.Image")
@@ -76,7 +76,7 @@ def test_denoising_gives_the_table_of_2013(data, folder, monkeypatch, capsys, wr
     assert {record["row"] for record in records} == set(denoising.PAPER)
     by_row = {record["row"]: record for record in records}
     assert by_row["univariate logistic"]["errors"][0] < by_row["independent"]["errors"][0]
-    text = (folder / "out/table-2013.md").read_text()
+    text = sections(folder / "out")["table-2013"]
     assert "| surrogate likelihood | .031 / **" in text
     assert "| independent | .129 / **" in text
     assert (folder / "out/table-2013.png").stat().st_size > 10_000
@@ -93,7 +93,7 @@ def test_denoising_gives_the_table_of_2010(data, folder, monkeypatch, written):
     assert likelihood["row"] == "surrogate likelihood"
     assert likelihood["scores"]["surrogate likelihood"][0] < univariate["scores"]["surrogate likelihood"][0]
     assert univariate["scores"]["univariate likelihood"][0] < likelihood["scores"]["univariate likelihood"][0]
-    text = (folder / "out/table-2010.md").read_text()
+    text = sections(folder / "out")["table-2010"]
     assert "| univariate likelihood | .301 / **" in text
     assert "| smooth class. error | .281 / -" in text
 
@@ -113,7 +113,7 @@ def test_horses_in_parts(data, folder, monkeypatch, written):
     assert len(everything) == 2 * (6 + 3 + 2) + 5
     assert main([*command, "--finished"]) == 0
     assert written["scale-0.2"] == everything
-    assert "--finished" in (folder / "out/scale-0.2.md").read_text()
+    assert "--finished" in sections(folder / "out")["scale-0.2"]
 
 
 def test_horses_in_order(data, folder, monkeypatch, written):
@@ -157,7 +157,7 @@ def test_horses_with_other_thresholds(data, folder, monkeypatch, written):
     assert parameters[0][1] != parameters[1][1]
     colours, responses = (feature.thresholds for feature in horses._features(0.5, 0.2).edges[1:])
     assert colours == responses == (0.2, 0.4, 0.6, 0.8, 1.0, 1.2, 1.4, 1.6, 1.8, 2.0)
-    text = (folder / "out/scale-0.2-step-0.2.md").read_text()
+    text = sections(folder / "out")["scale-0.2-step-0.2"]
     assert "| pseudolikelihood |" in text
     assert "| piecewise |" not in text  # lines of which there is nothing
     assert "| TRW |" not in text
@@ -183,14 +183,14 @@ def test_backgrounds_in_folds(data, folder, monkeypatch, written):
         *((0, row) for row in ("independent", "pseudolikelihood", "piecewise")),
         *((2, row) for row in ("surrogate EM", "univariate logistic", "clique logistic", "surrogate EM unstopped")),
     ]
-    assert "[1]" in (folder / "out/table.md").read_text()
+    assert "[1]" in sections(folder / "out")["table"]
     assert all("parameters" in record for record in records)  # of the fold and the sweeps that are shown
     curves = written["curves-3"]
     assert {record["method"] for record in curves} == {"truncated", "perturbation", "back-propagation"}
     objectives = [objective for _, objective in curves[0]["curve"]]
     assert objectives == sorted(objectives, reverse=True)
     assert max(record["iterations"] for record in curves) == 3
-    assert "--iterations 3" in (folder / "out/curves-3.md").read_text()
+    assert "--iterations 3" in sections(folder / "out")["curves-3"]
 
 
 @pytest.mark.parametrize("name", ["denoising", "horses", "backgrounds"])

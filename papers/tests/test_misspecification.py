@@ -7,6 +7,7 @@ import riskfield as rf
 from papers.cells import Cells
 from papers.commands import main
 from papers.misspecification import Errors, Marginals, World, chain_model
+from papers.study import sections
 
 pytest.importorskip("matplotlib")
 
@@ -99,10 +100,10 @@ def test_reproduce_misspecification(tmp_path, capsys, monkeypatch, written):
     assert main(["misspecification", "--quick", "--out", str(tmp_path)]) == 0
     assert capsys.readouterr().out.count("wrote ") == 4
     for study in tiny:
-        assert "    python -m papers misspecification --quick" in (tmp_path / f"{study.name}.md").read_text()
+        assert "    python -m papers misspecification --quick" in sections(tmp_path)[study.name]
         assert len(written[study.name]) == study.num_cells
         assert imread(tmp_path / f"{study.name}.png").shape[2] == 4
-    text = (tmp_path / "errors.md").read_text()
+    text = sections(tmp_path)["errors"]
     assert "## Shift 1\n\n| data | likelihood | univariate logistic | clique logistic | exact marginals |" in text
     records = written["marginals"]
     straight, shifted = (record["marginals"] for record in records)

@@ -14,6 +14,7 @@ import papers.study
 from papers.cells import FILE, CellFile
 from papers.commands import main
 from papers.splits import Recorded
+from papers.study import TABLES, join_sections, sections
 
 # The committed results: no recorded cell is lost, and the cells give the committed tables digit by digit.
 
@@ -21,8 +22,8 @@ from papers.splits import Recorded
 ROOT = Path(papers.__file__).parents[1]
 RESULTS = ROOT / "results"
 STUDIES = ("backgrounds", "convex", "denoising", "erm", "gradients", "horses", "misspecification")
-PAGES = sorted(path for path in RESULTS.glob("*/*.md") if path.name != "README.md")
-COMMANDS = {path: path.read_text(encoding="utf-8").splitlines()[2].strip() for path in PAGES}
+COMMITTED = {(study, name): text for study in STUDIES for name, text in sections(RESULTS / study).items()}
+COMMANDS = {table: text.splitlines()[2].strip() for table, text in COMMITTED.items()}
 
 
 def digest(line):
@@ -69,21 +70,36 @@ def test_the_cells_give_the_committed_tables(command, tmp_path, monkeypatch):
     (tmp_path / "results" / study).mkdir(parents=True)
     shutil.copy(RESULTS / study / FILE, tmp_path / "results" / study)
     assert main([study, *options, "--quiet"]) == 0
-    written = {path.name: path.read_text(encoding="utf-8") for path in (tmp_path / "results" / study).glob("*.md")}
-    pages = {path for path, own in COMMANDS.items() if own == command}
-    assert set(written) == {path.name for path in pages}
-    for path in pages:
-        assert path.parent.name == study
-        assert written[path.name] == path.read_text(encoding="utf-8")
-        assert path.with_suffix("").with_name(f"{path.stem}.png").exists()
+    written = sections(tmp_path / "results" / study)
+    assert {(study, name) for name in written} == {table for table, own in COMMANDS.items() if own == command}
+    for name, text in written.items():
+        assert text == COMMITTED[study, name]
+        assert (RESULTS / study / f"{name}.png").exists()
 
 
-def test_every_page_is_in_the_index():
+@pytest.mark.parametrize("study", STUDIES)
+def test_a_file_of_tables_is_as_the_runner_writes_it(study):
+    assert join_sections(sections(RESULTS / study)) == (RESULTS / study / TABLES).read_text(encoding="utf-8")
+
+
+def test_every_table_is_in_the_index():
+    assert len(COMMITTED) == 27
     index = (RESULTS / "README.md").read_text(encoding="utf-8")
-    for path in PAGES:
-        assert f"({path.parent.name}/{path.name})" in index, path
+    for study, name in COMMITTED:
+        assert f"({study}/{TABLES}#{name})" in index, (study, name)
     for study in STUDIES:
         assert (RESULTS / study / "README.md").exists()
+
+
+def test_every_benchmark_is_in_the_index_and_on_record():
+    index = (RESULTS / "README.md").read_text(encoding="utf-8")
+    lines = (RESULTS / "benchmarks" / "records.jsonl").read_text(encoding="utf-8").splitlines()
+    records = [json.loads(line)["name"] for line in lines]
+    assert records == sorted(set(records))
+    pages = {path.stem for path in (RESULTS / "benchmarks").glob("*.md")}
+    assert pages <= set(records)
+    for name in records:
+        assert (f"(benchmarks/{name}.md)" if name in pages else f"record `{name}`") in index, name
 
 
 def test_names_are_short():

@@ -11,7 +11,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from riskfield.inference.stop import Stop
 from riskfield.kernels import (
     EVERY_SWEEP,
     LAST_SWEEP,
+    CountingRun,
     ExactRun,
     RecordingRun,
     has_tangent,
@@ -280,7 +281,8 @@ def _gradients_with_numbers(
         algorithm = request.algorithm.with_parameters(request.graph, (*numbers, *others))
         mu = _run_on_torch(replace(request, algorithm=algorithm), theta, tape.sweeps)
         return _gradients(mu, (theta, *numbers), grad)
-    gradient, *of_numbers = tape.run.backward_counting(_flat(grad))
+    run = cast(CountingRun, tape.run)  # since the numbers require a gradient
+    gradient, *of_numbers = run.backward_counting(_flat(grad))
     return gradient.reshape(theta.shape), *of_numbers
 
 

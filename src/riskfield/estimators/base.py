@@ -8,7 +8,6 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import repeat
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -21,19 +20,19 @@ from torch import Tensor
 from riskfield import kernels
 from riskfield.decoders import AbstractDecoder, as_decoder, decode
 from riskfield.devices import as_device, as_dtype
-from riskfield.estimators._jobs import check_n_jobs, threads
 from riskfield.estimators.blocks import Blocks, OfExamples, portions, predict_each
 from riskfield.estimators.defaults import OPTIMISER, default_inference, default_initial
-from riskfield.estimators.design import Design, Sizes
+from riskfield.estimators.design import Design, Sizes, check_sizes
 from riskfield.estimators.files import load_estimator, save_estimator
-from riskfield.estimators.held_out import hold_out
-from riskfield.estimators.labels import Array, as_labels, class_weights, classes_of, is_known, known_labels, type_of
+from riskfield.estimators.labels import Array, as_labels, class_weights, classes_of, codes_of, share_right
 from riskfield.estimators.parameters import (
     NestedParameters,
     as_sample_weight,
     check_flags,
     check_fraction,
     check_ignore,
+    check_n_jobs,
+    threads,
 )
 from riskfield.examples import Examples
 from riskfield.infer import Inference, InferenceChoice
@@ -42,7 +41,7 @@ from riskfield.learning.optimiser import AbstractOptimiser, check_counts
 from riskfield.learning.result import Fit, dump_fit, load_fit
 from riskfield.learning.stages import Stage, fit_stages
 from riskfield.learning.unions import decodes_by_part
-from riskfield.learning.validation import Validation
+from riskfield.learning.validation import Validation, hold_out
 from riskfield.losses._class_weight import takes_class_weight, with_class_weight
 from riskfield.losses.loss import AbstractLoss, LossLike, as_loss
 from riskfield.losses.names import LOSSES
@@ -185,7 +184,7 @@ class AbstractCRF(NestedParameters):
         self.classes_ = classes_of(labels, self.ignore)
         self.n_features_in_, self.n_edge_features_in_, self.arity_ = designs[0].sizes
         self.inference_ = self._inference()
-        codes = self._codes(labels)
+        codes = codes_of(labels, self.classes_, self.ignore)
         self._check_codes(codes)
         self.model_ = self._model().to(as_device(self.device))
         weights = as_sample_weight(sample_weight)
@@ -236,18 +235,7 @@ class AbstractCRF(NestedParameters):
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """The share of variables with a known label that `predict` gets right."""
         check_consistent_length(X, y, sample_weight)
-        right = total = 0.0
-        weights = repeat(1.0) if sample_weight is None else sample_weight
-        for k, (predicted, own, weight) in enumerate(zip(self.predict(X), y, weights, strict=False)):
-            labels = as_labels(own, predicted.shape, f"y[{k}]", self.ignore)
-            known = is_known(labels, self.ignore)
-            if known.any() and type_of(labels) != type_of(predicted):
-                raise ValueError(f"`y[{k}]` must hold {type_of(predicted)}, as in `fit`. Got {type_of(labels)}.")
-            right += float(weight) * np.count_nonzero(predicted[known] == known_labels(labels, self.ignore))
-            total += float(weight) * np.count_nonzero(known)
-        if not total > 0:
-            raise ValueError(f"`y` must hold a label other than {self.ignore}.")
-        return float(right / total)
+        return share_right(self.predict(X), y, sample_weight, self.ignore)
 
     def stages(self) -> list[Stage]:
         """The stages of `fit`: one for each loss of `initial`, and one for `loss`."""
@@ -370,24 +358,8 @@ class AbstractCRF(NestedParameters):
         designs = [self._design(example, f"X[{k}]") for k, example in enumerate(X)]
         if sizes is None and not designs:
             raise ValueError("`X` must hold at least one example. Got none.")
-        names = ("features per variable", "features per edge (a constant among them)", "variables per edge")
-        for k, design in enumerate(designs):
-            sizes = design.sizes if sizes is None else sizes
-            for name, expected, got in zip(names, sizes, design.sizes, strict=True):
-                if got != expected:
-                    raise ValueError(f"`X[{k}]` must have {expected} {name}, as the others in `fit`. Got {got}.")
+        check_sizes(designs, sizes)
         return designs
-
-    def _codes(self, labels: Sequence[Array]) -> list[npt.NDArray[np.int64]]:
-        """Labels as numbers of classes, with -1 where they are unknown."""
-        codes = [np.full(own.shape, -1, np.int64) for own in labels]
-        known = [is_known(own, self.ignore) for own in labels]
-        values = [known_labels(own, self.ignore) for own in labels]
-        found = np.searchsorted(self.classes_, np.concatenate([own for own in values if own.size]))
-        parts = np.split(found, np.cumsum([own.size for own in values])[:-1])
-        for own, where, part in zip(codes, known, parts, strict=True):
-            own[where] = part
-        return codes
 
     def _marginals(self, X: Any) -> list[Array]:
         def of_examples(examples: Examples, inference: Inference) -> Tensor:

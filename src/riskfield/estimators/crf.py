@@ -13,10 +13,18 @@ from torch import Tensor
 
 from riskfield.decoders import MAP, AbstractDecoder
 from riskfield.devices import as_dtype
-from riskfield.estimators._arrays import as_features
 from riskfield.estimators.base import AbstractCRF
 from riskfield.estimators.defaults import LOSS, PATIENCE, RIDGE
-from riskfield.estimators.design import Design, Floats, RowRange, listed, sequence, with_constant, with_constant_column
+from riskfield.estimators.design import (
+    Design,
+    Floats,
+    RowRange,
+    as_features,
+    listed,
+    sequence,
+    with_constant,
+    with_constant_column,
+)
 from riskfield.estimators.labels import Array
 from riskfield.estimators.parameters import check_flags
 from riskfield.estimators.tokens import (

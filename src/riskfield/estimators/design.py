@@ -224,3 +224,35 @@ def _stack(parts: Sequence[Tensor | RowRange], dtype: torch.dtype) -> Tensor | S
         return torch.stack([own for own in parts if isinstance(own, Tensor)]).to(dtype)
     rows = np.concatenate([np.arange(own.start, own.stop) for own in parts if isinstance(own, RowRange)])
     return SparseRows(first.matrix[rows], len(parts))
+
+
+def check_sizes(designs: Sequence[Design], sizes: Sizes | None = None) -> None:
+    """Raise unless all examples have the given sizes, or else those of the first one."""
+    names = ("features per variable", "features per edge (a constant among them)", "variables per edge")
+    for k, design in enumerate(designs):
+        sizes = design.sizes if sizes is None else sizes
+        for name, expected, got in zip(names, sizes, design.sizes, strict=True):
+            if got != expected:
+                raise ValueError(f"`X[{k}]` must have {expected} {name}, as the others in `fit`. Got {got}.")
+
+
+def as_features(values: Any, dims: int, name: str) -> Floats:
+    """`values` as finite numbers with `dims` axes, the last one of features; `name` is their name in errors."""
+    array = np.asarray(values)
+    axes = "(variables, features)" if dims == 2 else "(rows, columns, features)"
+    if array.ndim != dims or 0 in array.shape[: dims - 1]:
+        one = " If `X` is one example, pass [X]." if array.ndim == dims - 1 else ""
+        raise ValueError(f"`{name}` must have shape {axes}. Got {array.shape}.{one}")
+    if array.dtype.kind == "c":
+        raise ValueError(f"`{name}` must hold real numbers. Complex data not supported. Got {array.dtype}.")
+    if array.dtype.kind == "O":  # numbers, perhaps, as they come from tables of several types
+        try:
+            array = array.astype(np.float64)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"`{name}` must hold numbers. Got objects: {error}.") from None
+    if array.dtype.kind not in "biuf":
+        raise ValueError(f"`{name}` must hold numbers. Got {array.dtype}.")
+    features = array.astype(np.float64, copy=False)
+    if not np.isfinite(features).all():
+        raise ValueError(f"`{name}` must hold finite numbers. Got NaN or infinity.")
+    return features

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from riskfield.decoders import AbstractDecoder
-from riskfield.estimators._arrays import as_features
 from riskfield.estimators.base import AbstractCRF
 from riskfield.estimators.defaults import LOSS, PATIENCE, RIDGE
-from riskfield.estimators.design import DIRECTIONS, Design, pixels
+from riskfield.estimators.design import DIRECTIONS, Design, as_features, pixels
 from riskfield.infer import InferenceChoice
 from riskfield.learning.optimiser import AbstractOptimiser
 from riskfield.losses.loss import LossLike

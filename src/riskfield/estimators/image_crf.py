@@ -19,7 +19,6 @@ from riskfield.estimators.base import AbstractCRF
 from riskfield.estimators.blocks import Blocks, OfExamples
 from riskfield.estimators.defaults import LOSS, PATIENCE, RIDGE, VALIDATION_FRACTION
 from riskfield.estimators.design import DIRECTIONS, Design, Sizes
-from riskfield.estimators.held_out import hold_out, is_counted
 from riskfield.estimators.image_design import ImageBlocks, ImageDesign, MappedBlocks, TileDesign, tiling_of
 from riskfield.estimators.labels import Array
 from riskfield.estimators.ridge_path import SearchInterrupted, Trial, best_ridge, independent_stage, ridge_path
@@ -31,7 +30,7 @@ from riskfield.learning.checkpoint import Checkpoints
 from riskfield.learning.optimiser import AbstractOptimiser
 from riskfield.learning.result import Fit, Reason
 from riskfield.learning.stages import Stage, fit_stages
-from riskfield.learning.validation import Validation
+from riskfield.learning.validation import Validation, hold_out, is_counted
 from riskfield.losses.loss import LossLike, as_loss
 from riskfield.losses.piecewise import Independent
 from riskfield.progress import note

@@ -8,6 +8,7 @@ refused, since guessing would train another model than the one that was meant.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import repeat
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -84,6 +85,34 @@ def known_labels(labels: Array, ignore: Any = UNKNOWN) -> Array:
     """The labels that are known, in one axis."""
     known = labels[is_known(labels, ignore)]
     return known.astype(np.str_) if labels.dtype.kind == "O" else known
+
+
+def codes_of(labels: Sequence[Array], classes: Array, ignore: Any = UNKNOWN) -> list[npt.NDArray[np.int64]]:
+    """Labels as numbers of classes, with -1 where they are unknown."""
+    codes = [np.full(own.shape, -1, np.int64) for own in labels]
+    known = [is_known(own, ignore) for own in labels]
+    values = [known_labels(own, ignore) for own in labels]
+    found = np.searchsorted(classes, np.concatenate([own for own in values if own.size]))
+    parts = np.split(found, np.cumsum([own.size for own in values])[:-1])
+    for own, where, part in zip(codes, known, parts, strict=True):
+        own[where] = part
+    return codes
+
+
+def share_right(predictions: Any, labels: Any, weights: Any, ignore: Any = UNKNOWN) -> float:
+    """The share of variables with a known label that predictions get right, with a weight for each example or None."""
+    right = total = 0.0
+    weights = repeat(1.0) if weights is None else weights
+    for k, (predicted, given, weight) in enumerate(zip(predictions, labels, weights, strict=False)):
+        own = as_labels(given, predicted.shape, f"y[{k}]", ignore)
+        known = is_known(own, ignore)
+        if known.any() and type_of(own) != type_of(predicted):
+            raise ValueError(f"`y[{k}]` must hold {type_of(predicted)}, as in `fit`. Got {type_of(own)}.")
+        right += float(weight) * np.count_nonzero(predicted[known] == known_labels(own, ignore))
+        total += float(weight) * np.count_nonzero(known)
+    if not total > 0:
+        raise ValueError(f"`y` must hold a label other than {ignore}.")
+    return float(right / total)
 
 
 def class_weights(

@@ -1,4 +1,4 @@
-"""The settings of estimators: nested ones, such as `optimiser__iterations`, and checks of plain ones.
+"""The settings of estimators: nested ones, such as `optimiser__iterations`, checks of plain ones, and `n_jobs`.
 
 A setting that cannot be saved, or would be read back as another one, is refused by `fit`.
 """
@@ -6,13 +6,17 @@ A setting that cannot be saved, or would be read back as another one, is refused
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from sklearn.base import BaseEstimator
 
 from riskfield.estimators.defaults import INFERENCE, OPTIMISER
+from riskfield.threads import num_processors, num_threads
 
 _DEFAULTS: dict[str, Any] = {"optimiser": OPTIMISER, "inference": INFERENCE}  # in place of None
 
@@ -74,3 +78,30 @@ def as_sample_weight(values: Any) -> npt.NDArray[np.float64] | None:
     if not weights.any():
         raise ValueError("`sample_weight` must be positive for an example. Got a weight of zero for all of them.")
     return weights
+
+
+def check_n_jobs(n_jobs: int | None) -> None:
+    """Raise unless `n_jobs` is None or an integer other than 0."""
+    if n_jobs is not None and (not isinstance(n_jobs, int | np.integer) or isinstance(n_jobs, bool) or n_jobs == 0):
+        raise ValueError(f"`n_jobs` must be a positive integer, -1 for all processors, or None. Got {n_jobs!r}.")
+
+
+@contextmanager
+def threads(n_jobs: int | None) -> Iterator[None]:
+    """Use this number of threads in the native engine and in torch, and the previous number afterwards.
+
+    Both are settings of the whole process. None changes nothing. As in joblib, -1 stands for all usable processors, -2
+    for all but one, and so on.
+    """
+    if n_jobs is None:
+        yield
+        return
+    check_n_jobs(n_jobs)
+    before = torch.get_num_threads()
+    count = int(n_jobs) if n_jobs > 0 else max(num_processors() + 1 + int(n_jobs), 1)
+    with num_threads(count):
+        torch.set_num_threads(count)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)

@@ -14,7 +14,6 @@ layouts of theta and mu coincide.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from difflib import get_close_matches
 from functools import cached_property
@@ -25,16 +24,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from riskfield.graph._scopes import (
-    IntArray,
-    checked_names,
-    checked_states,
-    checked_tables,
-    frozen,
-    index_tensor,
-    scope_blocks,
+from riskfield.graph._numbers import check_theta, check_values, checked_assignment
+from riskfield.graph._scopes import IntArray, checked_names, checked_states, checked_tables, index_tensor, scope_blocks
+from riskfield.graph.groups import (
+    FactorGroup,
+    NodeGroup,
+    factor_positions,
+    group_factors,
+    group_nodes,
+    warn_of_large_tables,
 )
-from riskfield.graph.groups import FactorGroup, NodeGroup, group_factors, group_nodes, warn_of_large_tables
 
 T = TypeVar("T")
 
@@ -80,7 +79,7 @@ class FactorGraph:
         self._node_groups, self._node_start = group_nodes(self._num_states)
         self._factor_groups = group_factors(self._num_states, self.node_size, blocks, table_ids)
         warn_of_large_tables(self._factor_groups)
-        self._factor_group_of, self._factor_row = self._index_factors()
+        self._factor_group_of, self._factor_row = factor_positions(self._factor_groups, num_factors)
         self._numbers = checked_names(names, len(self._num_states))
         self._derived: dict[Hashable, Any] = {}
 
@@ -350,43 +349,17 @@ class FactorGraph:
 
     def check_theta(self, theta: Tensor) -> None:
         """Raise unless `theta` is a float tensor of the right length."""
-        if not isinstance(theta, Tensor):
-            raise TypeError(f"`theta` must be a torch.Tensor. Got {type(theta).__name__}.")
-        if theta.dtype not in (torch.float32, torch.float64):
-            raise TypeError(f"`theta` must be float32 or float64. Got {theta.dtype}.")
-        if theta.ndim == 0 or theta.shape[-1] != self.theta_size:
-            raise ValueError(f"`theta` must have shape (*batch, {self.theta_size}). Got {tuple(theta.shape)}.")
+        check_theta(theta, self.theta_size)
 
     def check_values(self, theta: Tensor) -> tuple[float, float]:
         """Raise unless `theta` is a float tensor of the right length without NaN or +inf. Return its range."""
-        self.check_theta(theta)
-        if theta.numel() == 0:
-            return 0.0, 0.0
-        low, high = map(Tensor.item, theta.detach().aminmax())
-        if not high < math.inf:  # nor is a NaN
-            where = tuple(int(k) for k in (torch.isnan(theta) | (theta == math.inf)).nonzero()[0])
-            raise ValueError(f"`theta` must not hold NaN or +inf. Got {float(theta[where].detach())} at {where}.")
-        return low, high
+        return check_values(theta, self.theta_size)
 
     def check_states(self, states: Tensor, name: str = "states", *, allow_unobserved: bool = False) -> Tensor:
         """`states` as an int64 tensor of shape (*batch, variable), each in range (or -1 where that is allowed)."""
-        states = torch.as_tensor(states)
-        if states.is_floating_point() or states.is_complex():
-            raise TypeError(f"`{name}` must be integers. Got {states.dtype}.")
-        if states.ndim == 0 or states.shape[-1] != self.num_variables:
-            raise ValueError(f"`{name}` must have shape (*batch, {self.num_variables}). Got {tuple(states.shape)}.")
-        states = states.long()
-        lowest = -1 if allow_unobserved else 0
-        most = self.derived(("states", states.device), lambda: index_tensor(self._num_states, states.device))
-        bad = (states < lowest) | (states >= most)
-        if bad.any():
-            where = tuple(int(k) for k in bad.nonzero()[0])
-            variable = where[-1]
-            raise ValueError(
-                f"`{name}` of variable {variable} must lie in {lowest}..{int(self._num_states[variable]) - 1}. "
-                f"Got {int(states[where])}."
-            )
-        return states
+        device = torch.as_tensor(states).device
+        num_states = self.derived(("states", device), lambda: index_tensor(self._num_states, device))
+        return checked_assignment(states, num_states, name, lowest=-1 if allow_unobserved else 0)
 
     def __repr__(self) -> str:
         low, high = (int(self._num_states.min()), int(self._num_states.max())) if self.num_variables else (0, 0)
@@ -397,14 +370,6 @@ class FactorGraph:
         )
 
     # -- building -----------------------------------------------------------------------------------------------------
-
-    def _index_factors(self) -> tuple[IntArray, IntArray]:
-        group_of = np.empty(self._num_factors, np.int64)
-        row = np.empty(self._num_factors, np.int64)
-        for k, group in enumerate(self._factor_groups):
-            group_of[group.factors] = k
-            row[group.factors] = np.arange(group.num_factors)
-        return frozen(group_of), frozen(row)
 
     def _locate(self, factor: int) -> tuple[FactorGroup, int]:
         if not 0 <= factor < self._num_factors:

@@ -160,6 +160,15 @@ def group_factors(
     return tuple(groups)
 
 
+def factor_positions(groups: tuple[FactorGroup, ...], num_factors: int) -> tuple[IntArray, IntArray]:
+    """For each factor, the number of its group and its row there."""
+    group_of, row = np.empty(num_factors, np.int64), np.empty(num_factors, np.int64)
+    for k, group in enumerate(groups):
+        group_of[group.factors] = k
+        row[group.factors] = np.arange(group.num_factors)
+    return frozen(group_of), frozen(row)
+
+
 def warn_of_large_tables(groups: tuple[FactorGroup, ...]) -> None:
     """Warn of the first factor whose table is so large that it was perhaps not meant to be dense."""
     for group in groups:

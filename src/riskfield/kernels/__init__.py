@@ -33,13 +33,14 @@ from riskfield.kernels.problem import (
     is_differentiated,
     is_transformed,
 )
-from riskfield.kernels.protocols import ExactRun, RecordingRun, Run, SteppedRun
+from riskfield.kernels.protocols import CountingRun, ExactRun, RecordingRun, Run, SteppedRun
 from riskfield.kernels.slow import warn_slow
 from riskfield.kernels.tape_size import sweeps_that_fit
 
 __all__ = [
     "EVERY_SWEEP",
     "LAST_SWEEP",
+    "CountingRun",
     "ExactRun",
     "ForestProblem",
     "MeanFieldProblem",

@@ -116,10 +116,6 @@ class ForestRun(ExactRun):
         ones = torch.ones(self._rows, dtype=torch.int64)
         return self.backward(grad_mu), torch.zeros(self._rows, dtype=torch.float64), ones
 
-    def backward_counting(self, grad_mu: Tensor) -> tuple[Tensor, Tensor]:
-        """Counting numbers of forests are constants here; `native.start` never asks for their gradients."""
-        raise NotImplementedError
-
     def _before(self) -> Run | None:
         """The run before its first sweep, if it is not past that."""
         return None if self._ran or self._unswept is None else self._unswept()

@@ -80,10 +80,6 @@ class RecordingRun(Run, Protocol):
         """
         ...
 
-    def backward_counting(self, grad_mu: Tensor) -> tuple[Tensor, Tensor]:
-        """The same, and d(grad_mu . mu) / dc_c of every factor, summed over the batch."""
-        ...
-
     def backward_fixed_point(self, grad_mu: Tensor, steps: int, tol: float) -> tuple[Tensor, Tensor, Tensor]:
         """The same as if the last sweep, whose tape was kept, had been repeated for ever.
 
@@ -91,6 +87,14 @@ class RecordingRun(Run, Protocol):
         to the cotangents of the messages. Returns the gradient and, for each item, the last share and the number of
         backward sweeps.
         """
+        ...
+
+
+class CountingRun(RecordingRun, Protocol):
+    """A recording run of message passing with counting numbers that require a gradient."""
+
+    def backward_counting(self, grad_mu: Tensor) -> tuple[Tensor, Tensor]:
+        """`backward`, and d(grad_mu . mu) / dc_c of every factor, summed over the batch."""
         ...
 
 

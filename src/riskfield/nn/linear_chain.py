@@ -26,7 +26,6 @@ from riskfield.infer import Inference
 from riskfield.inference.message_passing import MessagePassing
 from riskfield.inference.stop import Stop
 from riskfield.losses.loss import LossLike, as_loss, name_in_errors
-from riskfield.nn._viterbi import viterbi
 from riskfield.nn.marginal_inference import at_least_float32, blaming, solve
 
 _NEG_INF = float("-inf")
@@ -129,7 +128,7 @@ class LinearChainCRF(Module):
             )
         unary, mask = self._checked(emissions, mask)
         lengths = mask.sum(1).tolist()
-        paths = viterbi(unary, self.transitions.to(unary.dtype), mask).tolist()
+        paths = _viterbi(unary, self.transitions.to(unary.dtype), mask).tolist()
         return [path[:length] for path, length in zip(paths, lengths, strict=True)]
 
     def extra_repr(self) -> str:
@@ -217,3 +216,25 @@ class LinearChainCRF(Module):
     def _chain(self, unary: Tensor, table: Tensor) -> tuple[FactorGraph, Tensor]:
         graph: FactorGraph = _chain(unary.shape[1], unary.shape[2], tied=True)
         return graph, graph.assemble([unary], [table.to(unary.dtype)[None]] if graph.factor_groups else [])
+
+
+def _viterbi(unary: Tensor, transitions: Tensor, mask: Tensor) -> Tensor:
+    """The best tags, of shape (batch, position), by the Viterbi algorithm; at padding the last tag of the sequence.
+
+    Arguments:
+        unary: of shape (batch, position, tag).
+        transitions: of shape (tag, tag), from the first to the second.
+        mask: of shape (batch, position): True up to the end of each sequence.
+    """
+    score, into = unary[:, 0], transitions.T
+    itself = torch.arange(len(transitions), device=unary.device)
+    pointers: list[Tensor] = []
+    for position in range(1, unary.shape[1]):
+        valid = mask[:, position, None]
+        best, previous = (score.unsqueeze(1) + into).max(2)
+        score = torch.where(valid, best + unary[:, position], score)
+        pointers.append(torch.where(valid, previous, itself))
+    path = [score.argmax(1, keepdim=True)]
+    for previous in reversed(pointers):
+        path.append(previous.gather(1, path[-1]))
+    return torch.cat(path[::-1], dim=1)

@@ -15,10 +15,10 @@ from riskfield.kernels.gpu.cotangents import (
     table_cotangent,
 )
 from riskfield.kernels.gpu.ends import factor_gradient, factor_marginal_cotangent, node_marginal_cotangent
-from riskfield.kernels.gpu.engine import NODES, Engine
+from riskfield.kernels.gpu.engine import Engine
 from riskfield.kernels.gpu.incidences import Kind
 from riskfield.kernels.gpu.plan import Block, Part
-from riskfield.kernels.gpu.storage import column_tile, norms, power_of_two, programs, rows
+from riskfield.kernels.gpu.storage import NODES, column_tile, factor_tile, norms, power_of_two, programs, rows
 
 LOOK_EVERY = 4  # backward sweeps at a fixed point between two looks at their size
 # Relative to mu g, cotangents of messages that need not be known to the tolerance, as in `adjoints.fixed_point`.
@@ -45,7 +45,7 @@ def backward(engine: Engine, buffers: Buffers, sweeps: Tensor, grad_mu: Tensor, 
     going.ended.copy_(sweeps)
     if len(segments) == 1 and segments[0].checkpoint is None and bool((sweeps == ran).all()):
         key = "backward", ran, buffers.current
-        engine.replay(buffers, key, lambda: going.run(segments, {ran}, buffers.state(), together=True))
+        buffers.replay(key, lambda: going.run(segments, {ran}, buffers.state(), together=True))
     else:
         final, settled = buffers.state(), buffers.settled
         again = any(segment.checkpoint is not None for segment in segments)
@@ -232,14 +232,9 @@ class _Backward:
         """Cotangents of the state, of items that ended after so many sweeps."""
         engine, buffers = self.engine, self.buffers
         messages, beliefs = self.final.messages, self.final.beliefs
-        for states, nodes in engine.plan.nodes.items():
-            first = engine.node_start[states]
-            node_marginal_cotangent[programs(nodes.count * engine.batch, NODES)](
-                beliefs[first:], self.grad_mu, self.direct[first:], self.ended, nodes.start, sweep, nodes.count,
-                engine.batch, S=states, SX=power_of_two(states), BN=NODES, WIDE=engine.wide,
-            )  # fmt: skip
+        begin_at_nodes(engine, beliefs, self.grad_mu, self.direct, self.ended, sweep)
         for kind, own in engine.plan.kinds.items():
-            shape = engine.shape(kind, own.mu.count * engine.batch)
+            shape = factor_tile(kind, own.mu.count * engine.batch, engine.wide)
             if own.mu.count:
                 factor_marginal_cotangent[programs(own.mu.count * engine.batch, shape["BN"])](
                     buffers.tables[kind], messages, beliefs, self.grad_mu, self.cavities[self.now], self.tables,
@@ -310,7 +305,7 @@ class _Backward:
     ) -> None:
         engine, buffers = self.engine, self.buffers
         members = part.degree * block.count * engine.batch
-        own, shape = engine.plan.kinds[part.kind], engine.shape(part.kind, members, (16, 1))
+        own, shape = engine.plan.kinds[part.kind], factor_tile(part.kind, members, engine.wide, (16, 1))
         after = self.cavities[1 - self.now] if engine.plan.at_once else self.cavities[0]
         split = engine.plan.at_once and len(part.kind) > 2
         for slot in range(len(part.kind) if split else 1):
@@ -331,7 +326,8 @@ class _Backward:
         engine, buffers = self.engine, self.buffers
         for (block, part), tape in zip(engine.launches(), engine.tape, strict=True):
             members = part.degree * block.count
-            own, shape = engine.plan.kinds[part.kind], engine.shape(part.kind, members * engine.batch, (8, 2))
+            own = engine.plan.kinds[part.kind]
+            shape = factor_tile(part.kind, members * engine.batch, engine.wide, (8, 2))
             table_cotangent[programs(members * engine.batch, shape["BN"])](
                 buffers.tables[part.kind], self.tables[engine.table_start[part.kind] :], own.neighbours, own.tables,
                 buffers.tape, self.grads, self.sizes, self.ended, part.first, members, engine.batch, first, sweeps,
@@ -344,6 +340,16 @@ class _Backward:
         for block in engine.plan.blocks:  # the beliefs before the first sweep depend on theta too
             self._beliefs(block, -1)
         gather(engine, buffers, self.theta, self.tables, self.table_starts, self.gradient)
+
+
+def begin_at_nodes(engine: Engine, beliefs: Tensor, grad_mu: Tensor, direct: Tensor, ended: Tensor, sweep: int) -> None:
+    """From cotangents of node marginals to those of log-beliefs, of items that ended after so many sweeps."""
+    for states, nodes in engine.plan.nodes.items():
+        first = engine.node_start[states]
+        node_marginal_cotangent[programs(nodes.count * engine.batch, NODES)](
+            beliefs[first:], grad_mu, direct[first:], ended, nodes.start, sweep, nodes.count, engine.batch,
+            S=states, SX=power_of_two(states), BN=NODES, WIDE=engine.wide,
+        )  # fmt: skip
 
 
 def gather(

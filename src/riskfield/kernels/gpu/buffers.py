@@ -1,11 +1,13 @@
-"""The memory of a run on a GPU."""
+"""The memory of a run on a GPU, which later runs use again, and the launches on it that can be replayed."""
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from riskfield.entropy import Counting
@@ -61,3 +63,45 @@ class Buffers:
         """Go back to a state."""
         self.messages[self.current].copy_(state.messages)
         self.beliefs[self.current].copy_(state.beliefs)
+
+    def replay(self, key: tuple[Any, ...], work: Callable[[], None]) -> None:
+        """Do `work`, which only launches kernels on these buffers: from the third time on in one launch."""
+        device = self.theta.device
+        if device.type != "cuda":
+            work()
+            return
+        with torch.cuda.device(device):
+            found = self.graphs.get(key)
+            if found is None or torch.cuda.is_current_stream_capturing():
+                work()
+                self.graphs.setdefault(key, False)  # compiled now: the next one can be captured
+                return
+            if found is False:
+                found = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(found, capture_error_mode="thread_local"):
+                    work()
+                self.graphs[key] = found
+            found.replay()
+
+
+_KEPT = 4  # sets of buffers that are kept for later runs
+# Buffers of runs that are over, with their engines, oldest first. They hold a tape each, so there are few.
+_spare: dict[int, tuple[weakref.ref[object], Buffers]] = {}
+
+
+def reuse(engine: object) -> Buffers | None:
+    """The buffers of a run of this engine that is over, if some are kept."""
+    for key, (owner, buffers) in _spare.copy().items():
+        # Garbage collection, or another thread, may release and drop buffers at any moment.
+        if owner() is engine and _spare.pop(key, None) is not None:
+            buffers.current = buffers.recorded = 0
+            return buffers
+    return None
+
+
+def release(engine: object, buffers: Buffers) -> None:
+    """Keep the buffers of a run of this engine for a later one."""
+    _spare[id(buffers)] = weakref.ref(engine), buffers
+    for key, (owner, _) in _spare.copy().items():  # the oldest first
+        if owner() is None or len(_spare) > _KEPT:
+            _spare.pop(key, None)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from riskfield.kernels.gpu.sweeps import NEG, _lse
+from riskfield.kernels.gpu.tiles import NEG, _lse
 
 
 @triton.jit

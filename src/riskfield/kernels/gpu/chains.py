@@ -232,10 +232,6 @@ class ChainRun(ExactRun):
         ones = torch.ones(len(self._theta), dtype=torch.int64)
         return self.backward(grad_mu), torch.zeros(len(self._theta), dtype=torch.float64), ones
 
-    def backward_counting(self, grad_mu: Tensor) -> tuple[Tensor, Tensor]:
-        """Counting numbers of chains are constants here; `gpu.start` never asks for their gradients."""
-        raise NotImplementedError
-
     # -- parts --------------------------------------------------------------------------------------------------------
 
     @property

@@ -5,7 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from riskfield.kernels.gpu.sweeps import _SIZES, NEG, _at, _lse, _others, _table
+from riskfield.kernels.gpu.sweeps import _SIZES
+from riskfield.kernels.gpu.tiles import NEG, _at, _lse, _others, _places, _table, _to_others
 
 
 @triton.jit
@@ -16,6 +17,23 @@ def _shares(full):
     e = tl.exp(full - shift[:, None, :])
     total = tl.sum(e, axis=1)
     return shift + tl.log(total), e * tl.where(total > 0, 1.0 / total, 0.0)[:, None, :]
+
+
+@triton.jit
+def _recorded(
+    tape, place, y1, y2, y3, read,
+    OTHERS: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, D3: tl.constexpr, P: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """The sum of the log-cavities of the others on the tape: (joint state, place)."""
+    rows: tl.constexpr = D1 + (D2 if OTHERS > 1 else 0) + (D3 if OTHERS > 2 else 0)
+    v = tl.zeros([P, BN], tape.dtype.element_ty)
+    if OTHERS > 0:
+        v += tl.load(tape + _at(place[None], y1[:, None], rows), mask=read, other=NEG)
+    if OTHERS > 1:
+        v += tl.load(tape + _at(place[None], (D1 + y2)[:, None], rows), mask=read, other=NEG)
+    if OTHERS > 2:
+        v += tl.load(tape + _at(place[None], (D1 + D2 + y3)[:, None], rows), mask=read, other=NEG)
+    return v
 
 
 @triton.jit(
@@ -32,12 +50,7 @@ def belief_cotangent(
 
     `direct`: there are cotangents of the beliefs themselves, too. Items that ended before this sweep take no part.
     """
-    pid = tl.program_id(0)
-    if WIDE:
-        pid = pid.to(tl.int64)
-    q = pid * BN + tl.arange(0, BN)
-    local, item = q // batch, q % batch
-    inside = local < count
+    _, local, item, inside = _places(count, batch, BN, WIDE)
     live = inside & (tl.load(ended + item, mask=inside, other=-1) > sweep)  # only stores wait for it
     x = tl.arange(0, SX)
     own = (x < S)[:, None] & inside[None]
@@ -80,12 +93,7 @@ def message_cotangent(
     variables of a factor receive at once, SPLIT takes those in one slot of their factors, so that no two messages of a
     launch pass cotangents on to the same cavity. Items that ended before this sweep take no part.
     """
-    pid = tl.program_id(0)
-    if WIDE:
-        pid = pid.to(tl.int64)
-    place = pid * BN + tl.arange(0, BN)
-    within, item = place // batch, place % batch
-    inside = within < degree * count
+    place, within, item, inside = _places(degree * count, batch, BN, WIDE)
     d, local = within // count, within % count
     e = first_slot + within
     r = e * batch + item
@@ -108,17 +116,9 @@ def message_cotangent(
     fresh = valid & sent
     if MASKED:
         fresh = fresh & ((flags & bit) != 0)
-    p = tl.arange(0, Q1 * Q2 * Q3)
-    y1, y2, y3, exists, joint = _others(p, D1, D2, D3, Q2, Q3)
-    v = tl.zeros([Q1 * Q2 * Q3, BN], table.dtype.element_ty)
-    rows: tl.constexpr = D1 + (D2 if OTHERS > 1 else 0) + (D3 if OTHERS > 2 else 0)
+    y1, y2, y3, exists, joint = _others(D1, D2, D3, Q1, Q2, Q3)
     read = sent[None] & exists[:, None]
-    if OTHERS > 0:
-        v += tl.load(tape + tape_start + _at(place[None], y1[:, None], rows), mask=read, other=NEG)
-    if OTHERS > 1:
-        v += tl.load(tape + tape_start + _at(place[None], (D1 + y2)[:, None], rows), mask=read, other=NEG)
-    if OTHERS > 2:
-        v += tl.load(tape + tape_start + _at(place[None], (D1 + D2 + y3)[:, None], rows), mask=read, other=NEG)
+    v = _recorded(tape + tape_start, place, y1, y2, y3, read, OTHERS, D1, D2, D3, Q1 * Q2 * Q3, BN)
     full = _table(table, tables, e, r, item, batch, x, joint, exists, sent, S, D1 * D2 * D3, SHARED) + v[None]
     u, share = _shares(full)
     if clear != 0:
@@ -135,18 +135,10 @@ def message_cotangent(
     gv = share * g[:, None, :]
     tl.store(grad_tape + grad_start + _at(place[None], x[:, None], S), g, mask=mine)
     if OTHERS > 0:
-        gc = tl.sum(gv, axis=0)
-        if OTHERS == 1:
-            _pass_on(cavity_out, cavities, starts, 0, slots, e, item, batch, fresh, gc, D1, Q1, add)
-        else:
-            cube = tl.reshape(gc, [Q1, Q2, Q3, BN])
-            first = tl.sum(tl.sum(cube, axis=2), axis=1)
-            _pass_on(cavity_out, cavities, starts, 0, slots, e, item, batch, fresh, first, D1, Q1, add)
-            second = tl.sum(tl.sum(cube, axis=2), axis=0)
-            _pass_on(cavity_out, cavities, starts, 1, slots, e, item, batch, fresh, second, D2, Q2, add)
-            if OTHERS > 2:
-                third = tl.sum(tl.sum(cube, axis=1), axis=0)
-                _pass_on(cavity_out, cavities, starts, 2, slots, e, item, batch, fresh, third, D3, Q3, add)
+        _to_others(
+            cavity_out, cavities, starts, slots, e, item, batch, fresh, tl.sum(gv, axis=0), add,
+            OTHERS, D1, D2, D3, Q1, Q2, Q3, BN,
+        )  # fmt: skip
 
 
 @triton.jit(
@@ -161,12 +153,7 @@ def counting_cotangent(
 
     A belief is a function of the sum of messages times counting numbers. Its cotangents sum to 0 over states.
     """
-    pid = tl.program_id(0)
-    if WIDE:
-        pid = pid.to(tl.int64)
-    place = pid * BN + tl.arange(0, BN)
-    within, item = place // batch, place % batch
-    inside = within < degree * count
+    _, within, item, inside = _places(degree * count, batch, BN, WIDE)
     e = first_slot + within
     valid = inside & (tl.load(updated + e, mask=inside, other=-1) >= 0)
     valid = valid & (tl.load(ended + item, mask=inside, other=-1) > sweep)
@@ -178,32 +165,6 @@ def counting_cotangent(
     found = tl.sum(tl.where(m > NEG, m * g, 0.0), axis=0)
     to = counting_grad + own_sizes + e * batch + item
     tl.store(to, tl.load(to, mask=valid, other=0.0) + found, mask=valid)
-
-
-@triton.jit
-def _pass_on(
-    cavity_out,
-    cavities,
-    starts,
-    o: tl.constexpr,
-    slots,
-    e,
-    item,
-    batch,
-    fresh,
-    grad,
-    D: tl.constexpr,
-    Q: tl.constexpr,
-    add,
-):
-    """Store the cotangent of a cavity, or add it to what is there."""
-    y = tl.arange(0, Q)
-    slot = tl.load(cavities + o * slots + e, mask=fresh, other=0).to(e.dtype)
-    at = tl.load(starts + 2 * o + 1) + _at((slot * batch + item)[None], y[:, None], D)
-    there = (y < D)[:, None] & fresh[None]
-    if add != 0:
-        grad += tl.load(cavity_out + at, mask=there, other=0.0)
-    tl.store(cavity_out + at, grad, mask=there)
 
 
 @triton.jit(do_not_specialize=["first_slot", "members", "batch", "first", "sweeps", "tape_start", "grad_start"])
@@ -219,18 +180,12 @@ def table_cotangent(
     These are `sweeps` sweeps from number `first` on. `sizes` are those of the two tapes per sweep, as int64: a product
     with a number of sweeps may exceed 32 bits.
     """
-    pid = tl.program_id(0)
-    if WIDE:
-        pid = pid.to(tl.int64)
-    place = pid * BN + tl.arange(0, BN)
-    inside = place // batch < members
-    e, item = first_slot + place // batch, place % batch
+    place, within, item, inside = _places(members, batch, BN, WIDE)
+    e = first_slot + within
     r = e * batch + item
     valid = inside & (tl.load(neighbours + e, mask=inside, other=-1) >= 0)
     x = tl.arange(0, SX)
-    p = tl.arange(0, Q1 * Q2 * Q3)
-    y1, y2, y3, exists, joint = _others(p, D1, D2, D3, Q2, Q3)
-    rows: tl.constexpr = D1 + (D2 if OTHERS > 1 else 0) + (D3 if OTHERS > 2 else 0)
+    y1, y2, y3, exists, joint = _others(D1, D2, D3, Q1, Q2, Q3)
     t = _table(table, tables, e, r, item, batch, x, joint, exists, valid, S, D1 * D2 * D3, SHARED)
     entry = x[:, None] * (D1 * D2 * D3) + joint[None]
     there = ((x < S)[:, None] & exists[None])[:, :, None] & valid[None, None]
@@ -242,13 +197,7 @@ def table_cotangent(
         ran = valid & (k < last)
         read = ran[None] & exists[:, None]
         at = tape + tape_start + tape_size * k
-        v = tl.zeros([Q1 * Q2 * Q3, BN], table.dtype.element_ty)
-        if OTHERS > 0:
-            v += tl.load(at + _at(place[None], y1[:, None], rows), mask=read, other=NEG)
-        if OTHERS > 1:
-            v += tl.load(at + _at(place[None], (D1 + y2)[:, None], rows), mask=read, other=NEG)
-        if OTHERS > 2:
-            v += tl.load(at + _at(place[None], (D1 + D2 + y3)[:, None], rows), mask=read, other=NEG)
+        v = _recorded(at, place, y1, y2, y3, read, OTHERS, D1, D2, D3, Q1 * Q2 * Q3, BN)
         g = tl.load(
             grad_tape + grad_start + grad_size * k + _at(place[None], x[:, None], S),
             mask=(x < S)[:, None] & ran[None],

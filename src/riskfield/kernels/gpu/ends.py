@@ -9,19 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from riskfield.kernels.gpu.cotangents import _pass_on
-from riskfield.kernels.gpu.sweeps import NEG, _at, _cavity, _lse, _others, _table
-
-
-@triton.jit
-def _places(count, batch, BN: tl.constexpr, WIDE: tl.constexpr):
-    """The places of this program: place, member, batch item, and whether there is such a member."""
-    pid = tl.program_id(0)
-    if WIDE:
-        pid = pid.to(tl.int64)
-    q = pid * BN + tl.arange(0, BN)
-    k, item = q // batch, q % batch
-    return q, k, item, k < count
+from riskfield.kernels.gpu.tiles import NEG, _at, _cavity, _lse, _others, _places, _table, _to_others
 
 
 @triton.jit
@@ -140,7 +128,7 @@ def factor_marginals(
     _, k, item, inside = _places(count, batch, BN, WIDE)
     e = tl.load(primary + k, mask=inside, other=0).to(k.dtype)
     x = tl.arange(0, SX)
-    y1, y2, y3, exists, joint = _others(tl.arange(0, Q1 * Q2 * Q3), D1, D2, D3, Q2, Q3)
+    y1, y2, y3, exists, joint = _others(D1, D2, D3, Q1, Q2, Q3)
     p = _joint(
         table, messages, beliefs, nodes, neighbours, cavities, tables, starts, slots, own_nodes, own_messages,
         k, e, item, inside, batch, x, y1, y2, y3, exists, joint, S, OTHERS, D1, D2, D3, SHARED,
@@ -190,7 +178,7 @@ def factor_marginal_cotangent(
     inside = inside & (tl.load(ended + item, mask=inside, other=-1) == sweep)
     e = tl.load(primary + k, mask=inside, other=0).to(k.dtype)
     x = tl.arange(0, SX)
-    y1, y2, y3, exists, joint = _others(tl.arange(0, Q1 * Q2 * Q3), D1, D2, D3, Q2, Q3)
+    y1, y2, y3, exists, joint = _others(D1, D2, D3, Q1, Q2, Q3)
     p = _joint(
         table, messages, beliefs, nodes, neighbours, cavities, tables, starts, slots, own_nodes, own_messages,
         k, e, item, inside, batch, x, y1, y2, y3, exists, joint, S, OTHERS, D1, D2, D3, SHARED,
@@ -207,18 +195,10 @@ def factor_marginal_cotangent(
     own = tl.sum(g, axis=1)
     tl.store(cavity_grad + own_messages + _at(r[None], x[:, None], S), own, mask=(x < S)[:, None] & inside[None])
     if OTHERS > 0:
-        others = tl.sum(g, axis=0)
-        if OTHERS == 1:
-            _pass_on(cavity_grad, cavities, starts, 0, slots, e, item, batch, inside, others, D1, Q1, 0)
-        else:
-            cube = tl.reshape(others, [Q1, Q2, Q3, BN])
-            first = tl.sum(tl.sum(cube, axis=2), axis=1)
-            _pass_on(cavity_grad, cavities, starts, 0, slots, e, item, batch, inside, first, D1, Q1, 0)
-            second = tl.sum(tl.sum(cube, axis=2), axis=0)
-            _pass_on(cavity_grad, cavities, starts, 1, slots, e, item, batch, inside, second, D2, Q2, 0)
-            if OTHERS > 2:
-                third = tl.sum(tl.sum(cube, axis=1), axis=0)
-                _pass_on(cavity_grad, cavities, starts, 2, slots, e, item, batch, inside, third, D3, Q3, 0)
+        _to_others(
+            cavity_grad, cavities, starts, slots, e, item, batch, inside, tl.sum(g, axis=0), 0,
+            OTHERS, D1, D2, D3, Q1, Q2, Q3, BN,
+        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["slots", "own_tables", "orders", "count", "batch", "counting_step"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,25 +12,26 @@ from torch import Tensor
 from riskfield.entropy import Counting
 from riskfield.graph.schedule import Parallel
 from riskfield.kernels.convergence import ROUNDING, Gap
-from riskfield.kernels.gpu.buffers import Buffers, State
+from riskfield.kernels.gpu.buffers import Buffers, State, reuse
 from riskfield.kernels.gpu.ends import factor_marginals, pack, uniform_beliefs, unpack
 from riskfield.kernels.gpu.gap import gap_block, operand_sizes
-from riskfield.kernels.gpu.incidences import Kind
 from riskfield.kernels.gpu.plan import Block, KindStorage, Part, Places, Plan, make_plan
 from riskfield.kernels.gpu.sharing import Sharing, sharing_of
-from riskfield.kernels.gpu.storage import LANES, column_tile, longer, padded, power_of_two, programs, rows
+from riskfield.kernels.gpu.storage import (
+    MANY_PLACES,
+    NODES,
+    column_tile,
+    factor_tile,
+    longer,
+    padded,
+    power_of_two,
+    programs,
+    rows,
+    tile_size,
+)
 from riskfield.kernels.gpu.sweeps import update_block
 from riskfield.kernels.initial_state import starting_messages
 from riskfield.kernels.problem import MessagePassingProblem, schedule_levels
-
-_KEPT = 4  # sets of buffers that are kept for later runs
-NODES = 4 * LANES  # places of a program that has little to do for each
-# With fewer places than this, smaller programs spread over more of the GPU.
-_MANY_PLACES = 200_000
-
-
-# Buffers of runs that are over, oldest first. They hold a tape each, so there are few.
-_spare: dict[int, tuple[weakref.ref[Engine], Buffers]] = {}
 
 
 class Engine:
@@ -87,12 +87,9 @@ class Engine:
     # Buffers --------------------------------------------------------------------------------------------------------
 
     def take(self) -> Buffers:
-        """Buffers for a run; `release` them when it is over."""
-        for key, (owner, buffers) in _spare.copy().items():
-            # Garbage collection, or another thread, may release and drop buffers at any moment.
-            if owner() is self and _spare.pop(key, None) is not None:
-                buffers.current = buffers.recorded = 0
-                return buffers
+        """Buffers for a run; `buffers.release` them when it is over."""
+        if (spare := reuse(self)) is not None:
+            return spare
         plan, batch, copies = self.plan, self.batch, 2 if self.plan.at_once else 1
 
         def empty(*shape: int, dtype: torch.dtype = self.dtype) -> Tensor:
@@ -119,31 +116,6 @@ class Engine:
             empty(0),
         )
 
-    def release(self, buffers: Buffers) -> None:
-        """Keep buffers for a later run."""
-        _spare[id(buffers)] = weakref.ref(self), buffers
-        for key, (owner, _) in _spare.copy().items():  # the oldest first
-            if owner() is None or len(_spare) > _KEPT:
-                _spare.pop(key, None)
-
-    def replay(self, buffers: Buffers, key: tuple[Any, ...], work: Callable[[], None]) -> None:
-        """Do `work`, which only launches kernels on these buffers: from the third time on in one launch."""
-        if self.device.type != "cuda":
-            work()
-            return
-        with torch.cuda.device(self.device):
-            found = buffers.graphs.get(key)
-            if found is None or torch.cuda.is_current_stream_capturing():
-                work()
-                buffers.graphs.setdefault(key, False)  # compiled now: the next one can be captured
-                return
-            if found is False:
-                found = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(found, capture_error_mode="thread_local"):
-                    work()
-                buffers.graphs[key] = found
-            found.replay()
-
     # Start ----------------------------------------------------------------------------------------------------------
 
     def start(self, buffers: Buffers, problem: MessagePassingProblem, theta: Tensor, messages: Tensor | None) -> None:
@@ -152,7 +124,7 @@ class Engine:
         buffers.settled = False
         buffers.damping.fill_(float(problem.damping))
         buffers.theta.copy_(theta.t())
-        self.replay(buffers, ("start",), lambda: self._start(buffers))
+        buffers.replay(("start",), lambda: self._start(buffers))
         if messages is not None:
             self._start_from(buffers, starting_messages(self.graph, theta, messages).t().contiguous())
 
@@ -230,7 +202,7 @@ class Engine:
             buffers.settled = True
         settled = buffers.settled
         key = "sweep", sweeps, record, buffers.recorded if record else 0, buffers.current, settled, keep
-        self.replay(buffers, key, lambda: self._sweep(buffers, sweeps, record, settled, keep))
+        buffers.replay(key, lambda: self._sweep(buffers, sweeps, record, settled, keep))
         buffers.recorded += sweeps if record else 0
         if self.plan.at_once:
             buffers.current = (buffers.current + sweeps) % 2
@@ -294,7 +266,10 @@ class Engine:
         then = 1 - now if self.plan.at_once else now
         start = self.node_start[block.states]
         for k, part in enumerate(block.parts):
-            own, shape = self.plan.kinds[part.kind], self.shape(part.kind, block.count * self.batch, (32, 2))
+            own, shape = (
+                self.plan.kinds[part.kind],
+                factor_tile(part.kind, block.count * self.batch, self.wide, (32, 2)),
+            )
             fresh = part.fresh[direction] if send else (part.degree, part.degree)
             update_block[programs(block.count * self.batch, shape["BN"])](
                 buffers.tables[part.kind], buffers.messages[now], buffers.messages[then], buffers.beliefs[now],
@@ -311,34 +286,14 @@ class Engine:
 
     def _ahead(self, part: Part, block: Block) -> int:
         """How many messages to a node are computed at the same time: several if there is little else to do."""
-        few = tile_size(part.kind) <= 4 and block.count * self.batch < _MANY_PLACES
+        few = tile_size(part.kind) <= 4 and block.count * self.batch < MANY_PLACES
         return min(4, power_of_two(part.degree)) if few else 1
-
-    def shape(self, kind: Kind, places: int, medium: tuple[int, int] = (32, 1)) -> dict[str, Any]:
-        """The shape of a tile for so many places: a thread holds all states of a place while they are few.
-
-        `medium`: places and warps of a program for tables of 17 to 64 entries.
-        """
-        dims = [*kind[1:], 1, 1, 1][:3]
-        pads = [power_of_two(d) for d in dims]
-        tile = tile_size(kind)
-        if tile <= 16:
-            size, warps = (128, 4) if places >= _MANY_PLACES else (32, 1)
-        elif tile <= 64:
-            size, warps = medium
-        else:
-            size, warps = max(4, 8192 // tile), 4
-        return {
-            "S": kind[0], "SX": power_of_two(kind[0]), "OTHERS": len(kind) - 1,
-            "D1": dims[0], "D2": dims[1], "D3": dims[2],
-            "Q1": pads[0], "Q2": pads[1], "Q3": pads[2], "BN": size, "WIDE": self.wide, "num_warps": warps,
-        }  # fmt: skip
 
     # End ------------------------------------------------------------------------------------------------------------
 
     def marginals(self, buffers: Buffers) -> Tensor:
         """Mu of shape (batch, mu)."""
-        self.replay(buffers, ("marginals", buffers.current), lambda: self._marginals(buffers))
+        buffers.replay(("marginals", buffers.current), lambda: self._marginals(buffers))
         return rows(buffers.mu)
 
     def _marginals(self, buffers: Buffers) -> None:
@@ -346,7 +301,7 @@ class Engine:
         for states, nodes in self.plan.nodes.items():
             self.unpack(buffers.beliefs[now][self.node_start[states] :], buffers.mu, nodes, exp=True)
         for kind, own in self.plan.kinds.items():
-            shape = self.shape(kind, own.mu.count * self.batch)
+            shape = factor_tile(kind, own.mu.count * self.batch, self.wide)
             if own.mu.count:
                 factor_marginals[programs(own.mu.count * self.batch, shape["BN"])](
                     buffers.tables[kind], buffers.messages[now], buffers.beliefs[now], buffers.mu, own.primary,
@@ -357,7 +312,7 @@ class Engine:
 
     def messages(self, buffers: Buffers) -> Tensor:
         """Log-messages in the caller's layout."""
-        self.replay(buffers, ("messages", buffers.current), lambda: self._messages(buffers))
+        buffers.replay(("messages", buffers.current), lambda: self._messages(buffers))
         return rows(buffers.columns)
 
     def _messages(self, buffers: Buffers) -> None:
@@ -367,7 +322,7 @@ class Engine:
 
     def gap(self, buffers: Buffers) -> Gap:
         """How far the state is from a fixed point."""
-        self.replay(buffers, ("gap", buffers.current), lambda: self._gap(buffers))
+        buffers.replay(("gap", buffers.current), lambda: self._gap(buffers))
         return Gap(*buffers.gap)
 
     def _gap(self, buffers: Buffers) -> None:
@@ -384,7 +339,7 @@ class Engine:
             )  # fmt: skip
         for block, part in blocks:
             own, members = self.plan.kinds[part.kind], part.degree * block.count * self.batch
-            shape = self.shape(part.kind, members)
+            shape = factor_tile(part.kind, members, self.wide)
             gap_block[programs(members, shape["BN"])](
                 buffers.tables[part.kind], messages, beliefs, buffers.counting[part.kind], own.neighbours, own.cavities,
                 own.tables, own.updated, self.starts[part.kind], buffers.sizes, self.size_starts[part.kind],
@@ -402,11 +357,6 @@ def _starts(sizes: dict[Any, int]) -> tuple[dict[Any, int], int]:
         starts[key] = end
         end += size
     return starts, end
-
-
-def tile_size(kind: Kind) -> int:
-    """Entries of a table with every axis padded to a power of two."""
-    return math.prod(power_of_two(states) for states in kind)
 
 
 def engine_of(problem: MessagePassingProblem, theta: Tensor) -> Engine:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from riskfield.kernels.gpu.sweeps import NEG, _at, _largest, _lse, _others, _update
+from riskfield.kernels.gpu.sweeps import _update
+from riskfield.kernels.gpu.tiles import NEG, _at, _largest, _lse, _others, _places
 
 _SIZES = [
     *["first_slot", "degree", "slots", "first_node", "count", "batch", "own_nodes", "own_messages", "own_sizes"],
@@ -19,12 +20,7 @@ def _operands(
     S: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Slots of a block, log-beliefs and log-messages. Impossible states are -inf in the belief, 0 in the message."""
-    pid = tl.program_id(0)
-    if WIDE:
-        pid = pid.to(tl.int64)
-    place = pid * BN + tl.arange(0, BN)
-    within, item = place // batch, place % batch
-    inside = within < degree * count
+    _, within, item, inside = _places(degree * count, batch, BN, WIDE)
     e = first_slot + within
     valid = inside & (tl.load(updated + e, mask=inside, other=-1) >= 0)
     mine = (x < S)[:, None] & valid[None]
@@ -68,7 +64,7 @@ def gap_block(
         messages, beliefs, updated, first_slot, degree, first_node, count, batch, own_nodes, own_messages, x,
         S, BN, WIDE,
     )  # fmt: skip
-    y1, y2, y3, exists, joint = _others(tl.arange(0, Q1 * Q2 * Q3), D1, D2, D3, Q2, Q3)
+    y1, y2, y3, exists, joint = _others(D1, D2, D3, Q1, Q2, Q3)
     size = tl.load(sizes + own_sizes + e * batch + item, mask=valid, other=0.0)
     for o in tl.static_range(OTHERS):
         slot = tl.load(cavities + o * slots + e, mask=valid, other=0).to(e.dtype)

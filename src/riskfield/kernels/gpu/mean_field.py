@@ -11,10 +11,9 @@ from riskfield.entropy import Bethe
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.graph.schedule import Coloured
 from riskfield.kernels.convergence import ROUNDING, Gap
-from riskfield.kernels.gpu.backward import LOOK_EVERY, NEGLIGIBLE, gather, other_tables
+from riskfield.kernels.gpu.backward import LOOK_EVERY, NEGLIGIBLE, begin_at_nodes, gather, other_tables
 from riskfield.kernels.gpu.buffers import Buffers
-from riskfield.kernels.gpu.ends import node_marginal_cotangent
-from riskfield.kernels.gpu.engine import NODES, Engine
+from riskfield.kernels.gpu.engine import Engine
 from riskfield.kernels.gpu.mean_field_updates import (
     copy_nodes,
     expectation_cotangent,
@@ -26,7 +25,7 @@ from riskfield.kernels.gpu.mean_field_updates import (
 from riskfield.kernels.gpu.plan import Block, Plan, make_plan
 from riskfield.kernels.gpu.run import GpuRun, residuals
 from riskfield.kernels.gpu.sharing import Sharing
-from riskfield.kernels.gpu.storage import norms, power_of_two, programs, rows
+from riskfield.kernels.gpu.storage import NODES, factor_tile, norms, power_of_two, programs, rows
 from riskfield.kernels.initial_state import starting_marginals
 from riskfield.kernels.logspace import expected
 from riskfield.kernels.problem import LAST_SWEEP, MeanFieldProblem, MessagePassingProblem, mean_field_levels
@@ -81,7 +80,7 @@ class MeanFieldRun(GpuRun):
             buffers.tape, buffers.graphs, buffers.backward = longer, {}, None
 
     def _sweep(self, sweeps: int, live: Tensor | None = None) -> Tensor:
-        buffers, engine = self._buffers, self._engine
+        buffers = self._buffers
         if live is not None:
             buffers.live.copy_(live)
             buffers.settled = True
@@ -91,7 +90,7 @@ class MeanFieldRun(GpuRun):
             self._reserve(first + sweeps)
             buffers.recorded += sweeps
         settled = buffers.settled
-        engine.replay(buffers, ("sweep", sweeps, first, settled), lambda: self._run(sweeps, first, settled))
+        buffers.replay(("sweep", sweeps, first, settled), lambda: self._run(sweeps, first, settled))
         return residuals(buffers.residual)
 
     def _run(self, sweeps: int, first: int, settled: bool) -> None:
@@ -109,14 +108,14 @@ class MeanFieldRun(GpuRun):
         engine, buffers = self._engine, self._buffers
         start, places = engine.node_start[block.states], block.count * engine.batch
         if not block.parts:  # the kernel reads nothing of its factors
-            shape, unused = engine.shape((block.states,), places), engine.plan.nodes[block.states].order
+            shape, unused = factor_tile((block.states,), places, engine.wide), engine.plan.nodes[block.states].order
             update_marginals[programs(places, shape["BN"])](
                 buffers.node_theta, buffers.beliefs[0], buffers.node_theta[start:], buffers.accumulator[start:], unused,
                 unused, unused, buffers.residual, buffers.live, 0, 0, 0, block.first, block.count, engine.batch, start,
                 int(measure), SHARED=False, FIRST=True, LAST=True, SETTLED=settled, **shape,
             )  # fmt: skip
         for k, part in enumerate(block.parts):
-            own, shape = engine.plan.kinds[part.kind], engine.shape(part.kind, places)
+            own, shape = engine.plan.kinds[part.kind], factor_tile(part.kind, places, engine.wide)
             update_marginals[programs(places, shape["BN"])](
                 buffers.tables[part.kind], buffers.beliefs[0], buffers.node_theta[start:], buffers.accumulator[start:],
                 own.neighbours, own.tables, engine.starts[part.kind], buffers.residual, buffers.live, part.first,
@@ -144,7 +143,7 @@ class MeanFieldRun(GpuRun):
 
     def marginals(self) -> Tensor:
         """Node marginals and their products; NaN for an impossible model."""
-        self._engine.replay(self._buffers, ("marginals",), self._marginals)
+        self._buffers.replay(("marginals",), self._marginals)
         return rows(self._buffers.mu)
 
     def _marginals(self) -> None:
@@ -152,7 +151,7 @@ class MeanFieldRun(GpuRun):
         for states, nodes in engine.plan.nodes.items():
             engine.unpack(buffers.beliefs[0][engine.node_start[states] :], buffers.mu, nodes, exp=True)
         for kind, own in engine.plan.kinds.items():
-            shape = engine.shape(kind, own.mu.count * engine.batch)
+            shape = factor_tile(kind, own.mu.count * engine.batch, engine.wide)
             if own.mu.count:
                 product_marginals[programs(own.mu.count * engine.batch, shape["BN"])](
                     buffers.beliefs[0], buffers.mu, own.primary, own.nodes, own.mu.start, own.mu.order, own.mu.offsets,
@@ -167,14 +166,10 @@ class MeanFieldRun(GpuRun):
         going.ended.copy_(self._sweeps)
         ends = set(self._sweeps.tolist())
         if ends == {ran}:
-            engine.replay(buffers, ("backward", ran), lambda: going.run(ran, ends))
+            buffers.replay(("backward", ran), lambda: going.run(ran, ends))
         else:
             going.run(ran, ends)
         return rows(engine.plan.collapse(going.gradient))
-
-    def backward_counting(self, grad_mu: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean field has no counting numbers."""
-        raise NotImplementedError
 
     def backward_fixed_point(self, grad_mu: Tensor, steps: int, tol: float) -> tuple[Tensor, Tensor, Tensor]:
         """The same as if the last sweep had run for ever. See `kernels.protocols.RecordingRun`."""
@@ -248,14 +243,9 @@ class _Backward:
     def _marginals(self, sweep: int) -> None:
         """Cotangents of the final state, of items that ended after so many sweeps."""
         engine, beliefs = self.engine, self.buffers.beliefs[0]
-        for states, nodes in engine.plan.nodes.items():
-            first = engine.node_start[states]
-            node_marginal_cotangent[programs(nodes.count * engine.batch, NODES)](
-                beliefs[first:], self.grad_mu, self.direct[first:], self.ended, nodes.start, sweep, nodes.count,
-                engine.batch, S=states, SX=power_of_two(states), BN=NODES, WIDE=engine.wide,
-            )  # fmt: skip
+        begin_at_nodes(engine, beliefs, self.grad_mu, self.direct, self.ended, sweep)
         for kind, own in engine.plan.kinds.items():
-            shape = engine.shape(kind, own.mu.count * engine.batch)
+            shape = factor_tile(kind, own.mu.count * engine.batch, engine.wide)
             if own.mu.count:
                 product_cotangent[programs(own.mu.count * engine.batch, shape["BN"])](
                     beliefs, self.grad_mu, self.slots, self.ended, own.primary, own.nodes, own.mu.start, own.mu.order,
@@ -291,7 +281,7 @@ class _Backward:
         engine, buffers = self.engine, self.buffers
         for part in block.parts:
             places = part.degree * block.count * engine.batch
-            own, shape = engine.plan.kinds[part.kind], engine.shape(part.kind, places)
+            own, shape = engine.plan.kinds[part.kind], factor_tile(part.kind, places, engine.wide)
             expectation_cotangent[programs(places, shape["BN"])](
                 buffers.tables[part.kind], self.state, self.belief[engine.node_start[block.states] :], self.slots,
                 self.tables, self.ended, own.neighbours, own.cavities, own.tables, engine.starts[part.kind], part.first,

@@ -1,4 +1,4 @@
-"""Triton kernels of mean field. Storage is that of message passing (see `plan` and `sweeps`), without messages.
+"""Triton kernels of mean field. Storage is that of message passing (see `plan` and `tiles`), without messages.
 
 A cotangent of a log-marginal is kept factor by factor, where message passing has the message to that variable, until
 the backward pass comes to the update of the variable and adds them up: no two programs add to the same number.
@@ -9,9 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from riskfield.kernels.gpu.cotangents import _pass_on
-from riskfield.kernels.gpu.ends import _in_columns, _places
-from riskfield.kernels.gpu.sweeps import NEG, _at, _largest, _lse, _others, _table
+from riskfield.kernels.gpu.ends import _in_columns
+from riskfield.kernels.gpu.tiles import NEG, _at, _largest, _lse, _others, _places, _table, _to_others
 
 _SIZES = ["first_slot", "degree", "slots", "first_node", "count", "batch", "own_nodes", "own_messages", "own_tables"]
 
@@ -54,7 +53,7 @@ def update_marginals(
     own = (x < S)[:, None] & inside[None]
     node_at = _at(((first_node + local) * batch + item)[None], x[:, None], S)
     total = tl.load((node_theta if FIRST else accumulator) + node_at, mask=own, other=NEG)
-    y1, y2, y3, exists, joint = _others(tl.arange(0, Q1 * Q2 * Q3), D1, D2, D3, Q2, Q3)
+    y1, y2, y3, exists, joint = _others(D1, D2, D3, Q1, Q2, Q3)
     for d in range(degree):
         e = first_slot + d * count + local
         valid = inside & (tl.load(neighbours + e, mask=inside, other=-1) >= 0)
@@ -103,7 +102,7 @@ def product_marginals(
     _, k, item, inside = _places(count, batch, BN, WIDE)
     e = tl.load(primary + k, mask=inside, other=0).to(k.dtype)
     x = tl.arange(0, SX)
-    y1, y2, y3, exists, joint = _others(tl.arange(0, Q1 * Q2 * Q3), D1, D2, D3, Q2, Q3)
+    y1, y2, y3, exists, joint = _others(D1, D2, D3, Q1, Q2, Q3)
     p = _product(
         beliefs, nodes, neighbours, starts, slots, own_nodes, k, e, item, inside, batch, x, y1, y2, y3, exists,
         S, OTHERS, D1, D2, D3, Q1 * Q2 * Q3, BN,
@@ -124,7 +123,7 @@ def product_cotangent(
     inside = inside & (tl.load(ended + item, mask=inside, other=-1) == sweep)
     e = tl.load(primary + k, mask=inside, other=0).to(k.dtype)
     x = tl.arange(0, SX)
-    y1, y2, y3, exists, joint = _others(tl.arange(0, Q1 * Q2 * Q3), D1, D2, D3, Q2, Q3)
+    y1, y2, y3, exists, joint = _others(D1, D2, D3, Q1, Q2, Q3)
     p = _product(
         beliefs, nodes, neighbours, starts, slots, own_nodes, k, e, item, inside, batch, x, y1, y2, y3, exists,
         S, OTHERS, D1, D2, D3, Q1 * Q2 * Q3, BN,
@@ -138,26 +137,6 @@ def product_cotangent(
         slot_grad, cavities, starts, slots, e, item, batch, inside, tl.sum(g, axis=0), 0, OTHERS, D1, D2, D3, Q1, Q2,
         Q3, BN,
     )  # fmt: skip
-
-
-@triton.jit
-def _to_others(
-    slot_grad, cavities, starts, slots, e, item, batch, valid, grad, add,
-    OTHERS: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, D3: tl.constexpr,
-    Q1: tl.constexpr, Q2: tl.constexpr, Q3: tl.constexpr, BN: tl.constexpr,
-):  # fmt: skip
-    """Pass cotangents of the joint state of the others (joint state, place) on to each of them."""
-    if OTHERS == 1:
-        _pass_on(slot_grad, cavities, starts, 0, slots, e, item, batch, valid, grad, D1, Q1, add)
-    if OTHERS > 1:
-        cube = tl.reshape(grad, [Q1, Q2, Q3, BN])
-        first = tl.sum(tl.sum(cube, axis=2), axis=1)
-        _pass_on(slot_grad, cavities, starts, 0, slots, e, item, batch, valid, first, D1, Q1, add)
-        second = tl.sum(tl.sum(cube, axis=2), axis=0)
-        _pass_on(slot_grad, cavities, starts, 1, slots, e, item, batch, valid, second, D2, Q2, add)
-        if OTHERS > 2:
-            third = tl.sum(tl.sum(cube, axis=1), axis=0)
-            _pass_on(slot_grad, cavities, starts, 2, slots, e, item, batch, valid, third, D3, Q3, add)
 
 
 @triton.jit(do_not_specialize=[*_SIZES, "sweep"])
@@ -203,7 +182,7 @@ def expectation_cotangent(
     r = e * batch + item
     valid = inside & (tl.load(neighbours + e, mask=inside, other=-1) >= 0)
     x = tl.arange(0, SX)
-    y1, y2, y3, exists, joint = _others(tl.arange(0, Q1 * Q2 * Q3), D1, D2, D3, Q2, Q3)
+    y1, y2, y3, exists, joint = _others(D1, D2, D3, Q1, Q2, Q3)
     node_at = _at(((first_node + within % count) * batch + item)[None], x[:, None], S)
     h = tl.load(belief_grad + node_at, mask=(x < S)[:, None] & valid[None], other=0.0)
     t = _table(table, tables, e, r, item, batch, x, joint, exists, valid, S, D1 * D2 * D3, SHARED)

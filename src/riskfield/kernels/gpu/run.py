@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import replace
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from riskfield.kernels.convergence import Convergence, Gap
 from riskfield.kernels.gpu.backward import Segment, backward, backward_counting, backward_fixed_point
+from riskfield.kernels.gpu.buffers import release
 from riskfield.kernels.gpu.engine import Engine, engine_of
 from riskfield.kernels.problem import EVERY_SWEEP, LAST_SWEEP, MessagePassingProblem, is_differentiated
 
@@ -17,7 +19,7 @@ _FEW_SWEEPS = 8  # before a run with a tolerance looks whether it has converged
 _MANY_STAGES, _FEW_NODES = 100, 10_000
 
 
-class GpuRun:
+class GpuRun(ABC):
     """What runs of message passing and of mean field share. A run gives back its buffers when it is deleted."""
 
     def __init__(self, engine: Engine, theta: Tensor, damping: float, record: int | None):
@@ -28,7 +30,7 @@ class GpuRun:
 
     def __del__(self) -> None:
         if hasattr(self, "_buffers"):
-            self._engine.release(self._buffers)
+            release(self._engine, self._buffers)
 
     def advance(self, sweeps: int, tol: float) -> tuple[Tensor, Tensor]:
         """Sweep; items that reached `tol` are left as they are."""
@@ -49,13 +51,13 @@ class GpuRun:
         self._sweeps += ran
         return self._convergence.residual.clone(), ran
 
+    @abstractmethod
     def _sweep(self, sweeps: int, live: Tensor | None = None) -> Tensor:
         """Sweep, and record. Returns the change that the last sweep made."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _gap(self) -> Gap:
         """How far the state is from a fixed point."""
-        raise NotImplementedError
 
 
 class MessagePassingRun(GpuRun):

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-LANES = 32  # `sweeps._at` has the same number
+from riskfield.kernels.gpu.incidences import Kind
+
+LANES = 32  # `tiles._at` has the same number
+NODES = 4 * LANES  # places of a program that has little to do for each
+# With fewer places than this, smaller programs spread over more of the GPU.
+MANY_PLACES = 200_000
 
 
 def power_of_two(n: int) -> int:
@@ -38,6 +44,32 @@ def column_tile(entries: int, batch: int) -> dict[str, Any]:
         "BN": LANES if entries > 4 else 4 * LANES,
         "TURN": turn,
     }
+
+
+def factor_tile(kind: Kind, places: int, wide: bool, medium: tuple[int, int] = (32, 1)) -> dict[str, Any]:
+    """The tile of a kernel on so many factors of a kind: a thread holds all states of a place while they are few.
+
+    `wide`: addresses need 64 bits. `medium`: places and warps of a program for tables of 17 to 64 entries.
+    """
+    dims = [*kind[1:], 1, 1, 1][:3]
+    pads = [power_of_two(d) for d in dims]
+    tile = tile_size(kind)
+    if tile <= 16:
+        size, warps = (128, 4) if places >= MANY_PLACES else (32, 1)
+    elif tile <= 64:
+        size, warps = medium
+    else:
+        size, warps = max(4, 8192 // tile), 4
+    return {
+        "S": kind[0], "SX": power_of_two(kind[0]), "OTHERS": len(kind) - 1,
+        "D1": dims[0], "D2": dims[1], "D3": dims[2],
+        "Q1": pads[0], "Q2": pads[1], "Q3": pads[2], "BN": size, "WIDE": wide, "num_warps": warps,
+    }  # fmt: skip
+
+
+def tile_size(kind: Kind) -> int:
+    """Entries of a table with every axis padded to a power of two."""
+    return math.prod(power_of_two(states) for states in kind)
 
 
 def rows(columns: Tensor) -> Tensor:

@@ -1,79 +1,11 @@
-"""Triton kernels of message passing: one launch updates a block of nodes. `cotangents` has the backward pass.
-
-A number of item b of node or slot k lies at place r = k * batch + b of its kind; entry x of place r at
-(r // 32 * entries + x) * 32 + r % 32, so that all entries of 32 neighbouring places are together. The last axis of a
-tile is BN neighbouring places. The others are the states of the receiving variable, padded to a power of two, and the
-joint states of the other variables of a factor, each padded likewise.
-"""
+"""Triton kernels of message passing: one launch updates a block of nodes. `cotangents` has the backward pass."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-NEG = tl.constexpr(float("-inf"))
-
-
-@triton.jit
-def _at(r, entry, entries: tl.constexpr):
-    """Address of `entry` of place r; both broadcast.
-
-    The hint makes neighbouring threads take neighbouring places. It says nothing about alignment, so loads stay single.
-    """
-    at = (r // 32) * (32 * entries) + entry * 32 + r % 32
-    if len(at.shape) == 2:
-        return tl.max_contiguous(at, [1, at.shape[1]])
-    else:
-        return tl.max_contiguous(at, [1, 1, at.shape[2]])
-
-
-@triton.jit
-def _lse(v, axis: tl.constexpr):
-    top = tl.max(v, axis=axis)
-    shift = tl.where(top > NEG, top, 0.0)
-    return shift + tl.log(tl.sum(tl.exp(v - tl.expand_dims(shift, axis)), axis=axis))
-
-
-@triton.jit
-def _others(p, D1: tl.constexpr, D2: tl.constexpr, D3: tl.constexpr, Q2: tl.constexpr, Q3: tl.constexpr):
-    """States of up to three others at padded joint states p, whether they exist, and their place in a table."""
-    y1, y2, y3 = p // (Q2 * Q3), (p // Q3) % Q2, p % Q3
-    exists = (y1 < D1) & (y2 < D2) & (y3 < D3)
-    y1, y2, y3 = tl.minimum(y1, D1 - 1), tl.minimum(y2, D2 - 1), tl.minimum(y3, D3 - 1)
-    return y1, y2, y3, exists, (y1 * D2 + y2) * D3 + y3
-
-
-@triton.jit
-def _cavity(
-    beliefs, messages, neighbours, cavities, starts, o: tl.constexpr, slots, e, item, batch, y, D: tl.constexpr, valid,
-    inside,
-):  # fmt: skip
-    """log b_j / m_cj at states y of other o: shape (joint state, place). 0 / 0 is 0."""
-    # An empty slot has cavity 0, so that this address need not wait for `valid`.
-    slot = tl.load(cavities + o * slots + e, mask=inside, other=0).to(e.dtype)
-    node = tl.load(neighbours + o * slots + e, mask=valid, other=0).to(e.dtype)
-    b = tl.load(
-        beliefs + tl.load(starts + 2 * o) + _at((node * batch + item)[None], y[:, None], D), mask=valid[None], other=0.0
-    )
-    m = tl.load(
-        messages + tl.load(starts + 2 * o + 1) + _at((slot * batch + item)[None], y[:, None], D),
-        mask=valid[None],
-        other=0.0,
-    )
-    return tl.where(m == NEG, NEG, b - m)
-
-
-@triton.jit
-def _table(
-    table, tables, e, r, item, batch, x, joint, exists, valid, S: tl.constexpr, P: tl.constexpr, SHARED: tl.constexpr
-):
-    """Entries of a factor's table: (own state, joint state, place)."""
-    at = r
-    if SHARED:
-        at = tl.load(tables + e, mask=valid, other=0).to(e.dtype) * batch + item
-    entry = x[:, None] * P + joint[None]
-    there = ((x < S)[:, None] & exists[None])[:, :, None] & valid[None, None]
-    return tl.load(table + _at(at[None, None], entry[:, :, None], S * P), mask=there, other=NEG)
+from riskfield.kernels.gpu.tiles import NEG, _at, _cavity, _largest, _lse, _others, _places, _table
 
 
 @triton.jit
@@ -156,15 +88,6 @@ def _receive(
     return tl.where(valid[None], tl.load(counting + e * step, mask=valid, other=0.0)[None] * u, 0.0)
 
 
-@triton.jit
-def _largest(numbers, found, item, batch, inside):
-    """Raise the number of each item to the largest one found. Of one item, only one of each program goes there."""
-    if batch == 1:
-        tl.atomic_max(numbers, tl.max(tl.where(inside, found, 0.0), axis=0))
-    else:
-        tl.atomic_max(numbers + item, found, mask=inside)
-
-
 _SIZES = [
     "first_slot",
     "degree",
@@ -199,20 +122,14 @@ def update_block(
     SETTLED: some items are not `live`; they stay as they are. AHEAD messages to a node (1, 2 or 4) are computed before
     the first of them is stored, so that the operands of all of them are on their way at the same time.
     """
-    pid = tl.program_id(0)
-    if WIDE:
-        pid = pid.to(tl.int64)
-    q = pid * BN + tl.arange(0, BN)
-    local, item = q // batch, q % batch
-    inside = local < count
+    _, local, item, inside = _places(count, batch, BN, WIDE)
     if SETTLED:
         inside = inside & (tl.load(live + item, mask=inside, other=0) != 0)
     x = tl.arange(0, SX)
     own = (x < S)[:, None] & inside[None]
     node_at = _at(((first_node + local) * batch + item)[None], x[:, None], S)
     total = tl.load((node_theta if FIRST else accumulator) + node_at, mask=own, other=NEG)
-    p = tl.arange(0, Q1 * Q2 * Q3)
-    y1, y2, y3, exists, joint = _others(p, D1, D2, D3, Q2, Q3)
+    y1, y2, y3, exists, joint = _others(D1, D2, D3, Q1, Q2, Q3)
     tape += tape_start
     end = first_slot + fresh_last * count
     for d in range(fresh_first):
