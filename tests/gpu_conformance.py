@@ -21,7 +21,6 @@ import torch
 
 import riskfield as rf
 from cases import CASES, Case
-from riskfield.kernels import slow
 
 GRAPHS = {
     "mixed": rf.FactorGraph([2, 3, 2, 2, 1], [(0, 1), (1, 2), (2, 1, 0), (1,), (2, 0), (2, 3), (2, 0)]),
@@ -122,7 +121,7 @@ def compare(cases: list[Case], device: str) -> int:
                     good = found <= tol
                     failed += not good
                     print(f"{'ok  ' if good else 'FAIL'} {case.name:22s}{kind:8s}{name:32s}{found:9.1e}", flush=True)
-    for text in sorted(slow._warned):
+    for text in sorted(rf.errors._warned_slow):
         print("note", ", ".join(case.name for case in cases), text)
     print("end", flush=True)
     return failed

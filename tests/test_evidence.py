@@ -15,7 +15,6 @@ from hypothesis import given, settings
 import riskfield as rf
 from cases import rows
 from riskfield.inference.precision import largest_conflict
-from riskfield.kernels import slow
 from strategies import brute_force, graphs, potentials, seeds
 
 # Evidence and impossible states.
@@ -278,7 +277,7 @@ def test_warnings_name_the_line_that_led_to_them(adjoint):
 
 
 def test_max_product_says_that_a_gradient_makes_it_slow(monkeypatch):
-    monkeypatch.setattr(slow, "_warned", set())
+    monkeypatch.setattr(rf.errors, "_warned_slow", set())
     graph = rf.chain(3, 2)
     theta = potentials(graph, 0).requires_grad_()
     with pytest.warns(rf.errors.PerformanceWarning, match="`MaxProduct` with a `theta` that requires a gradient"):

@@ -102,3 +102,13 @@ def warn(message: str, category: type[Warning]) -> None:
     while frame.f_back is not None and frame.f_code.co_filename.startswith(inner):
         level, frame = level + 1, frame.f_back
     warnings.warn(message, category, stacklevel=level)
+
+
+_warned_slow: set[str] = set()
+
+
+def warn_slow(text: str) -> None:
+    """Issue a `PerformanceWarning` with this text, unless it was issued before."""
+    if text not in _warned_slow:
+        _warned_slow.add(text)
+        warn(text, PerformanceWarning)

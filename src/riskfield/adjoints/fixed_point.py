@@ -33,11 +33,10 @@ from riskfield.adjoints._attach import Jacobian, attach
 from riskfield.adjoints._refusals import require_convergence, require_finite, require_fixed_point
 from riskfield.adjoints.adjoint import AbstractAdjoint
 from riskfield.adjoints.fixed_point_solvers import AbstractLinearSolver, Iterate, LinearSolution
-from riskfield.errors import AdjointError, AdjointWarning, warn
+from riskfield.errors import AdjointError, AdjointWarning, warn, warn_slow
 from riskfield.inference.request import Request
 from riskfield.inference.solution import Solution
 from riskfield.kernels import LAST_SWEEP, RecordingRun, is_differentiated, runs_at_once
-from riskfield.kernels.slow import warn_slow
 
 # A gradient whose equation is solved no better than this is not returned.
 _WORTHLESS = 1e-4

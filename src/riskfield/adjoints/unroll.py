@@ -22,7 +22,7 @@ from riskfield.adjoints._attach import graph_is_kept
 from riskfield.adjoints._refusals import require_sweeps
 from riskfield.adjoints.adjoint import AbstractAdjoint
 from riskfield.devices import check_max_bytes
-from riskfield.errors import ConvergenceWarning
+from riskfield.errors import ConvergenceWarning, warn_slow
 from riskfield.inference.request import Request
 from riskfield.inference.solution import Deferred, Lazy, Solution, evaluated
 from riskfield.inference.stop import Stop
@@ -36,7 +36,6 @@ from riskfield.kernels import (
     is_differentiated,
     is_transformed,
 )
-from riskfield.kernels.slow import warn_slow
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from typing import overload
 import torch
 from torch import Tensor
 
-from riskfield.errors import KernelError
+from riskfield.errors import KernelError, warn_slow
 from riskfield.graph.schedule import Coloured, Schedule, Sequential
 from riskfield.kernels.problem import (
     EVERY_SWEEP,
@@ -34,7 +34,6 @@ from riskfield.kernels.problem import (
     is_transformed,
 )
 from riskfield.kernels.protocols import CountingRun, ExactRun, RecordingRun, Run, SteppedRun
-from riskfield.kernels.slow import warn_slow
 from riskfield.kernels.tape_size import sweeps_that_fit
 
 __all__ = [

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from riskfield.errors import warn_slow
 from riskfield.kernels.gpu.chains import ChainRun, Chains, chains_of
 from riskfield.kernels.gpu.storage import power_of_two
 from riskfield.kernels.problem import EVERY_SWEEP, ForestProblem, MeanFieldProblem, MessagePassingProblem, Task
-from riskfield.kernels.slow import warn_slow
 
 if TYPE_CHECKING:
     from riskfield.kernels.gpu.mean_field import MeanFieldRun
