@@ -577,9 +577,9 @@ def test_values_that_jpeg_has_changed_are_explained(folder, capsys, monkeypatch)
 
 def test_large_images_are_labelled_in_tiles(folder, capsys, monkeypatch):
     assert main(["predict", "model", "images/a.png", "--out", "whole", "-q"]) == 0
-    monkeypatch.setattr("riskfield.estimators.image_design.TILE_SIDE", 12)
-    monkeypatch.setattr("riskfield.estimators.image_design.TILE_MARGIN", 3)
-    monkeypatch.setattr("riskfield.estimators.image_design._SHARE", 0.0)
+    monkeypatch.setattr("riskfield.estimators.image_tiles.TILE_SIDE", 12)
+    monkeypatch.setattr("riskfield.estimators.image_tiles.TILE_MARGIN", 3)
+    monkeypatch.setattr("riskfield.estimators.image_tiles._SHARE", 0.0)
     assert main(["predict", "model", "images/a.png", "--out", "tiled", "-q"]) == 0
     assert "images/a.png: 18 x 14 pixels would take more than half of the memory" in capsys.readouterr().err
     whole, tiled = (np.load(f"{out}/marginals/a.npz")["marginals"] for out in ("whole", "tiled"))

@@ -14,7 +14,7 @@ from sklearn.model_selection import GridSearchCV
 
 import riskfield as rf
 from riskfield import ImageCRF
-from riskfield.estimators import image_design
+from riskfield.estimators import image_tiles
 from riskfield.estimators.ridge_path import RIDGES, Trial, best_ridge
 from riskfield.examples import take
 from riskfield.features import HOG, Colour, ColourDifference, Constant, Fourier, ImageFeatures, Position, SobelResponse
@@ -390,9 +390,9 @@ def tiled(monkeypatch):
     """Predicts every image in tiles of a given side and margin."""
 
     def switch(side, margin):
-        monkeypatch.setattr(image_design, "TILE_SIDE", side)
-        monkeypatch.setattr(image_design, "TILE_MARGIN", margin)
-        monkeypatch.setattr(image_design, "_SHARE", 0.0)
+        monkeypatch.setattr(image_tiles, "TILE_SIDE", side)
+        monkeypatch.setattr(image_tiles, "TILE_MARGIN", margin)
+        monkeypatch.setattr(image_tiles, "_SHARE", 0.0)
 
     return switch
 
@@ -478,12 +478,12 @@ def test_features_without_a_reach_depend_on_the_whole_image(monkeypatch):
     for part, fits in ((0.9, True), (1.1, False)):
         monkeypatch.setattr("riskfield.features.image.physical_memory", lambda part=part: available * share / part)
         if fits:
-            assert image_design.tiling_of(recipe, shape, 2) is None
+            assert image_tiles.tiling_of(recipe, shape, 2) is None
         else:
             with pytest.raises(
                 MemoryError, match=r"of 3000 x 3000 pixels .* 110% .* because `reach` of a feature is None"
             ):
-                image_design.tiling_of(recipe, shape, 2)
+                image_tiles.tiling_of(recipe, shape, 2)
 
 
 def test_marginals_of_tiles_agree_with_those_of_the_whole_image(fitted_on_blobs, tiled):

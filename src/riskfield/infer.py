@@ -10,6 +10,7 @@ from functools import partial
 from typing import Protocol, TypeAlias, runtime_checkable
 
 import torch
+from numpy import broadcast_shapes  # torch's imports sympy, which takes a second
 from torch import Tensor
 
 from riskfield.adjoints.adjoint import AbstractAdjoint
@@ -195,7 +196,7 @@ class Inference:
         messages, shared = None, False
         if self.memory is not None:
             observed = evidence.shape[:-1] if isinstance(evidence, Tensor) else ()
-            shared = not torch.broadcast_shapes(theta.shape[:-1], observed)
+            shared = not broadcast_shapes(theta.shape[:-1], observed)
             messages = self.memory.recall(self.algorithm, role, shared)
         solution = infer(
             graph, theta, self.algorithm, stop=self.stop, evidence=evidence, messages=messages, adjoint=self.adjoint

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from riskfield.graph.factor_graph import FactorGraph
-from riskfield.losses.decoded import soft_f_measure, squared_error
+from riskfield.losses.l1_mse_f_measure import soft_f_measure, squared_error
 from riskfield.losses.marginal import over_variables
 
 __all__ = [

@@ -44,7 +44,7 @@ from riskfield.learning.unions import decodes_by_part
 from riskfield.learning.validation import Validation, hold_out
 from riskfield.losses._class_weight import takes_class_weight, with_class_weight
 from riskfield.losses.loss import AbstractLoss, LossLike, as_loss
-from riskfield.losses.names import LOSSES
+from riskfield.losses.names import LOSSES, loss_named
 from riskfield.models.conditional import LinearModel
 
 # How many variables are evaluated at once by default: those of four images of 240 x 320 pixels.
@@ -319,11 +319,7 @@ class AbstractCRF(NestedParameters):
         return self.model_.to(as_device(self.device), as_dtype(self.dtype))
 
     def _loss(self) -> AbstractLoss:
-        if not isinstance(self.loss, str):
-            return as_loss(self.loss)
-        if self.loss not in LOSSES:
-            raise ValueError(f"`loss` must be a loss object, or one of {', '.join(LOSSES)}. Got {self.loss!r}.")
-        return LOSSES[self.loss]
+        return loss_named(self.loss) if isinstance(self.loss, str) else as_loss(self.loss)
 
     def _decoder(self) -> AbstractDecoder | None:
         return self.decoder

@@ -19,7 +19,7 @@ from riskfield.estimators.base import AbstractCRF
 from riskfield.estimators.blocks import Blocks, OfExamples
 from riskfield.estimators.defaults import LOSS, PATIENCE, RIDGE, VALIDATION_FRACTION
 from riskfield.estimators.design import DIRECTIONS, Design, Sizes
-from riskfield.estimators.image_design import ImageBlocks, ImageDesign, MappedBlocks, TileDesign, tiling_of
+from riskfield.estimators.image_tiles import ImageBlocks, ImageDesign, MappedBlocks, TileDesign, tiling_of
 from riskfield.estimators.labels import Array
 from riskfield.estimators.ridge_path import SearchInterrupted, Trial, best_ridge, independent_stage, ridge_path
 from riskfield.examples import Examples, blocks

@@ -45,8 +45,8 @@ from riskfield.learning.lbfgs import LBFGS
 from riskfield.learning.smd import SMD
 from riskfield.learning.stochastic import Torch
 from riskfield.losses.contrastive_divergence import ContrastiveDivergence
-from riskfield.losses.decoded import L1, MSE, FMeasure
 from riskfield.losses.hybrid import Hybrid
+from riskfield.losses.l1_mse_f_measure import L1, MSE, FMeasure
 from riskfield.losses.likelihood import SurrogateEM, SurrogateLikelihood
 from riskfield.losses.marginal import (
     CliqueLogistic,

@@ -81,6 +81,8 @@ def from_networkx(network: Any, num_states: int | str | Mapping[Any, int], *, ti
     >>> graph, graph.variable("road")
     (FactorGraph(3 variables, 2 factors, theta 14, states 2, arity 2), 1)
     """
+    if not hasattr(network, "nodes"):
+        raise TypeError(f"`network` must be a networkx graph. Got {type(network).__name__}.")
     nodes = list(network.nodes)
     if isinstance(num_states, str):
         num_states = dict(network.nodes(data=num_states))

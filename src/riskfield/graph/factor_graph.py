@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 import torch
+from numpy import broadcast_shapes  # torch's imports sympy, which takes a second
 from torch import Tensor
 
 from riskfield.graph._numbers import check_theta, check_values, checked_assignment
@@ -304,7 +305,7 @@ class FactorGraph:
                 if tuple(tensor.shape[tensor.ndim - len(shape) :]) != shape:
                     raise ValueError(f"`{name}[{k}]` must have shape (*batch, {shape}). Got {tuple(tensor.shape)}.")
                 parts.append(tensor.flatten(tensor.ndim - len(shape)))
-        batch = torch.broadcast_shapes(*(p.shape[:-1] for p in parts)) if parts else ()
+        batch = broadcast_shapes(*(p.shape[:-1] for p in parts)) if parts else ()
         return torch.cat([p.expand(*batch, p.shape[-1]) for p in parts], dim=-1) if parts else torch.zeros(0)
 
     def expand(self, theta: Tensor) -> Tensor:
@@ -387,7 +388,7 @@ class FactorGraph:
 
 
 def _gather_last(vector: Tensor, index: Tensor) -> Tensor:
-    batch = torch.broadcast_shapes(vector.shape[:-1], index.shape[:-1])
+    batch = broadcast_shapes(vector.shape[:-1], index.shape[:-1])
     return vector.expand(*batch, vector.shape[-1]).gather(-1, index.expand(*batch, index.shape[-1]))
 
 

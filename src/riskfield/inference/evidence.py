@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 import numpy as np
 import torch
+from numpy import broadcast_shapes  # torch's imports sympy, which takes a second
 from torch import Tensor
 
 from riskfield.graph._scopes import index_tensor
@@ -38,7 +39,7 @@ def clamp(graph: FactorGraph, theta: Tensor, evidence: Evidence) -> Tensor:
     elif not isinstance(evidence, Tensor):
         raise TypeError(f"`evidence` must be a dict or an integer tensor. Got {type(evidence).__name__}.")
     states = graph.check_states(evidence, "evidence", allow_unobserved=True).to(theta.device)
-    batch = torch.broadcast_shapes(theta.shape[:-1], states.shape[:-1])
+    batch = broadcast_shapes(theta.shape[:-1], states.shape[:-1])
     excluded = torch.zeros(*batch, graph.theta_size, dtype=torch.bool, device=theta.device)
     for group, view in zip(graph.node_groups, graph.node_views(excluded), strict=True):
         observed = states[..., index_tensor(group.variables, theta.device)].unsqueeze(-1)

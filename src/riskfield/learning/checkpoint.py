@@ -9,10 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from riskfield.errors import CheckpointError
+from torch import Tensor
+
+from riskfield.errors import CheckpointError, FileFormatError
 from riskfield.io._atomic import write_bytes
 from riskfield.io.codec import pack, unpack
 from riskfield.learning.optimiser import check_counts
+from riskfield.learning.result import Reason, Record, find_best, load_history
 
 _KIND = "checkpoint"  # of saved files
 _NAME = re.compile(r"iteration-(\d{8,12})\.safetensors")
@@ -70,10 +73,63 @@ class Checkpoints:
         return {int(match[1]): path for path, match in found.items() if match}
 
 
-def decode_checkpoint(content: bytes, source: str) -> dict[str, Any]:
-    """Decode the content of a checkpoint file. `source` is its name in error messages.
+@dataclass(frozen=True)
+class Content:
+    """What a checkpoint holds: all that a fit needs to go on with the same bits."""
 
-    Raises:
-        FileFormatError: if the file is damaged or not a checkpoint.
-    """
-    return unpack(content, _KIND, source)
+    identity: dict[str, Any]
+    model: dict[str, Tensor]
+    optimiser: dict[str, Any]
+    history: list[Record]
+    best_value: float
+    best: Record | None
+    best_model: dict[str, Tensor]
+    looks_since_best: int
+    reason: Reason | None
+    explanation: str
+
+    @classmethod
+    def decode(cls, content: bytes, source: str) -> Content:
+        """Decode and validate the bytes of a checkpoint. `source` is its name in error messages.
+
+        Raises:
+            FileFormatError: if it is damaged or no checkpoint; an entry is missing, of another type or out of range.
+        """
+        state = unpack(content, _KIND, source)
+        try:
+            best, reason = _of(dict, state, "best"), state["reason"]
+            history = load_history(state["history"])
+            saved = cls(
+                _of(dict, state, "identity"),
+                _tensors(state, "model"),
+                _of(dict, state, "optimiser"),
+                history,
+                _of(float, best, "value"),
+                find_best(history, best["iteration"]),
+                _tensors(best, "model"),
+                _of(int, state, "looks_since_best"),
+                None if reason is None else Reason(reason),
+                _of(str, state, "explanation"),
+            )
+            for name, value in saved.identity.items():
+                if not isinstance(value, bool | int | float | str | None):
+                    raise TypeError(f"`{name}` must be a number or a string. Got {value!r:.80}.")
+            if {k: t.shape for k, t in saved.best_model.items()} != {k: t.shape for k, t in saved.model.items()}:
+                raise ValueError("the best parameters must have the shapes of the last ones.")
+        except Exception as error:  # whatever comes of entries that nobody has checked
+            raise FileFormatError(f"{source} is damaged: {error}") from error
+        return saved
+
+
+def _of(kind: type, tree: Mapping[str, Any], name: str) -> Any:
+    if type(tree[name]) is not kind:
+        raise TypeError(f"`{name}` must be a {kind.__name__}. Got {tree[name]!r:.80}.")
+    return tree[name]
+
+
+def _tensors(tree: Mapping[str, Any], name: str) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = _of(dict, tree, name)
+    for key, value in found.items():
+        if not isinstance(key, str) or not isinstance(value, Tensor):
+            raise TypeError(f"`{name}` must hold tensors by name. Got {value!r:.80} for {key!r}.")
+    return found

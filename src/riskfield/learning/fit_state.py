@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.nn import Module
 
 from riskfield.errors import FileFormatError
-from riskfield.learning.checkpoint import Checkpoints, decode_checkpoint
+from riskfield.learning.checkpoint import Checkpoints, Content
 from riskfield.learning.objective import Diverged, Objective
 from riskfield.learning.optimiser import OptimiserRun, Step
-from riskfield.learning.result import Fit, Reason, Record, dump_history, find_best, load_history
+from riskfield.learning.result import Fit, Reason, Record, dump_history
 
 # Training has diverged if the objective exceeds its first value by this many times that value (or 1).
 _GROWTH = 100.0
@@ -149,9 +149,9 @@ class FitState:
             raise FileFormatError(f"{newest} is empty.")
         if content:
             source = str(newest or Path(checkpoints.folder))
-            self._load(_Saved.decode(decode_checkpoint(content, source), source), source)
+            self._load(Content.decode(content, source), source)
 
-    def _load(self, saved: _Saved, source: str) -> None:
+    def _load(self, saved: Content, source: str) -> None:
         for name, value in self.identity.items():
             was = saved.identity.get(name)
             if was != value:
@@ -171,53 +171,6 @@ class FitState:
             self._began -= self.history[-1].seconds
         if saved.reason in _FINAL:
             self.end(saved.reason, saved.explanation)
-
-
-@dataclass(frozen=True)
-class _Saved:
-    """The validated content of a checkpoint."""
-
-    identity: dict[str, Any]
-    model: dict[str, Tensor]
-    optimiser: dict[str, Any]
-    history: list[Record]
-    best_value: float
-    best: Record | None
-    best_model: dict[str, Tensor]
-    looks_since_best: int
-    reason: Reason | None
-    explanation: str
-
-    @classmethod
-    def decode(cls, state: Mapping[str, Any], source: str) -> _Saved:
-        """Validate the content of the checkpoint `source`.
-
-        Raises:
-            FileFormatError: if an entry is missing, of another type or out of range.
-        """
-        try:
-            best, reason = _of(dict, state, "best"), state["reason"]
-            history = load_history(state["history"])
-            saved = cls(
-                _of(dict, state, "identity"),
-                _tensors(state, "model"),
-                _of(dict, state, "optimiser"),
-                history,
-                _of(float, best, "value"),
-                find_best(history, best["iteration"]),
-                _tensors(best, "model"),
-                _of(int, state, "looks_since_best"),
-                None if reason is None else Reason(reason),
-                _of(str, state, "explanation"),
-            )
-            for name, value in saved.identity.items():
-                if not isinstance(value, bool | int | float | str | None):
-                    raise TypeError(f"`{name}` must be a number or a string. Got {value!r:.80}.")
-            if {k: t.shape for k, t in saved.best_model.items()} != {k: t.shape for k, t in saved.model.items()}:
-                raise ValueError("the best parameters must have the shapes of the last ones.")
-        except Exception as error:  # whatever comes of entries that nobody has checked
-            raise FileFormatError(f"{source} is damaged: {error}") from error
-        return saved
 
 
 def describe(setting: Any) -> str:
@@ -243,20 +196,6 @@ def describe(setting: Any) -> str:
     if isinstance(setting, bool | int | str):
         return repr(setting)
     return str(getattr(setting, "__name__", type(setting).__name__))  # of a function, or of the class of an object
-
-
-def _of(kind: type, tree: Mapping[str, Any], name: str) -> Any:
-    if type(tree[name]) is not kind:
-        raise TypeError(f"`{name}` must be a {kind.__name__}. Got {tree[name]!r:.80}.")
-    return tree[name]
-
-
-def _tensors(tree: Mapping[str, Any], name: str) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = _of(dict, tree, name)
-    for key, value in found.items():
-        if not isinstance(key, str) or not isinstance(value, Tensor):
-            raise TypeError(f"`{name}` must hold tensors by name. Got {value!r:.80} for {key!r}.")
-    return found
 
 
 def _copy(model: Module) -> dict[str, Tensor]:

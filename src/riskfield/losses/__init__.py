@@ -2,8 +2,8 @@
 
 from riskfield.infer import Role
 from riskfield.losses.contrastive_divergence import ContrastiveDivergence
-from riskfield.losses.decoded import L1, MSE, FMeasure
 from riskfield.losses.hybrid import Hybrid
+from riskfield.losses.l1_mse_f_measure import L1, MSE, FMeasure
 from riskfield.losses.likelihood import SurrogateEM, SurrogateLikelihood
 from riskfield.losses.loss import AbstractLoss, AbstractMarginalLoss, Custom, Target, empirical_risk, num_counted
 from riskfield.losses.marginal import (

@@ -17,6 +17,7 @@ from functools import cached_property
 from typing import ClassVar
 
 import torch
+from numpy import broadcast_shapes  # torch's imports sympy, which takes a second
 from torch import Tensor
 
 from riskfield.adjoints.envelope import require_marginal_gradient
@@ -293,8 +294,8 @@ def _checked_weights(weights: Tensor, values: Tensor) -> Tensor:
 
 def _check_broadcast(name: str, tensor: Tensor, labels: Tensor) -> None:
     try:
-        fits = torch.broadcast_shapes(tensor.shape, labels.shape) == labels.shape
-    except RuntimeError:
+        fits = broadcast_shapes(tensor.shape, labels.shape) == labels.shape
+    except ValueError:
         fits = False
     if not fits:
         raise ValueError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from riskfield.errors import did_you_mean
 from riskfield.losses.likelihood import SurrogateEM, SurrogateLikelihood
 from riskfield.losses.loss import AbstractLoss
 from riskfield.losses.marginal import (
@@ -42,3 +43,11 @@ LOSSES: dict[str, AbstractLoss] = {
         Independent(),
     )
 }
+
+
+def loss_named(name: str) -> AbstractLoss:
+    """The loss with this name."""
+    if name not in LOSSES:
+        known, hint = ", ".join(LOSSES), did_you_mean(name, LOSSES)
+        raise ValueError(f"`loss` must be a loss object, or one of {known}. Got {name!r}.{hint}")
+    return LOSSES[name]

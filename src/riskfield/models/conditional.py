@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
+from numpy import broadcast_shapes  # torch's imports sympy, which takes a second
 from torch import Tensor, nn
 
 from riskfield.graph.factor_graph import FactorGraph
@@ -183,5 +184,5 @@ def _blocks(who: str, output: Tensor, most: int, block: list[int]) -> Tensor:
 
 
 def _concatenate(parts: list[Tensor], dims: int) -> Tensor:
-    batch = torch.broadcast_shapes(*(part.shape[:-dims] for part in parts))
+    batch = broadcast_shapes(*(part.shape[:-dims] for part in parts))
     return torch.cat([part.expand(*batch, *part.shape[-dims:]) for part in parts], dim=-dims)
