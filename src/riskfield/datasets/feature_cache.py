@@ -67,7 +67,7 @@ class FeatureCache:
         array = np.asarray(image)
         path = self.folder / f"{_key(features, array)}.features"
         kept = _read(path)
-        if kept is None:
+        if kept is None or not _fits(kept, features, array):
             kept = features(array)
             _write(path, kept)
         return path, kept
@@ -106,5 +106,13 @@ def _read(path: Path) -> FeatureMaps | None:
         content = read_tree(path, _KIND)
     except (FileNotFoundError, FileFormatError):
         return None
-    parts = [part for part in map(content.get, _PARTS) if isinstance(part, Tensor) and part.ndim == 3]
+    parts = [part for part in map(content.get, _PARTS) if isinstance(part, Tensor) and part.dtype == torch.float32]
     return FeatureMaps(*parts) if len(parts) == len(_PARTS) else None
+
+
+def _fits(kept: FeatureMaps, features: ImageFeatures, image: npt.NDArray[Any]) -> bool:
+    """Whether features from a file have the shapes that those of the image have."""
+    rows, columns = features.shape(*image.shape[:2])
+    pixel, edge = features.num_pixel_features, features.num_edge_features
+    shapes = (rows, columns, pixel), (rows, columns - 1, edge), (rows - 1, columns, edge)
+    return tuple(tuple(getattr(kept, name).shape) for name in _PARTS) == shapes
