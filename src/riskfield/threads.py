@@ -41,7 +41,7 @@ def get_num_threads() -> int:
         return _num_threads
     requested = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     usable = num_processors()
-    return min(int(requested), usable) if requested.isdigit() and int(requested) > 0 else usable
+    return min(int(requested), usable) if requested.isdecimal() and int(requested) > 0 else usable
 
 
 def num_processors() -> int:
