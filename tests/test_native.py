@@ -5,6 +5,7 @@ import gc
 import subprocess
 import sys
 import weakref
+from collections import OrderedDict
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -232,6 +233,21 @@ def test_the_plans_of_a_graph_are_bounded():
     for order in orders:
         rf.infer(graph, graph.zeros(), rf.MessagePassing(schedule=rf.Sequential(order)), stop=stop, kernels="native")
     assert len(plans_of(graph)) == native._MOST_PLANS
+
+
+def test_a_plan_that_another_thread_drops_while_it_is_taken_is_no_error():
+    class Dropping(OrderedDict):
+        def get(self, key):
+            plan = super().get(key)
+            if len(self) > 1:
+                self.pop(key, None)
+            return plan
+
+    graph = rf.grid(3, 3, 2)
+    plans = graph.derived("plans", Dropping)
+    for schedule in 2 * [rf.Sequential(), rf.Parallel(), rf.Coloured()]:
+        rf.infer(graph, graph.zeros(), rf.MessagePassing(schedule=schedule), kernels="native")
+    assert graph.derived("plans", dict) is plans
 
 
 def test_one_plan_is_made_for_several_threads(monkeypatch):

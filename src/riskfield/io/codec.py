@@ -316,7 +316,8 @@ class _Decoder:
 
     def _named(self, name: Any) -> type:
         if not isinstance(name, str) or name not in self.names:
-            raise FileFormatError(f"a file of this kind may not name {name!r:.80}. Register your own classes first.")
+            hint = " Register your own classes first." if self.names else ""
+            raise FileFormatError(f"a file of this kind may not name {name!r:.80}.{hint}")
         return self.names[name]
 
     @staticmethod
