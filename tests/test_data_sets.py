@@ -129,6 +129,7 @@ def test_backgrounds(background):
     [
         ("0 1 2\n3 4\n", "must have lines with the same number of integers"),
         ("0 1 x\n", "must have lines with the same number of integers"),
+        (f"0 1 {'9' * 30}\n", "must have lines with the same number of integers"),
         ("0 1 8\n", "must have labels from 0 to 7. Got 8"),
         ("0 1 2\n", r"must have the shape \(6, 9\) of 0000047.jpg. Got \(1, 3\)"),
         ("", r"must have the shape \(6, 9\)"),
