@@ -9,10 +9,12 @@ from collections import OrderedDict
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 import riskfield as rf
+from riskfield import threads
 from riskfield.inference.request import Request
 from riskfield.kernels import native_available
 
@@ -57,6 +59,19 @@ def instruction_sets():
 def marginals(graph, algorithm, batch, dtype=torch.float64, scale=1.0):
     theta = scale * torch.randn(*batch, graph.theta_size, dtype=dtype, generator=torch.Generator().manual_seed(1))
     return rf.infer(graph, theta, algorithm, stop=rf.Stop(sweeps=5, tol=None), kernels="native").mu
+
+
+def test_the_number_of_threads(monkeypatch):
+    monkeypatch.setattr(threads, "_num_threads", None)
+    for given, expected in (("1", 1), ("1,2", 1), ("", threads.num_processors()), ("²", threads.num_processors())):
+        monkeypatch.setenv("OMP_NUM_THREADS", given)
+        assert threads.get_num_threads() == expected
+    rf.set_num_threads(np.int64(2))
+    assert (threads.get_num_threads(), type(threads.get_num_threads())) == (2, int)
+    for bad in (0, 1.5, True, "2", 10**6):
+        with pytest.raises(ValueError, match=r"`count` must be an integer from 1 to \d+ \(16 per processor\)\. Got "):
+            rf.set_num_threads(bad)
+    assert threads.get_num_threads() == 2
 
 
 @pytest.mark.parametrize("batch", [(), (5,)])
