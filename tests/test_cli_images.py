@@ -203,6 +203,7 @@ def test_a_file_of_options(folder, capsys):
     for text, message in [
         ("rige = 1", "fit.toml may set class, class-weight, device, early-stopping, every, ignore, images, "),
         ("ridge = ", "fit.toml: Invalid value (at "),
+        (f"iterations = 0x{'f' * 5000}", "fit.toml: Exceeds the limit (4300 digits) for integer string conversion"),
         ('ridge = "much"', "Invalid value for '--ridge': "),
         ('loss = "hinge"', "--loss must be one of univariate-logistic, "),
     ]:
@@ -486,6 +487,7 @@ def test_class_weights(folder, capsys):
         np.testing.assert_array_equal(run.crf.predict_marginals(images)[0], crf.predict_marginals(images)[0])
     for option, message in (
         ("200", "--class-weight must be balanced, or VALUE=WEIGHT once for each value. Got '200'."),
+        ("²=1", "--class-weight must be balanced, or VALUE=WEIGHT once for each value. Got '²=1'."),
         ("200=0", "--class-weight must be balanced, or VALUE=WEIGHT once for each value. Got '200=0'."),
         ("7=1", "--class-weight must name values of classes, 0, 200. Got 7."),
     ):
@@ -626,6 +628,7 @@ def test_folders_that_cannot_be_written(folder, capsys):
         ([*FIT, "--checkpoint", "c", "--out", "x"], "No such option: --checkpoint"),
         ([*FIT, "--loss", "hinge", "--out", "x"], "--loss must be one of univariate-logistic, "),
         ([*FIT, "--class", "figure", "--out", "x"], "--class must be VALUE=NAME, such as 255=horse. Got 'figure'."),
+        ([*FIT, "--class", "²=figure", "--out", "x"], "--class must be VALUE=NAME, such as 255=horse. Got '²=figure'."),
         ([*FIT, "--class", "0=other", "--out", "x"], "--class must not repeat a value or a name. Got '0=other' again."),
         ([*FIT, "--class", "9=sky", "--out", "x"], "masks: no mask has the value 9 of the class 'sky'."),
         ([*FIT, "--scale", "2", "--out", "x"], "--scale must be above 0 and at most 1. Got 2."),

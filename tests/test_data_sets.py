@@ -129,6 +129,7 @@ def test_backgrounds(background):
     [
         ("0 1 2\n3 4\n", "must have lines with the same number of integers"),
         ("0 1 x\n", "must have lines with the same number of integers"),
+        (f"0 1 {'9' * 30}\n", "must have lines with the same number of integers"),
         ("0 1 8\n", "must have labels from 0 to 7. Got 8"),
         ("0 1 2\n", r"must have the shape \(6, 9\) of 0000047.jpg. Got \(1, 3\)"),
         ("", r"must have the shape \(6, 9\)"),
@@ -307,9 +308,10 @@ def test_splits(tmp_path):
     assert all(set(fold.train) == set(names[:11]) - set(fold.test) for fold in five)
     write_splits(tmp_path / "splits.json", five, "as it comes")
     assert read_splits(tmp_path / "splits.json") == five
-    (tmp_path / "splits.json").write_text('{"splits": [{"train": ["a"]}]}')
-    with pytest.raises(rf.errors.FileFormatError, match="must have the format of `write_splits`"):
-        read_splits(tmp_path / "splits.json")
+    for damaged in ('{"splits": [{"train": ["a"]}]}', "[" * 100_000):
+        (tmp_path / "splits.json").write_text(damaged)
+        with pytest.raises(rf.errors.FileFormatError, match="must have the format of `write_splits`"):
+            read_splits(tmp_path / "splits.json")
     with pytest.raises(ValueError, match=r"must not repeat a name. Got \['a'\] more than once"):
         Split(("a", "b"), ("a",))
     with pytest.raises(ValueError, match=r"together at most 30. Got 31"):

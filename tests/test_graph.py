@@ -324,6 +324,18 @@ def test_a_union_keeps_the_order_of_factors():
         torch.testing.assert_close(piece, alone.mu)
 
 
+def test_threads_that_derive_the_same_at_once_get_one_object():
+    """Counting numbers are compared by identity, for one."""
+    graph, of_the_other_thread = rf.chain(3, 2), []
+
+    def make():
+        of_the_other_thread.append(graph.derived("thing", object))  # which is faster
+        return object()
+
+    assert graph.derived("thing", make) is of_the_other_thread[0]
+    assert graph.derived("thing", object) is of_the_other_thread[0]
+
+
 def test_what_is_derived_from_a_graph_is_kept_with_it_and_not_pickled():
     graph = rf.FactorGraph([2, 3], [(0, 1)])
     made = []

@@ -14,6 +14,7 @@ import riskfield as rf
 from riskfield.datasets.images import read_image, read_mask
 from riskfield.features.kinds import AbstractPixelFeature
 from riskfield.features.resample import reduce_labels
+from riskfield.io import codec
 
 RNG = np.random.default_rng(0)
 RECIPE = rf.features.ImageFeatures(
@@ -129,7 +130,17 @@ def test_damaged_images(folders, kept):
         rf.datasets.image_folder(*folders, ignore=7)
 
 
-def test_a_image_whose_directory_is_nowhere(tmp_path):
+@pytest.mark.parametrize("error", [AssertionError, BufferError, RecursionError, StopIteration, MemoryError])
+def test_whatever_a_decoder_raises_is_named(folders, monkeypatch, error):
+    def fail(self):
+        raise error
+
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", fail)
+    with pytest.raises(rf.errors.FileFormatError, match=rf"a.png cannot be read as an image: {error.__name__}"):
+        read_image(folders[0] / "a.png")
+
+
+def test_an_image_whose_directory_is_nowhere(tmp_path):
     """A TIFF file of 64 bits that names a place that no file has: the system refuses to go there."""
     (tmp_path / "a.tif").write_bytes(b"II+\0\x08\0\0\0" + b"\0" * 7 + b"\x7f")
     with pytest.raises(rf.errors.FileFormatError, match=r"a.tif cannot be read as an image"):
@@ -323,14 +334,29 @@ def test_the_key_changes_with_the_fields_of_own_features(tmp_path):
             cache(rf.features.ImageFeatures((odd,)), image)
 
 
-@pytest.mark.parametrize("damage", ["cut", "empty", "flip", "foreign"])
+def features_of(rows, columns, dtype=torch.float32):
+    """The content of a file that is whole, and has features of an image of this size."""
+    shapes = (rows, columns, 100), (rows, columns - 1, 21), (rows - 1, columns, 21)
+    parts = zip(("pixels", "horizontal", "vertical"), shapes, strict=True)
+    return codec.pack("features", {name: torch.zeros(shape, dtype=dtype) for name, shape in parts})
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "flip", "foreign", "size", "dtype"])
 def test_damaged_files_are_computed_again(tmp_path, damage, calls):
     cache, recipe, image = rf.datasets.FeatureCache(tmp_path), rf.features.ImageFeatures(), random_bytes(6, 6)
     right = cache(recipe, image)
     (path,) = tmp_path.iterdir()
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1  # one bit
-    path.write_bytes({"cut": content[:-100], "empty": b"", "flip": content, "foreign": b"something else" * 9}[damage])
+    damaged = {
+        "cut": content[:-100],
+        "empty": b"",
+        "flip": content,
+        "foreign": b"something else" * 9,
+        "size": features_of(6, 5),
+        "dtype": features_of(6, 6, torch.float64),
+    }
+    path.write_bytes(damaged[damage])
     assert same(cache(recipe, image), right)
     assert len(calls) == 2
     assert same(cache(recipe, image), right)

@@ -6,15 +6,17 @@ import math
 import subprocess
 import sys
 import weakref
+from collections import OrderedDict
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 import riskfield as rf
 from cases import lanes
-from riskfield import kernels
+from riskfield import kernels, threads
 from riskfield.inference.request import Request
 from riskfield.kernels import native_available
 from strategies import potentials
@@ -60,6 +62,19 @@ def instruction_sets():
 def marginals(graph, algorithm, batch, dtype=torch.float64, scale=1.0):
     theta = scale * torch.randn(*batch, graph.theta_size, dtype=dtype, generator=torch.Generator().manual_seed(1))
     return rf.infer(graph, theta, algorithm, stop=rf.Stop(sweeps=5, tol=None), kernels="native").mu
+
+
+def test_the_number_of_threads(monkeypatch):
+    monkeypatch.setattr(threads, "_num_threads", None)
+    for given, expected in (("1", 1), ("1,2", 1), ("", threads.num_processors()), ("²", threads.num_processors())):
+        monkeypatch.setenv("OMP_NUM_THREADS", given)
+        assert threads.get_num_threads() == expected
+    rf.set_num_threads(np.int64(2))
+    assert (threads.get_num_threads(), type(threads.get_num_threads())) == (2, int)
+    for bad in (0, 1.5, True, "2", 10**6):
+        with pytest.raises(ValueError, match=r"`count` must be an integer from 1 to \d+ \(16 per processor\)\. Got "):
+            rf.set_num_threads(bad)
+    assert threads.get_num_threads() == 2
 
 
 @pytest.mark.parametrize("batch", [(), (5,)])
@@ -236,6 +251,21 @@ def test_the_plans_of_a_graph_are_bounded():
     for order in orders:
         rf.infer(graph, graph.zeros(), rf.MessagePassing(schedule=rf.Sequential(order)), stop=stop, kernels="native")
     assert len(plans_of(graph)) == native._MOST_PLANS
+
+
+def test_a_plan_that_another_thread_drops_while_it_is_taken_is_no_error():
+    class Dropping(OrderedDict):
+        def get(self, key):
+            plan = super().get(key)
+            if len(self) > 1:
+                self.pop(key, None)
+            return plan
+
+    graph = rf.grid(3, 3, 2)
+    plans = graph.derived("plans", Dropping)
+    for schedule in 2 * [rf.Sequential(), rf.Parallel(), rf.Coloured()]:
+        rf.infer(graph, graph.zeros(), rf.MessagePassing(schedule=schedule), kernels="native")
+    assert graph.derived("plans", dict) is plans
 
 
 def test_one_plan_is_made_for_several_threads(monkeypatch):

@@ -1,6 +1,7 @@
 """The package as a whole: imports, exports, life without the extension, and what a release consists of."""
 
 import inspect
+import os
 import re
 import runpy
 import subprocess
@@ -16,9 +17,10 @@ import riskfield as rf
 # The package as a whole: what importing it loads, what it exports, and life without the extension.
 
 
-def python(code):
+def python(code, environment=None):
     """Run `code` in a new interpreter; what it printed."""
-    ran = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=120)
+    command = [sys.executable, "-W", "error", "-c", code]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
     assert ran.returncode == 0, ran.stderr
     return ran.stdout.strip()
 
@@ -158,14 +160,27 @@ print(riskfield.infer.__name__)
     assert python(code) == "infer"
 
 
-def test_importing_leaves_the_environment_alone():
+def test_importing_and_training_leave_the_environment_alone():
+    """That of a process and of those it starts. What scikit-learn sets when it is loaded is its own affair."""
+    # The tests have imported riskfield themselves, so that their environment cannot be the one to begin with.
+    kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH") if name in os.environ}
     code = """
-import os
-before = dict(os.environ)
-import riskfield
-print(dict(os.environ) == before)
+import os, subprocess, sys
+import numpy, sklearn, torch
+def environment():
+    of_a_child = subprocess.run([sys.executable, "-c", "import os; print(sorted(os.environ.items()))"], stdout=-1)
+    return dict(os.environ), of_a_child.stdout
+before = environment()
+import riskfield, riskfield.cli
+import riskfield.kernels.native
+riskfield.set_num_threads(2)
+riskfield.CRF(optimiser=riskfield.optim.LBFGS(iterations=2)).fit(numpy.eye(3)[None], [[0, 1, 1]])
+graph = riskfield.grid(3, 3, 2)
+theta = graph.zeros().requires_grad_()
+riskfield.infer(graph, theta).log_partition.backward()
+print(environment() == before)
 """
-    assert python(code) == "True"
+    assert python(code, kept) == "True"
 
 
 # What a release consists of agrees with itself.

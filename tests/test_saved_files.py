@@ -229,6 +229,16 @@ def put(name, value):
     return lambda document, tensors: document["tree"].update({name: value})
 
 
+def half_precision(name):
+    """An array in a type that NumPy does not have."""
+
+    def edit(document, tensors):
+        tensors["half"] = torch.zeros(3, dtype=torch.bfloat16)
+        document["tree"][name] = {"#array": "half", "dtype": "<f4"}
+
+    return edit
+
+
 def nested(levels):
     value = []
     for _ in range(levels):
@@ -266,6 +276,9 @@ def nested(levels):
         (put("graph", {"#array": ["a"], "dtype": "U", "shape": "1"}), "`shape` must be a list of integers. Got '1'."),
         (put("graph", {"#array": ["a", 1], "dtype": "U", "shape": [2]}), "an array of strings holds something else."),
         (put("graph", {"#array": ["a" * 10**5, *["b"] * 10**4], "dtype": "U", "shape": [10001]}), "67108864 bytes"),
+        (put("graph", {"#array": [], "dtype": "O", "shape": [0, 2**70]}), "is damaged: "),
+        (put("graph", {"#array": [], "dtype": "U", "shape": [0, 2**62, 8]}), "is damaged: "),
+        (half_precision("graph"), "is damaged: Got unsupported ScalarType BFloat16"),
         (put("estimator", "Other"), "must hold a CRF. It holds Other."),
         (drop("estimator"), "must hold a CRF. It holds no estimator."),
         (drop("classes_"), "is a damaged CRF: 'classes_'"),
@@ -352,8 +365,10 @@ def test_a_reader_says_what_may_be_named(path):
     """What an estimator's file may name, a checkpoint's may not."""
     write_tree(path, "checkpoint", {"loss": rf.losses.L1(), "optimiser": torch.optim.Adam}, SAVED)
     assert read_tree(path, "checkpoint", SAVED) == {"loss": rf.losses.L1(), "optimiser": torch.optim.Adam}
-    with pytest.raises(rf.errors.FileFormatError, match="a file of this kind may not name 'L1'"):
+    with pytest.raises(rf.errors.FileFormatError, match=r"a file of this kind may not name 'L1'\.$"):
         read_tree(path, "checkpoint")
+    with pytest.raises(rf.errors.FileFormatError, match=r"may not name 'SoftArgmax'\. Register your own classes first"):
+        read_tree(path, "checkpoint", {"L1": rf.losses.L1})
     with pytest.raises(TypeError, match="`loss` must be made of plain values"):
         write_tree(path, "checkpoint", {"loss": rf.losses.L1()})
 

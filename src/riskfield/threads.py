@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from numbers import Integral
 
 _num_threads: int | None = None
 
@@ -17,10 +18,10 @@ def set_num_threads(count: int) -> None:
     1
     """
     most = 16 * num_processors()
-    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= most:
+    if not isinstance(count, Integral) or isinstance(count, bool) or not 1 <= count <= most:
         raise ValueError(f"`count` must be an integer from 1 to {most} (16 per processor). Got {count!r}.")
     global _num_threads
-    _num_threads = count
+    _num_threads = int(count)
 
 
 @contextmanager
@@ -41,7 +42,7 @@ def get_num_threads() -> int:
         return _num_threads
     requested = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     usable = num_processors()
-    return min(int(requested), usable) if requested.isdigit() and int(requested) > 0 else usable
+    return min(int(requested), usable) if requested.isdecimal() and int(requested) > 0 else usable
 
 
 def num_processors() -> int:

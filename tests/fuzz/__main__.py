@@ -7,6 +7,7 @@ import faulthandler
 import math
 import resource
 import secrets
+import signal
 import sys
 import time
 import traceback
@@ -42,20 +43,25 @@ def main() -> int:
     end = math.inf if arguments.examples else time.monotonic() + 60 * arguments.minutes
     spent, drawn, checked = ({target: 0 for target in targets} for _ in range(3))
     failures = 0
-    while time.monotonic() < end and sum(drawn.values()) < most and failures < arguments.failures:
-        shares = drawn if arguments.examples else spent  # of the examples, or of the time
-        target = min(targets, key=lambda name: shares[name])
-        began = time.monotonic()
-        faulthandler.dump_traceback_later(_SLOW, file=sys.__stderr__)
-        failed, any_checks = _attempt(target, first + drawn[target])
-        faulthandler.cancel_dump_traceback_later()
-        seconds = time.monotonic() - began
-        if seconds > _SLOW:
-            print(f"SLOW, {seconds:.0f} s: python -m fuzz --target {target} --seed {first + drawn[target]}", flush=True)
-        spent[target] += seconds
-        drawn[target] += 1
-        checked[target] += any_checks
-        failures += failed
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        while time.monotonic() < end and sum(drawn.values()) < most and failures < arguments.failures:
+            shares = drawn if arguments.examples else spent  # of the examples, or of the time
+            target = min(targets, key=lambda name: shares[name])
+            began = time.monotonic()
+            faulthandler.dump_traceback_later(_SLOW, file=sys.__stderr__)
+            failed, any_checks = _attempt(target, first + drawn[target])
+            faulthandler.cancel_dump_traceback_later()
+            seconds = time.monotonic() - began
+            if seconds > _SLOW:
+                seed = first + drawn[target]
+                print(f"SLOW, {seconds:.0f} s: python -m fuzz --target {target} --seed {seed}", flush=True)
+            spent[target] += seconds
+            drawn[target] += 1
+            checked[target] += any_checks
+            failures += failed
+    except KeyboardInterrupt:
+        print("ended early")
     for target in targets:
         print(f"{target:<10} seeds {first} to {first + drawn[target] - 1}: {checked[target]} examples checked")
     print(f"{sum(checked.values())} examples, {failures} failures", flush=True)

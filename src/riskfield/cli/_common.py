@@ -133,7 +133,7 @@ def _read_config(context: typer.Context, path: Path | None) -> Path | None:
     if path is None:
         return None
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = {key: _typed(value) for key, value in tomllib.loads(path.read_text(encoding="utf-8")).items()}
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     except RecursionError:
@@ -147,7 +147,7 @@ def _read_config(context: typer.Context, path: Path | None) -> Path | None:
         if key not in options:
             known = sorted(options)
             raise ValueError(f"{path} may set {', '.join(known)}. It sets {key!r}.{did_you_mean(key, known)}")
-    typed = {options[key]: _typed(value) for key, value in content.items()}
+    typed = {options[key]: value for key, value in content.items()}
     typed |= {name: [value] for name, value in typed.items() if name in repeated and not isinstance(value, list)}
     context.default_map = {**(context.default_map or {}), **typed}
     return path

@@ -88,7 +88,7 @@ class Choices:
         weights: dict[int, float] = {}
         for entry in self.class_weight:
             value, _, weight = entry.partition("=")
-            if not value.strip().isdigit() or not _is_positive(weight) or int(value) in weights:
+            if not value.strip().isdecimal() or not _is_positive(weight) or int(value) in weights:
                 raise typer.BadParameter(
                     f"--class-weight must be balanced, or VALUE=WEIGHT once for each value. Got {entry!r}."
                 )
@@ -287,7 +287,7 @@ def _classes(given: Sequence[str]) -> dict[int, str]:
     classes: dict[int, str] = {}
     for entry in given:
         value, equals, name = entry.partition("=")
-        if not equals or not name.strip() or not value.strip().isdigit():
+        if not equals or not name.strip() or not value.strip().isdecimal():
             raise typer.BadParameter(f"--class must be VALUE=NAME, such as 255=horse. Got {entry!r}.")
         if int(value) in classes or name.strip() in classes.values():
             raise typer.BadParameter(f"--class must not repeat a value or a name. Got {entry!r} again.")

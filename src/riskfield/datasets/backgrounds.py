@@ -48,7 +48,7 @@ def _read_regions(path: Path) -> Labels:
     """Read a file with one line of integers per row of the image. Negative integers mean no label."""
     try:
         labels = np.array([line.split() for line in path.read_text().splitlines() if line.strip()]).astype(np.int64)
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise FileFormatError(f"{path} must have lines with the same number of integers: {error}") from error
     if labels.size and labels.max() >= len(STANFORD_CLASSES):
         raise FileFormatError(f"{path} must have labels from 0 to {len(STANFORD_CLASSES) - 1}. Got {labels.max()}.")

@@ -68,7 +68,8 @@ class FeatureCache:
         array = np.asarray(image)
         path = self.folder / f"{_key(features, array, window)}.features"
         kept = _read(path)
-        if kept is None:
+        shape = features.shape(*array.shape[:2]) if window is None else window.shape
+        if kept is None or not _fits(kept, features, shape):
             kept = features(array, window)
             _write(path, kept)
         return path, kept
@@ -108,5 +109,13 @@ def _read(path: Path) -> FeatureMaps | None:
         content = read_tree(path, _KIND)
     except (FileNotFoundError, FileFormatError):
         return None
-    parts = [part for part in map(content.get, _PARTS) if isinstance(part, Tensor) and part.ndim == 3]
+    parts = [part for part in map(content.get, _PARTS) if isinstance(part, Tensor) and part.dtype == torch.float32]
     return FeatureMaps(*parts) if len(parts) == len(_PARTS) else None
+
+
+def _fits(kept: FeatureMaps, features: ImageFeatures, shape: tuple[int, int]) -> bool:
+    """Whether features from a file are those of an inference grid of this shape."""
+    rows, columns = shape
+    pixel, edge = features.num_pixel_features, features.num_edge_features
+    shapes = (rows, columns, pixel), (rows, columns - 1, edge), (rows - 1, columns, edge)
+    return tuple(tuple(getattr(kept, name).shape) for name in _PARTS) == shapes

@@ -197,7 +197,7 @@ class FactorGraph:
         3
         """
         if key not in self._derived:
-            self._derived[key] = make()
+            self._derived.setdefault(key, make())  # of two threads that made it, both get the first one's
         found: T = self._derived[key]
         return found
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from weakref import WeakKeyDictionary
@@ -331,7 +332,8 @@ def _plan_of(
         while len(plans) > _MOST_PLANS:
             plans.popitem(last=False)
     elif len(plans) > 1:
-        plans.move_to_end(whole_key)
+        with suppress(KeyError):  # another thread may have dropped it just now
+            plans.move_to_end(whole_key)
     return plan
 
 
