@@ -1,4 +1,7 @@
-"""Buckets: which tables meet when variables are eliminated one by one, shared by `Exact` and `ExactMAP`."""
+"""Buckets: which tables meet when variables are eliminated one by one.
+
+`Exact`, `ExactMAP` and `sample_exactly` use them.
+"""
 
 from __future__ import annotations
 

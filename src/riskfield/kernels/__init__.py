@@ -3,7 +3,7 @@
 There are three, which tests compare with each other: `native` is the C++ engine, for the CPU; `gpu` is the engine in
 Triton, for GPUs; `torch_reference` is short, runs on any device, and autograd can differentiate it.
 Each is a module with `lacks(task)`, which names what it would need for a task and does not have, and `start(task)`.
-Nothing outside this package asks on which device a tensor is.
+Outside this package, only `learning/` and `models/sparse.py` ask on which device a tensor is.
 """
 
 from __future__ import annotations
