@@ -3,8 +3,7 @@
 
 #include <limits>
 
-#include "deferred.hpp"
-#include "tape_layout.hpp"
+#include "backward_sweeps.hpp"
 
 namespace riskfield::RISKFIELD_ISA {
 
@@ -12,100 +11,77 @@ namespace riskfield::RISKFIELD_ISA {
 // model makes far smaller than the rounding of others.
 constexpr double kNegligible = 1e-8;
 
-// The gradient with respect to theta of grad_mu . mu: begin at the marginals, go back sweep by sweep, finish.
+// The gradient with respect to theta of grad_mu . mu: begin at the marginals, go back sweep by sweep, finish. A team of
+// threads shares the work if the plan has parts for it.
 template <class T>
 class Backward {
  public:
-  Backward(const Context<T>& context, const Item<T>& item, Gradients<T>& grad, Scratch<T>& scratch)
-      : context_(context), plan_(*context.plan), item_(item), grad_(grad), scratch_(scratch), layout_(context, item) {}
+  // The threads of the team are `thread` and those that follow it.
+  Backward(const Context<T>& context, const Item<T>& item, GradientBuffers<T>& buffers, const Workers<T>& workers,
+           int thread, int team, bool counting)
+      : context_(context),
+        plan_(*context.plan),
+        item_(item),
+        buffers_(buffers),
+        workers_(workers),
+        thread_(thread),
+        team_(team),
+        sweeps_(context, item, prepared(buffers, plan_, counting)) {}
 
-  void begin(const ConstRows<T>& grad_mu, bool counting) {
-    grad_.clear();
-    if (counting) grad_.begin_counting(plan_);
-    for (Index p = 0; p < plan_.num_nodes; ++p) {
-      scratch_.tick(plan_.states[p]);
-      if (is_used(p)) from_node(p, grad_mu[plan_.copy_of(p)] + plan_.node_start[plan_.variable[p]]);
-    }
-    for (int g = 0; g < static_cast<int>(plan_.groups.size()); ++g)
-      with_algebra(context_, item_, g, [&](auto algebra) {
-        for (const FactorTile& tile : plan_.groups[g].all_tiles) {
-          with_lanes<T>(plan_, plan_.groups[g], tile, [&](const auto& lanes) {
-            reverse_marginals<decltype(algebra), T>(context_, item_, g, lanes, tile.count, grad_mu, grad_, scratch_);
-          });
-          scratch_.tick(plan_.groups[g].table_size * kLanes<T>);
-        }
-      });
-  }
-
-  // `at` is where the tape of the sweep ends.
-  template <Pass P>
-  void sweep(const T* at) {
-    const bool at_once = plan_.sweep == Sweep::kAllAtOnce;
-    for (Index s = plan_.num_stages() - 1; s >= 0; --s) {
-      const Part* parts = &plan_.stages[s * plan_.parts];
-      const int first = parts[0].ranges_begin, last = parts[plan_.parts - 1].ranges_end;
-      const Index nodes_begin = parts[0].nodes_begin, nodes_end = parts[plan_.parts - 1].nodes_end;
-      at -= layout_.nodes_size(nodes_begin, nodes_end);
-      if constexpr (P != Pass::kTables) reverse_nodes(nodes_begin, nodes_end, at);
-      T* from = P == Pass::kTables ? grad_.sum.get() : grad_.messages[grad_.current].get();
-      T* to = grad_.messages[at_once ? 1 - grad_.current : grad_.current].get();
-      for (int r = last - 1; r >= first; --r) {
-        at -= layout_.range_size(plan_.ranges[r]);
-        if constexpr (P == Pass::kDeferred) {
-          if (is_deferred(context_, item_, plan_.groups[plan_.ranges[r].group]))
-            reverse_range<P>(plan_.ranges[r], at, from, to);
-          else
-            reverse_range<Pass::kWhole>(plan_.ranges[r], at, from, to);
-        } else {
-          reverse_range<P>(plan_.ranges[r], at, from, to);
+  void begin(const ConstRows<T>& grad_mu) {
+    shared([&](const Member<T>& member) {
+      for (int p = member.first; p < member.last; ++p) buffers_.clear(p, plan_.parts, member.scratch.tick);
+      member.meet();
+      for (int p = member.first; p < member.last; ++p) {
+        const Share nodes = share(0, plan_.num_nodes, p, plan_.parts);
+        for (Index n = nodes.begin; n < nodes.end; ++n) {
+          member.scratch.tick(plan_.states[n]);
+          if (is_used(n))
+            from_node(n, grad_mu[plan_.copy_of(n)] + plan_.node_start[plan_.variable[n]], sweeps_.part(p));
         }
       }
-      if (at_once) grad_.current = 1 - grad_.current;
-    }
+      member.meet();
+      for (int p = member.first; p < member.last; ++p) from_tiles(p, grad_mu, sweeps_.part(p), member);
+      member.meet();
+      if (member.leads()) from_tiles(plan_.parts, grad_mu, sweeps_.part(0), member);  // those between parts
+    });
   }
 
-  // The same for a sweep that left the models in `stopped` as they were.
+  // Through one sweep, which left the models in `stopped` as they were. `tape` is where its tape ends.
   template <Pass P>
-  void sweep_some(const T* at, LaneSet stopped) {
-    if (!stopped) return sweep<P>(at);
-    std::vector<KeptLanes<T>> kept;
-    auto buffers = [&] {
-      std::vector<Buffer<T>*> found{&grad_.beliefs, &grad_.node_theta, &grad_.messages[grad_.current]};
-      if (P == Pass::kCounting) found.insert(found.end(), {&grad_.seen, &grad_.of_belief});
-      return found;
-    };
-    for (Buffer<T>* buffer : buffers()) {
-      kept.emplace_back(stopped, buffer->get(), buffer->size());
-      kept.back().clear(buffer->get());
-    }
-    sweep<P>(at);
-    auto next = kept.begin();
-    for (Buffer<T>* buffer : buffers()) (next++)->restore(buffer->get());
+  void sweep(const T* tape, LaneSet stopped) {
+    shared([&](const Member<T>& member) { sweep_some<P>(tape, stopped, member); });
   }
 
   // Through all sweeps of a tape; the first of them is number `first` of the run.
   void unroll(const Tape<T>& tape, Index first) {
     if (tape.size() == 1) {  // nothing to add up
-      sweep_some<Pass::kWhole>(tape.end(0), item_.stopped[first]);
+      sweep<Pass::kWhole>(tape.end(0), item_.stopped[first]);
       return;
     }
-    for (Index s = tape.size(); s-- > 0;) {
-      if (deferred_.count == kDeferredSweeps) add_deferred_tables();
-      Buffer<T>& rates = deferred_.rates[deferred_.count];
-      if (!rates.get()) rates.allocate(rates_size());
-      grad_.rates = rates.get();
-      deferred_.tape[deferred_.count++] = tape.end(s);
-      sweep_some<Pass::kDeferred>(tape.end(s), item_.stopped[first + s]);
+    for (Index left = tape.size(); left > 0;) {
+      const int count = static_cast<int>(std::min<Index>(left, kDeferredSweeps));
+      const T* ends[kDeferredSweeps];
+      for (int k = 0; k < count; ++k) {
+        ends[k] = tape.end(left - 1 - k);
+        if (!rates_[k].get()) rates_[k].allocate(sweeps_.rates_size());
+      }
+      shared([&](const Member<T>& member) {
+        for (int k = 0; k < count; ++k)
+          sweep_some<Pass::kDeferred>(ends[k], item_.stopped[first + left - 1 - k], member, rates_[k].get());
+        sweeps_.add_deferred_tables(count, ends, rates_, member);
+      });
+      left -= count;
     }
-    add_deferred_tables();  // before the tape may go
   }
 
   // As if the sweep that `tape` ends had been repeated for ever: goes back through it up to `steps` times, or until one
   // more time adds at most the share `tol` to the gradients of its messages. Reports for each model the last share and
   // how often.
   void repeat(const T* tape, Index steps, double tol, double* residual, Index* ran) {
-    if (!grad_.sum.get()) grad_.sum.allocate(plan_.message_size);
-    grad_.sum.fill(0);
+    if (!buffers_.sum.get()) buffers_.sum.allocate(plan_.message_size);
+    fill(buffers_.sum.get(), buffers_.sum.get() + buffers_.sum.size(), T(0), workers_.scratch(thread_).tick);
+    for (int p = 0; p < plan_.parts; ++p) sweeps_.part(p).sum = buffers_.sum.get();
     for (const Model& model : item_.models) {
       residual[model.number] = std::numeric_limits<double>::infinity();
       ran[model.number] = 0;
@@ -116,20 +92,26 @@ class Backward {
       for (int c = 0; c < item_.num_models(); ++c)
         if (!(residual[item_.models[c].number] > tol)) stopped |= LaneSet(1) << c;
       if (stopped == item_.all_models()) break;
-      grad_.square = V<T>{};
-      sweep_some<Pass::kSum>(tape, stopped);
-      double total[kLanes<T>] = {};
-      for (Index k = 0; k < grad_.sum.size(); ++k)
-        total[plan_.copy_of(k)] += double(grad_.sum.get()[k]) * grad_.sum.get()[k];
+      std::vector<Squares> squares(plan_.parts);
+      shared([&](const Member<T>& member) {
+        for (int p = member.first; p < member.last; ++p) sweeps_.part(p).square = V<T>{};
+        sweep_some<Pass::kSum>(tape, stopped, member);
+        for (int p = member.first; p < member.last; ++p) squares[p] = squares_of_sum(p);
+      });
       for (int c = 0; c < item_.num_models(); ++c) {
         if (stopped >> c & 1) continue;
-        const double square = sum_of<T>(plan_, grad_.square, c), scale = sum_of<T>(plan_, grad_.scale, c);
-        const double size = std::sqrt(total[c]) + kNegligible * std::sqrt(scale);
+        double total = 0, square = 0, scale = 0;
+        for (int p = 0; p < plan_.parts; ++p) {
+          total += squares[p].lanes[c];
+          square += sum_of<T>(plan_, sweeps_.part(p).square, c);
+          scale += sum_of<T>(plan_, sweeps_.part(p).scale, c);
+        }
+        const double size = std::sqrt(total) + kNegligible * std::sqrt(scale);
         residual[item_.models[c].number] = square == 0 ? 0 : std::sqrt(square) / size;
         ++ran[item_.models[c].number];
       }
     }
-    sweep<Pass::kTables>(tape);
+    sweep<Pass::kTables>(tape, 0);
   }
 
   // Gradients of counting numbers, in the caller's order of factors.
@@ -137,33 +119,78 @@ class Backward {
     for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
       const Group& group = plan_.groups[g];
       for (Index f = 0; f < group.count; ++f)
-        out[plan_.user_groups[group.user_group[f]].factor_start + group.user_row[f]] += double(grad_.counting[g][f]);
+        out[plan_.user_groups[group.user_group[f]].factor_start + group.user_row[f]] += double(buffers_.counting[g][f]);
     }
   }
 
-  // Into the caller's layout, where several factors may add to one table.
-  void finish(const Rows<T>& out) {
+  // Into the caller's layout, where several factors may add to one tied table.
+  void finish(const Rows<T>& out, Index theta_size) {
     // The beliefs a run starts with are made of theta and the first messages; mean field's are given.
-    if (!mean_field()) reverse_nodes(0, static_cast<Index>(plan_.node_tiles.size()), nullptr);
-    for (Index p = 0; p < plan_.num_nodes; ++p) {
-      scratch_.tick(plan_.states[p]);
-      if (!is_used(p)) continue;
-      const T* from = grad_.node_theta.get() + plan_.node_address[p];
-      T* to = out[plan_.copy_of(p)] + plan_.node_start[plan_.variable[p]];
-      const bool ratio = one_row(plan_.states[p]);
-      for (int x = 0; x < plan_.states[p]; ++x)
-        to[x] += ratio && x == 0 ? -from[plan_.node_stride[p]] : from[Index(x) * plan_.node_stride[p]];
-    }
-    for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
-      const Group& group = plan_.groups[g];
-      for (Index f = 0; f < group.count; ++f)
-        if (group.shared[f] < 0 && is_used(f)) write_table(g, f, out);
-    }
-    for (const SharedTable& shared : plan_.shared_tables)
-      for (int c = 0; c < item_.num_models(); ++c) write_table(shared.group, shared.factor + c, out);
+    if (!mean_field())
+      sweeps_.reverse_nodes(0, 0, static_cast<Index>(plan_.node_tiles.size()), nullptr,
+                            Member<T>{0, plan_.parts, workers_.scratch(thread_), nullptr});
+    for (int p = 1; p < plan_.parts; ++p)
+      for (Index k = 0; k < plan_.tied_size; ++k) buffers_.tables.get()[k] += sweeps_.part(p).tied[k];
+    shared([&](const Member<T>& member) {
+      for (int p = member.first; p < member.last; ++p) {
+        const Share part = share(0, theta_size, p, plan_.parts);
+        for (int c = 0; c < item_.num_models(); ++c)
+          fill(out[c] + part.begin, out[c] + part.end, T(0), member.scratch.tick);
+      }
+      member.meet();
+      for (int p = member.first; p < member.last; ++p) write(p, out, member.scratch);
+      if (!member.leads()) return;
+      for (const SharedTable& table : plan_.shared_tables)
+        for (int c = 0; c < item_.num_models(); ++c) write_table(table.group, table.factor + c, out, member.scratch);
+    });
   }
 
  private:
+  struct Squares {
+    double lanes[kLanes<T>] = {};
+  };
+
+  static GradientBuffers<T>& prepared(GradientBuffers<T>& buffers, const Plan& plan, bool counting) {
+    buffers.counting.clear();
+    if (counting) buffers.begin_counting(plan);
+    return buffers;
+  }
+
+  // Calls body(member) for the threads of the team.
+  template <class Body>
+  void shared(Body body) const {
+    workers_.for_each_part(thread_, team_, body);
+  }
+
+  // Only batch lanes hold several models, and these have no team.
+  template <Pass P>
+  void sweep_some(const T* tape, LaneSet stopped, const Member<T>& member, T* rates = nullptr) {
+    if (!stopped) return sweeps_.template sweep<P>(tape, member, rates);
+    std::vector<KeptLanes<T>> kept;
+    auto buffers = [&] {
+      std::vector<Buffer<T>*> found{&buffers_.beliefs, &buffers_.node_theta,
+                                    &buffers_.messages[sweeps_.part(0).current]};
+      if (P == Pass::kCounting) found.insert(found.end(), {&buffers_.seen, &buffers_.of_belief});
+      return found;
+    };
+    for (Buffer<T>* buffer : buffers()) {
+      kept.emplace_back(stopped, buffer->get(), buffer->size());
+      kept.back().clear(buffer->get());
+    }
+    sweeps_.template sweep<P>(tape, member, rates);
+    auto next = kept.begin();
+    for (Buffer<T>* buffer : buffers()) (next++)->restore(buffer->get());
+  }
+
+  // The squares of one share of the sums, added up for each copy.
+  Squares squares_of_sum(int part) const {
+    Squares found;
+    const Share own = share(0, buffers_.sum.size(), part, plan_.parts);
+    const T* sum = buffers_.sum.get();
+    for (Index k = own.begin; k < own.end; ++k) found.lanes[plan_.copy_of(k)] += double(sum[k]) * sum[k];
+    return found;
+  }
+
   bool mean_field() const { return context_.kind == Kind::kMeanField; }
   // Whether a packed node or a factor belongs to one of the models.
   bool is_used(Index node_or_factor) const { return plan_.copy_of(node_or_factor) < item_.num_models(); }
@@ -171,146 +198,67 @@ class Backward {
 
   // From the gradient of a node marginal p to that of the log-belief: p(x) (g(x) - p . g); for mean field, whose log-
   // beliefs are of the normalised p, p(x) g(x).
-  void from_node(Index p, const T* gradient) {
+  void from_node(Index p, const T* gradient, Gradients<T>& grad) const {
     const int n = plan_.states[p];
     const Index stride = plan_.node_stride[p];
     const T* belief = item_.beliefs.get() + plan_.node_address[p];
-    T* to = grad_.beliefs.get() + plan_.node_address[p];
+    T* to = grad.beliefs + plan_.node_address[p];
     auto weight = [&](int x) { return weight_of(context_, item_, n, x, belief[x * stride]); };
     T total = 0, mean = 0;
     for (int x = 0; x < n; ++x) total += weight(x);
     for (int x = 0; x < n; ++x) {
       const T share = weight(x) / total * gradient[x];
       mean += share;
-      set_lane<T>(grad_.scale, plan_.copy_of(p), T(grad_.scale[plan_.copy_of(p)]) + share * share);
+      set_lane<T>(grad.scale, plan_.copy_of(p), T(grad.scale[plan_.copy_of(p)]) + share * share);
     }
     if (mean_field()) mean = 0;
     for (int x = 0; x < (one_row(n) ? 1 : n); ++x) to[x * stride] += weight(x) / total * (gradient[x] - mean);
   }
 
-  // Calls body(range, rates) for the ranges of a sweep whose tables are deferred, in the order of the backward pass;
-  // `rates` is how many numbers it writes down for each tile.
-  template <class Body>
-  void for_each_deferred(Body body) const {
-    for (Index s = plan_.num_stages() - 1; s >= 0; --s) {
-      const Part* parts = &plan_.stages[s * plan_.parts];
-      for (int r = parts[plan_.parts - 1].ranges_end - 1; r >= parts[0].ranges_begin; --r) {
-        const Group& group = plan_.groups[plan_.ranges[r].group];
-        body(plan_.ranges[r], is_deferred(context_, item_, group) ? group.dims[plan_.ranges[r].slot] * kLanes<T> : 0);
-      }
+  // From the gradients of the factor marginals that belong to a part.
+  void from_tiles(int part, const ConstRows<T>& grad_mu, Gradients<T>& grad, const Member<T>& member) const {
+    for (int g = 0; g < static_cast<int>(plan_.groups.size()); ++g)
+      with_algebra(context_, item_, g, [&](auto algebra) {
+        const Group& group = plan_.groups[g];
+        for (Index t = group.part_tiles[part]; t < group.part_tiles[part + 1]; ++t) {
+          with_lanes<T>(plan_, group, group.all_tiles[t], [&](const auto& lanes) {
+            reverse_marginals<decltype(algebra), T>(context_, item_, g, lanes, group.all_tiles[t].count, grad_mu, grad,
+                                                    member.scratch);
+          });
+          member.scratch.tick(group.table_size * kLanes<T>);
+        }
+      });
+  }
+
+  // One share of the nodes and of the tables that belong to one factor each.
+  void write(int part, const Rows<T>& out, Scratch<T>& scratch) const {
+    const Share nodes = share(0, plan_.num_nodes, part, plan_.parts);
+    for (Index p = nodes.begin; p < nodes.end; ++p) {
+      scratch.tick(plan_.states[p]);
+      if (!is_used(p)) continue;
+      const T* from = buffers_.node_theta.get() + plan_.node_address[p];
+      T* to = out[plan_.copy_of(p)] + plan_.node_start[plan_.variable[p]];
+      const bool ratio = one_row(plan_.states[p]);
+      for (int x = 0; x < plan_.states[p]; ++x)
+        to[x] += ratio && x == 0 ? -from[plan_.node_stride[p]] : from[Index(x) * plan_.node_stride[p]];
+    }
+    for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
+      const Group& group = plan_.groups[g];
+      const Share factors = share(0, group.count, part, plan_.parts);
+      for (Index f = factors.begin; f < factors.end; ++f)
+        if (group.shared[f] < 0 && is_used(f)) write_table(g, f, out, scratch);
     }
   }
 
-  Index rates_size() const {
-    Index size = 0;
-    for_each_deferred([&](const TileRange& range, Index rates) { size += (range.end - range.begin) * rates; });
-    return size;
-  }
-
-  void add_deferred_tables() {
-    const int count = deferred_.count;
-    deferred_.count = 0;
-    const T *tape[kDeferredSweeps], *rates[kDeferredSweeps];
-    for (int k = 0; k < count; ++k) rates[k] = deferred_.rates[k].get();
-    Index offset = 0;  // from the end of a sweep's tape
-    for_each_deferred([&](const TileRange& range, Index rates_per_tile) {
-      offset -= layout_.range_size(range);
-      if (rates_per_tile == 0) return;
-      const Group& group = plan_.groups[range.group];
-      const Index cavity = group.dims[1 - range.slot] * kLanes<T>;
-      for (int k = 0; k < count; ++k) tape[k] = deferred_.tape[k] + offset;
-      with_states<LogMessages<T>>(square_states(group), [&](auto states) {
-        constexpr int S = decltype(states)::value > 2 ? decltype(states)::value : 0;
-        for (Index t = range.begin; t < range.end; ++t) {
-          const FactorTile& tile = plan_.factor_tiles[t];
-          scratch_.tick(group.table_size);
-          with_lanes<T>(plan_, group, tile, [&](const auto& lanes) {
-            add_deferred<T, S>(item_, group, range.slot, lanes, count, tape, rates, grad_.tables.get(), scratch_);
-          });
-          for (int k = 0; k < count; ++k) {
-            tape[k] += cavity;
-            rates[k] += rates_per_tile;
-          }
-        }
-      });
-    });
-  }
-
-  template <Pass P, class Body>
-  void with_algebra_of(Body body) const {
-    if constexpr (P == Pass::kDeferred)
-      body(LogMessages<T>{});
-    else
-      with_gradient_algebra(context_, item_, body);
-  }
-  // Only what is done in every sweep is worth unrolling.
-  template <class Algebra, Pass P, class Body>
-  static void with_unrolled(int states, Body body) {
-    if constexpr (IsLogarithm<Algebra>::value)
-      body(std::integral_constant<int, 0>{});
-    else if constexpr (P == Pass::kWhole || P == Pass::kSum || P == Pass::kDeferred)
-      with_states<Algebra>(states, body);
-    else if (P == Pass::kTables && states == 2)
-      body(std::integral_constant<int, 2>{});
-    else
-      body(std::integral_constant<int, 0>{});
-  }
-
-  template <Pass P>
-  void reverse_range(const TileRange& range, const T* tape, T* from, T* to) {
-    const Group& group = plan_.groups[range.group];
-    with_algebra_of<P>([&](auto algebra) {
-      using Algebra = decltype(algebra);
-      const Index ahead = tiles_ahead<T>(group);
-      with_unrolled<Algebra, P>(square_states(group), [&](auto states) {
-        for (Index t = range.begin; t < range.end; ++t) {
-          const FactorTile& tile = plan_.factor_tiles[t];
-          scratch_.tick(group.table_size);
-          if (t + ahead < range.end) {
-            prefetch_tables(group, plan_.factor_tiles[t + ahead], item_.tables.get());
-            if (kAddsTables<P>) prefetch_tables(group, plan_.factor_tiles[t + ahead], grad_.tables.get());
-          }
-          if (tile.contiguous)
-            reverse_message<Algebra, T, decltype(states)::value, P>(context_, item_, range.group, range.slot,
-                                                                    TileLanes<T, true>(plan_, group, tile), tape, from,
-                                                                    to, grad_, scratch_);
-          else
-            reverse_gathered<Algebra, P, decltype(states)::value == 2 && P != Pass::kDeferred ? 2 : 0>(range, tile,
-                                                                                                       tape, from, to);
-        }
-      });
-    });
-  }
-  template <class Algebra, Pass P, int S>
-  __attribute__((noinline)) void reverse_gathered(const TileRange& range, const FactorTile& tile, const T*& tape,
-                                                  T* from, T* to) {
-    reverse_message<Algebra, T, S, P>(context_, item_, range.group, range.slot,
-                                      TileLanes<T, false>(plan_, plan_.groups[range.group], tile), tape, from, to,
-                                      grad_, scratch_);
-  }
-
-  void reverse_nodes(Index begin, Index end, const T* tape) {
-    with_gradient_algebra(context_, item_, [&](auto algebra) {
-      using Algebra = decltype(algebra);
-      for (Index t = begin; t < end; ++t) {
-        const NodeTile& tile = plan_.node_tiles[t];
-        scratch_.tick(tile.states);
-        with_states<Algebra>(tile.states, [&](auto states) {
-          reverse_belief<Algebra, T, decltype(states)::value>(context_, tile, tape, grad_, scratch_);
-        });
-      }
-    });
-  }
-
-  void write_table(std::size_t g, Index f, const Rows<T>& out) const {
+  void write_table(std::size_t g, Index f, const Rows<T>& out, Scratch<T>& scratch) const {
     const Group& group = plan_.groups[g];
-    scratch_.tick(group.table_size);
+    scratch.tick(group.table_size);
     T* to = out[plan_.copy_of(f)] + user_table(plan_, group, f);
     const Index stride = group.table_stride[f];
     const Index* map = group.entry_maps[group.permutation[f]].data();
-    const T* from = grad_.tables.get() + group.table[f];
+    const T* from = buffers_.tables.get() + group.table[f];
     const T inverse = context_.inverse[g][f];
-    if (keeps_sums(context_, item_, group, grad_)) {
+    if (keeps_sums(context_, item_, group, !buffers_.counting.empty())) {
       const T corner = from[0], row = from[stride], column = from[2 * stride];
       to[map[0]] += corner * inverse;
       to[map[1]] += (row - corner) * inverse;
@@ -324,10 +272,11 @@ class Backward {
   const Context<T>& context_;
   const Plan& plan_;
   const Item<T>& item_;
-  Gradients<T>& grad_;
-  Scratch<T>& scratch_;
-  const TapeLayout<T> layout_;
-  Deferred<T> deferred_;
+  GradientBuffers<T>& buffers_;
+  const Workers<T>& workers_;
+  const int thread_, team_;
+  BackwardSweeps<T> sweeps_;
+  Buffer<T> rates_[kDeferredSweeps];  // of the sweeps whose gradients of tables are outstanding
 };
 
 }  // namespace riskfield::RISKFIELD_ISA

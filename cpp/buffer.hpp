@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "interrupt.hpp"
 #include "memory.hpp"
 #include "plan.hpp"
 #include "simd_dual.hpp"
@@ -39,5 +40,11 @@ class Buffer {
   T* data_ = nullptr;
   Index size_ = 0;
 };
+
+// Sets [begin, end) to `value`, so that Ctrl-C need not wait for it: fresh memory takes a second per few gigabytes.
+template <class T>
+void fill(T* begin, T* end, T value, Ticker& tick) {
+  in_chunks(0, end - begin, 1, tick, [&](Index a, Index b) { std::fill(begin + a, begin + b, value); });
+}
 
 }  // namespace riskfield::RISKFIELD_ISA

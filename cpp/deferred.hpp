@@ -19,18 +19,10 @@ bool is_deferred(const Context<T>& context, const Item<T>& item, const Group& gr
          group.dims[1] > 2;
 }
 
-// Sweeps whose gradients of tables are outstanding.
-template <class T>
-struct Deferred {
-  int count = 0;
-  const T* tape[kDeferredSweeps];    // where the tape of each of them ends
-  Buffer<T> rates[kDeferredSweeps];  // r of each message, in the order of the backward pass
-};
-
 // Adds the tables' gradients of one tile. `tape` and `rates` of a sweep start at what belongs to the tile.
 template <class T, int S, class Lanes>
 RF_INLINE void add_deferred(const Item<T>& item, const Group& group, int slot, const Lanes& lanes, int count,
-                            const T* const* tape, const T* const* rates, T* tables, Scratch<T>& scratch) {
+                            const T* const* tape, const T* const* rates, Gradients<T>& grad, Scratch<T>& scratch) {
   constexpr int kBlock = S ? S : 4;
   const int n = S ? S : group.dims[slot], others = S ? S : group.dims[1 - slot];
   Index stride;
@@ -53,7 +45,7 @@ RF_INLINE void add_deferred(const Item<T>& item, const Group& group, int slot, c
       for (int x = 0; x < rows; ++x)
         for (int y = 0; y < columns; ++y) {
           const Index e = slot == 0 ? Index(x0 + x) * others + y0 + y : Index(y0 + y) * n + x0 + x;
-          lanes.add_table(tables, e, load<T>(table + e * stride) * sum[x][y]);
+          lanes.add_table(grad.tables, grad.tied, e, load<T>(table + e * stride) * sum[x][y]);
         }
     }
 }

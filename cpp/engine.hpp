@@ -77,9 +77,9 @@ class EngineRun final : public Run<T> {
   }
 
   void backward(const T* grad_mu, T* grad_theta, int threads) override {
-    go_back(grad_mu, grad_theta, threads, [&](Item<T>& item, int thread, Backward<T>& back) {
+    go_back(grad_mu, grad_theta, threads, [&](Item<T>& item, int thread, int team, Backward<T>& back) {
       if (record_ > 0)
-        back_by_checkpoints(item, thread, back);
+        back_by_checkpoints(item, thread, team, back);
       else
         back.unroll(item.tape, 0);
     });
@@ -92,9 +92,9 @@ class EngineRun final : public Run<T> {
       for (const UserGroup& group : plan_.user_groups) num_factors += group.count;
       std::vector<std::vector<double>> counting(items_.size(), std::vector<double>(num_factors));
       auto of_item = [&](const Item<T>& item) { return counting[&item - items_.data()].data(); };
-      auto sweep_back = [&](const Item<T>& item, int, Backward<T>& back) {
+      auto sweep_back = [&](const Item<T>& item, int, int, Backward<T>& back) {
         for (Index s = item.tape.size(); s-- > 0;)
-          back.template sweep_some<Pass::kCounting>(item.tape.end(s), item.stopped[s]);
+          back.template sweep<Pass::kCounting>(item.tape.end(s), item.stopped[s]);
         back.finish_counting(of_item(item));
       };
       go_back(grad_mu, grad_theta, threads, sweep_back, kCounting);
@@ -111,7 +111,7 @@ class EngineRun final : public Run<T> {
     if constexpr (std::is_same<T, Dual>::value)
       throw std::logic_error("the gradient at a fixed point has no derivative");
     else
-      go_back(grad_mu, grad_theta, threads, [&](const Item<T>& item, int, Backward<T>& back) {
+      go_back(grad_mu, grad_theta, threads, [&](const Item<T>& item, int, int, Backward<T>& back) {
         const Index recorded = item.tape.size();
         back.repeat(recorded > 0 ? item.tape.end(recorded - 1) : nullptr, steps, tol, residual, ran);
       });
@@ -171,26 +171,25 @@ class EngineRun final : public Run<T> {
     return apart;
   }
 
-  // Calls body(item, thread, back) between the two ends of a backward pass.
+  // Calls body(item, thread, team, back) between the two ends of a backward pass.
   template <class Body>
   void go_back(const T* grad_mu, T* grad_theta, int threads, Body body, bool counting = false) {
     check_whole();
-    // One thread for each item.
-    threads = std::max<int>(1, static_cast<int>(std::min<Index>(threads, static_cast<Index>(items_.size()))));
     workers_.reserve(threads);
-    while (static_cast<int>(gradients_.size()) < threads) gradients_.push_back(std::make_unique<Gradients<T>>(plan_));
-    for_each_item(threads, [&](Item<T>& item, int thread, int) {
-      const Rows<T> out(grad_theta, sizes_.theta_size, item, sizes_.batch);
-      for (int c = 0; c < item.num_models(); ++c) std::fill(out[c], out[c] + sizes_.theta_size, T(0));
-      Backward<T> back(context_, item, *gradients_[thread], workers_.scratch(thread));
-      back.begin(ConstRows<T>(grad_mu, sizes_.mu_size, item, sizes_.batch), counting);
-      body(item, thread, back);
-      back.finish(out);
+    const auto items = static_cast<Index>(items_.size());
+    const Index teams = plan_.parts > 1 && items < threads ? 1 : std::min<Index>(threads, items);  // at the same time
+    while (static_cast<Index>(gradients_.size()) < teams)
+      gradients_.push_back(std::make_unique<GradientBuffers<T>>(plan_));
+    for_each_item(threads, [&](Item<T>& item, int thread, int team) {
+      Backward<T> back(context_, item, *gradients_[thread], workers_, thread, team, counting);
+      back.begin(ConstRows<T>(grad_mu, sizes_.mu_size, item, sizes_.batch));
+      body(item, thread, team, back);
+      back.finish(Rows<T>(grad_theta, sizes_.theta_size, item, sizes_.batch), sizes_.theta_size);
     });
   }
 
   // Stretches between checkpoints are run again, with a tape, from the last to the first.
-  void back_by_checkpoints(Item<T>& item, int thread, Backward<T>& back) {
+  void back_by_checkpoints(Item<T>& item, int thread, int team, Backward<T>& back) {
     Buffer<T> messages, beliefs;
     if (!mean_field()) messages.copy(item.messages[item.current]);
     beliefs.copy(item.beliefs);
@@ -201,7 +200,7 @@ class EngineRun final : public Run<T> {
     };
     try {
       for (Index k = static_cast<Index>(item.checkpoints.size()); k-- > 0;) {
-        sweeps_.run_again(item, k, workers_.scratch(thread));
+        sweeps_.run_again(item, k, thread, team);
         back.unroll(item.tape, k * record_);
       }
     } catch (...) {  // out of memory, or interrupted
@@ -247,7 +246,7 @@ class EngineRun final : public Run<T> {
   std::vector<Item<T>> items_;
   Workers<T> workers_;
   Sweeps<T> sweeps_;
-  std::vector<std::unique_ptr<Gradients<T>>> gradients_;
+  std::vector<std::unique_ptr<GradientBuffers<T>>> gradients_;
 };
 
 template <class T>

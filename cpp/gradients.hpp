@@ -2,6 +2,7 @@
 #pragma once
 
 #include "context.hpp"
+#include "threads.hpp"
 
 namespace riskfield::RISKFIELD_ISA {
 
@@ -11,39 +12,64 @@ namespace riskfield::RISKFIELD_ISA {
 // them one by one: `messages` holds the rest, what a message's own gradient has more than `node_theta`, which has
 // gathered the gradients of the belief since the beginning.
 template <class T>
-struct Gradients {
+struct GradientBuffers {
   Buffer<T> tables, node_theta, beliefs, messages[2];
-  Buffer<T> sum;       // of the gradients of all messages sent, for Pass::kSum
-  T* rates = nullptr;  // for Pass::kDeferred: where to write the gradients of unnormalised messages
+  Buffer<T> tied;  // of each part but the first, what it adds to tables that factors share
+  Buffer<T> sum;   // of the gradients of all messages sent, for Pass::kSum
   // For Pass::kCounting: what counting numbers have got (group -> factor); of a message, how much `node_theta` had when
   // it was last looked at, and the gradient of its belief.
   std::vector<std::vector<T>> counting;
   Buffer<T> seen, of_belief;
-  V<T> square{};    // of those of the last sweep, lane by lane
-  V<T> scale{};     // squares of mu g, lane by lane, to compare it with
-  int current = 0;  // gradient of the present messages; the other buffer serves schedules that send all at once
 
-  explicit Gradients(const Plan& plan) {
+  explicit GradientBuffers(const Plan& plan) {
     tables.allocate(plan.table_size);
     node_theta.allocate(plan.node_size);
     beliefs.allocate(plan.node_size);
     messages[0].allocate(plan.message_size);
     if (plan.sweep == Sweep::kAllAtOnce) messages[1].allocate(plan.message_size);
+    tied.allocate((plan.parts - 1) * tied_size(plan));
+  }
+  // Of one part, with room so that no cache line belongs to two of them.
+  static Index tied_size(const Plan& plan) {
+    constexpr Index kLine = 64 / sizeof(T);
+    return (plan.tied_size + 2 * kLine - 1) / kLine * kLine;
   }
   void begin_counting(const Plan& plan) {
-    counting.clear();
     for (const Group& group : plan.groups) counting.emplace_back(group.count + kLanes<T>, T(0));
     for (Buffer<T>* buffer : {&seen, &of_belief}) {
       buffer->allocate(plan.message_size);
       buffer->fill(0);
     }
   }
-  void clear() {
-    counting.clear();
-    scale = V<T>{};
-    for (Buffer<T>* buffer : {&tables, &node_theta, &beliefs, &messages[0], &messages[1]}) buffer->fill(0);
-    current = 0;
+  // One of several threads' share in setting everything to zero.
+  void clear(int part, int parts, Ticker& tick) {
+    for (Buffer<T>* buffer : {&tables, &node_theta, &beliefs, &messages[0], &messages[1], &tied}) {
+      const Share own = share(0, buffer->size(), part, parts);
+      fill(buffer->get() + own.begin, buffer->get() + own.end, T(0), tick);
+    }
   }
+};
+
+// The same as the thread that works on one part of the plan sees it, and what this thread adds up on its own.
+template <class T>
+struct Gradients {
+  T *tables, *tied, *node_theta, *beliefs, *messages[2], *sum, *seen, *of_belief;
+  std::vector<std::vector<T>>* counting;  // or null
+  T* rates = nullptr;                     // for Pass::kDeferred: where to write the gradients of unnormalised messages
+  V<T> square{};                          // of those of the last sweep, lane by lane
+  V<T> scale{};                           // squares of mu g, lane by lane, to compare it with
+  int current = 0;  // gradient of the present messages; the other buffer serves schedules that send all at once
+
+  Gradients(const Plan& plan, GradientBuffers<T>& in, int part)
+      : tables(in.tables.get()),
+        tied(part == 0 ? tables : in.tied.get() + (part - 1) * in.tied_size(plan)),
+        node_theta(in.node_theta.get()),
+        beliefs(in.beliefs.get()),
+        messages{in.messages[0].get(), in.messages[1].get()},
+        sum(in.sum.get()),
+        seen(in.seen.get()),
+        of_belief(in.of_belief.get()),
+        counting(in.counting.empty() ? nullptr : &in.counting) {}
 };
 
 }  // namespace riskfield::RISKFIELD_ISA

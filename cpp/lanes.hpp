@@ -50,10 +50,12 @@ class TileLanes<T, true> {
     T* at = nodes + operands_[slot].node + Index(x) * operands_[slot].node_stride;
     store_some<T>(at, load<T>(at) + value, tile_.count);
   }
+  // One by one: numbers of factors have no room between those of different threads.
   RF_INLINE void add_factor(T* values, V<T> value) const {
-    store_some<T>(values + tile_.first, load<T>(values + tile_.first) + value, tile_.count);
+    for (int l = 0; l < tile_.count; ++l) values[tile_.first + l] += value[l];
   }
-  RF_INLINE void add_table(T* tables, Index entry, V<T> value) const {
+  // Tables that several factors share are in `tied`, where they have the same addresses.
+  RF_INLINE void add_table(T* tables, T* tied, Index entry, V<T> value) const {
     if (!tile_.shared) {
       T* at = tables + tile_.table + entry * tile_.table_stride;
       store_some<T>(at, load<T>(at) + value, tile_.count);
@@ -61,7 +63,7 @@ class TileLanes<T, true> {
     }
     T sum = 0;
     for (int l = 0; l < tile_.count; ++l) sum += T(value[l]);
-    tables[tile_.table + entry] += sum;
+    tied[tile_.table + entry] += sum;
   }
 
  private:
@@ -117,9 +119,11 @@ class TileLanes<T, false> {
   RF_NOINLINE void add_factor(T* values, V<T> value) const {
     for (int l = 0; l < tile_.count; ++l) values[factor_[l]] += value[l];
   }
-  RF_NOINLINE void add_table(T* tables, Index entry, V<T> value) const {
-    for (int l = 0; l < tile_.count; ++l)
-      tables[group_.table[factor_[l]] + entry * group_.table_stride[factor_[l]]] += value[l];
+  RF_NOINLINE void add_table(T* tables, T* tied, Index entry, V<T> value) const {
+    for (int l = 0; l < tile_.count; ++l) {
+      const Index f = factor_[l];
+      (group_.shared[f] < 0 ? tables : tied)[group_.table[f] + entry * group_.table_stride[f]] += value[l];
+    }
   }
 
  private:

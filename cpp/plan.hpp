@@ -68,12 +68,17 @@ struct Group {
   std::vector<std::vector<Index>> entry_maps;           // permutation -> entry -> entry of the caller's table
   std::vector<Operand> operands;
   std::vector<std::int32_t> lanes;
-  std::vector<FactorTile> all_tiles;  // every factor once, for marginals and packing
+  // Every factor once, for marginals and packing: first those within each part, part by part, then those between parts.
+  std::vector<FactorTile> all_tiles;
+  std::vector<Index> part_tiles;  // part -> its first tile; then where those between parts begin and end
 };
 
+// Messages of one group to one slot. The tiles from `between` on join nodes of this part to others, so that the
+// gradient of what they read may belong to other threads too.
 struct TileRange {
   std::int32_t group, slot;
   Index begin, end;  // in Plan::factor_tiles
+  Index between = 0;
 };
 
 // Node tiles read the messages of their variables connection by connection.
@@ -93,7 +98,8 @@ struct NodeTile {
 };
 
 // What one of the threads that share a plan does in a stage: messages to its own nodes, then their beliefs. Other
-// threads read neither before the next stage, unless all messages are sent at once.
+// threads read neither before the next stage, unless all messages are sent at once. Each node belongs to one part, and
+// rows of numbers (see Placer::row_length) are not shared by parts.
 struct Part {
   std::int32_t ranges_begin, ranges_end;
   Index nodes_begin, nodes_end;
@@ -114,6 +120,7 @@ struct Plan {
   Sweep sweep;
   Index num_nodes;  // packed: the variables of all copies
   Index node_size = 0, message_size = 0, table_size = 0;
+  Index tied_size = 0;  // so much of the tables, from address 0 on, is those that several factors share
   int max_states = 1;
   Index max_table = 1;
   std::vector<UserGroup> user_groups;

@@ -38,6 +38,7 @@ struct Placer {
   void run() {
     pack_nodes();
     collect_factors();
+    plan.tied_size = plan.table_size;
     for (std::size_t g = 0; g < plan.groups.size(); ++g) {
       sort_factors(g);
       place_factors(g);
@@ -270,7 +271,8 @@ struct Placer {
         for (Index start = f; start < f + size; start += plan.lanes) {
           const Index count = std::min<Index>(plan.lanes, f + size - start);
           out.pieces[g].push_back({start, static_cast<std::int32_t>(count), long_run});
-          place_tables(group, g, start, count);
+          // As rows do, tables end with room where threads share a plan: the backward pass writes their gradients.
+          place_tables(group, g, start, count, plan.parts > 1 && long_run ? plan.lanes - count : 0);
         }
         f += size;
       }
@@ -278,7 +280,7 @@ struct Placer {
     }
   }
 
-  void place_tables(Group& group, std::size_t g, Index start, Index count) {
+  void place_tables(Group& group, std::size_t g, Index start, Index count, Index room) {
     for (Index i = 0; i < count; ++i) {
       const Index shared = shared_key[g][start + i];
       group.shared[start + i] = static_cast<std::int32_t>(shared);
@@ -287,7 +289,7 @@ struct Placer {
       group.table[start + i] = shared >= 0 ? plan.shared_tables[shared].address + copy : plan.table_size + i;
       group.table_stride[start + i] = static_cast<std::int32_t>(shared >= 0 ? plan.copies : count);
     }
-    if (shared_key[g][start] < 0) plan.table_size += count * group.table_size;
+    if (shared_key[g][start] < 0) plan.table_size += count * group.table_size + room;
   }
 };
 

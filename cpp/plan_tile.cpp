@@ -166,16 +166,34 @@ struct Tiler {
     }
   };
 
+  void add_piece(Group& group, const Piece& piece, Pool& pool) const {
+    if (piece.long_run)
+      pool.tiles.push_back(contiguous_tile(group, piece.first, piece.count));
+    else
+      pool.add(piece.first, piece.count);
+  }
+
+  // The part that all nodes of a piece belong to, or the number of parts if they belong to several. All factors of a
+  // piece are alike in this.
+  int only_part(const Group& group, const Piece& piece) const {
+    const std::int32_t* nodes = &group.position[piece.first * group.arity];
+    const int part = placement.node_part[nodes[0]];
+    for (int k = 1; k < group.arity; ++k)
+      if (placement.node_part[nodes[k]] != part) return plan.parts;
+    return part;
+  }
+
   void tile_all_factors(std::size_t g) {
     Group& group = plan.groups[g];
-    Pool pool{group, group.all_tiles, plan.lanes, {}};
-    for (const Piece& piece : placement.pieces[g]) {
-      if (piece.long_run)
-        group.all_tiles.push_back(contiguous_tile(group, piece.first, piece.count));
-      else
-        pool.add(piece.first, piece.count);
+    for (int part = 0; part <= plan.parts; ++part) {
+      group.part_tiles.push_back(static_cast<Index>(group.all_tiles.size()));
+      if (plan.parts == 1 && part == 1) break;
+      Pool pool{group, group.all_tiles, plan.lanes, {}};
+      for (const Piece& piece : placement.pieces[g])
+        if (only_part(group, piece) == part) add_piece(group, piece, pool);
+      pool.flush();
     }
-    pool.flush();
+    group.part_tiles.push_back(static_cast<Index>(group.all_tiles.size()));
   }
 
   void build_stages() {
@@ -230,16 +248,20 @@ struct Tiler {
     for (std::size_t k = 0; k < order.size();) {
       const Index key = key_of(order[k]), begin = static_cast<Index>(plan.factor_tiles.size());
       Pool pool{group, plan.factor_tiles, plan.lanes, {}};
+      std::vector<Piece> between;
       for (; k < order.size() && key_of(order[k]) == key; ++k) {
         const Piece& piece = pieces[order[k]];
-        if (piece.long_run)
-          plan.factor_tiles.push_back(contiguous_tile(group, piece.first, piece.count));
+        if (only_part(group, piece) < plan.parts)
+          add_piece(group, piece, pool);
         else
-          pool.add(piece.first, piece.count);
+          between.push_back(piece);
       }
       pool.flush();
+      const auto middle = static_cast<Index>(plan.factor_tiles.size());
+      for (const Piece& piece : between) add_piece(group, piece, pool);
+      pool.flush();
       const auto end = static_cast<Index>(plan.factor_tiles.size());
-      found.push_back({key, {static_cast<std::int32_t>(g), slot, begin, end}});
+      found.push_back({key, {static_cast<std::int32_t>(g), slot, begin, end, middle}});
     }
   }
 };

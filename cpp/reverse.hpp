@@ -17,8 +17,8 @@ namespace riskfield::RISKFIELD_ISA {
 // first column: the gradient of a binary table sums to zero, which gives the fourth number. (Pass::kCounting does
 // without.)
 template <class T>
-bool keeps_sums(const Context<T>& context, const Item<T>& item, const Group& group, const Gradients<T>& grad) {
-  return keeps_ratio(context, item, square_states(group)) && grad.counting.empty();
+bool keeps_sums(const Context<T>& context, const Item<T>& item, const Group& group, bool counting) {
+  return keeps_ratio(context, item, square_states(group)) && !counting;
 }
 
 // What the backward pass does at a message: everything; everything but tables, and it adds up the messages' gradients;
@@ -69,7 +69,7 @@ void add_counting_of_table(const Context<T>& context, const Item<T>& item, int g
     const V<T> potential = Algebra::logarithm(load<T>(table + e * stride));
     sum += select<T>(potential > kNegInf<T>, gradient[e] * potential, V<T>{});
   }
-  lanes.add_factor(grad.counting[g].data(), -sum * lanes.per_factor(context.inverse[g]));
+  lanes.add_factor((*grad.counting)[g].data(), -sum * lanes.per_factor(context.inverse[g]));
 }
 
 // ... and multiplies the log-messages that make up a belief: the gradient of the belief since a message was sent, times
@@ -80,15 +80,15 @@ void add_counting_of_message(const Context<T>& context, int g, int slot, const L
   const int n = context.plan->groups[g].dims[slot], first = Algebra::template first_state<0>(n);
   V<T> sum{};
   for (int x = first; x < n; ++x) {
-    const V<T> gathered = lanes.belief(grad.node_theta.get(), slot, x);
-    const V<T> since = gathered - lanes.message(grad.seen.get(), slot, x) +
-                       context.damping * lanes.message(grad.of_belief.get(), slot, x);
-    lanes.set_message(grad.seen.get(), slot, x, gathered);
-    lanes.set_message(grad.of_belief.get(), slot, x, since);
+    const V<T> gathered = lanes.belief(grad.node_theta, slot, x);
+    const V<T> since =
+        gathered - lanes.message(grad.seen, slot, x) + context.damping * lanes.message(grad.of_belief, slot, x);
+    lanes.set_message(grad.seen, slot, x, gathered);
+    lanes.set_message(grad.of_belief, slot, x, since);
     const V<T> message = Algebra::logarithm(m[x]) - (first ? Algebra::logarithm(m[0]) : V<T>{});
     sum += select<T>(message > kNegInf<T>, since * message, V<T>{});
   }
-  lanes.add_factor(grad.counting[g].data(), (1 - context.damping) * sum);
+  lanes.add_factor((*grad.counting)[g].data(), (1 - context.damping) * sum);
 }
 
 // From the gradient of a tile's factor marginals.
@@ -122,18 +122,17 @@ void reverse_marginals(const Context<T>& context, const Item<T>& item, int g, co
     for (Index e = 0; e < group.table_size; ++e) weight[e] -= mean;
   }
   for (Index e = 0; e < group.table_size; ++e) weight[e] *= joint[e];
-  if (keeps_sums(context, item, group, grad)) {
-    lanes.add_table(grad.tables.get(), 0, weight[0]);
-    lanes.add_table(grad.tables.get(), 1, weight[0] + weight[1]);
-    lanes.add_table(grad.tables.get(), 2, weight[0] + weight[2]);
+  if (keeps_sums(context, item, group, grad.counting != nullptr)) {
+    lanes.add_table(grad.tables, grad.tied, 0, weight[0]);
+    lanes.add_table(grad.tables, grad.tied, 1, weight[0] + weight[1]);
+    lanes.add_table(grad.tables, grad.tied, 2, weight[0] + weight[2]);
   } else if constexpr (!kExpectation) {
-    for (Index e = 0; e < group.table_size; ++e) lanes.add_table(grad.tables.get(), e, weight[e]);
-    if (!grad.counting.empty()) add_counting_of_table<Algebra, T>(context, item, g, lanes, weight, grad, scratch);
+    for (Index e = 0; e < group.table_size; ++e) lanes.add_table(grad.tables, grad.tied, e, weight[e]);
+    if (grad.counting) add_counting_of_table<Algebra, T>(context, item, g, lanes, weight, grad, scratch);
   }
   const V<T> inverse = lanes.per_factor(context.inverse[g]);
   for (int slot = 0; slot < group.arity; ++slot)
-    spread_to_slot<Algebra, T>(group, slot, weight, lanes, inverse, grad.beliefs.get(),
-                               grad.messages[grad.current].get(), scratch);
+    spread_to_slot<Algebra, T>(group, slot, weight, lanes, inverse, grad.beliefs, grad.messages[grad.current], scratch);
 }
 
 // r[x] = the gradient of the updated message's unnormalised entry m[x], from that of the stored one.
@@ -175,13 +174,12 @@ RF_INLINE void reverse_binary(const Incident<T>& made, int slot, const Lanes& la
     sum = rate * (a1 * b0 - a0 * b1);
   }
   if constexpr (kAddsTables<P>) {
-    T* tables = grad.tables.get();
-    lanes.add_table(tables, 0, corner);
-    lanes.add_table(tables, 1, slot == 0 ? -gradient : sum);
-    lanes.add_table(tables, 2, slot == 0 ? sum : -gradient);
+    lanes.add_table(grad.tables, grad.tied, 0, corner);
+    lanes.add_table(grad.tables, grad.tied, 1, slot == 0 ? -gradient : sum);
+    lanes.add_table(grad.tables, grad.tied, 2, slot == 0 ? sum : -gradient);
   }
   if constexpr (P != Pass::kTables) {
-    lanes.add_node(grad.beliefs.get(), 1 - slot, 0, sum);
+    lanes.add_node(grad.beliefs, 1 - slot, 0, sum);
     lanes.add_message(to, 1 - slot, 1, sum * inverse);
   }
 }
@@ -198,17 +196,17 @@ RF_INLINE void reverse_contraction(const Incident<T>& made, int slot, const Lane
       const V<T> entry = load<T>(made.table + e * made.stride);
       if constexpr (kIsExpectation<Algebra, T>) {
         const V<T> weight = cavity[y] * r[x];
-        if constexpr (kAddsTables<P>) lanes.add_table(grad.tables.get(), e, weight);
+        if constexpr (kAddsTables<P>) lanes.add_table(grad.tables, grad.tied, e, weight);
         sum[y] += Algebra::expected(entry, weight);
       } else {
         const V<T> rate = entry * r[x];
-        if constexpr (kAddsTables<P>) lanes.add_table(grad.tables.get(), e, rate * cavity[y]);
+        if constexpr (kAddsTables<P>) lanes.add_table(grad.tables, grad.tied, e, rate * cavity[y]);
         sum[y] += rate;
       }
     }
     if constexpr (!kIsExpectation<Algebra, T>) sum[y] *= cavity[y];
   }
-  if constexpr (P != Pass::kTables) add_cavity<Algebra, T, S>(lanes, 1 - slot, S, sum, inverse, grad.beliefs.get(), to);
+  if constexpr (P != Pass::kTables) add_cavity<Algebra, T, S>(lanes, 1 - slot, S, sum, inverse, grad.beliefs, to);
 }
 
 // A pairwise factor with any numbers of states, without its table: a contraction with r in place of a cavity.
@@ -247,29 +245,28 @@ RF_INLINE void reverse_contraction(const Incident<T>& made, const Group& group, 
         } else {
           share = weight[e] = entry * made.before[a] * made.after[b] * r[x];
         }
-        if constexpr (kAddsTables<P>) lanes.add_table(grad.tables.get(), e, share);
+        if constexpr (kAddsTables<P>) lanes.add_table(grad.tables, grad.tied, e, share);
       }
   if constexpr (P != Pass::kTables)
     for (int other = 0; other < group.arity; ++other)
-      if (other != slot)
-        spread_to_slot<Algebra, T>(group, other, weight, lanes, inverse, grad.beliefs.get(), to, scratch);
+      if (other != slot) spread_to_slot<Algebra, T>(group, other, weight, lanes, inverse, grad.beliefs, to, scratch);
 }
 
 // The gradient of a stored message, which is taken out: what belongs to it alone and what its belief has gathered.
 template <class Algebra, class T, Pass P, class Lanes>
 RF_INLINE V<T> take_gradient(const Lanes& lanes, int slot, int x, T damping, T* from, T* to, Gradients<T>& grad) {
   if constexpr (P == Pass::kTables) {
-    const V<T> sum = lanes.message(grad.sum.get(), slot, x);
-    lanes.set_message(grad.sum.get(), slot, x, V<T>{});  // some messages are sent twice in a sweep
+    const V<T> sum = lanes.message(grad.sum, slot, x);
+    lanes.set_message(grad.sum, slot, x, V<T>{});  // some messages are sent twice in a sweep
     return sum;
   }
-  const V<T> gathered = lanes.belief(grad.node_theta.get(), slot, x);
+  const V<T> gathered = lanes.belief(grad.node_theta, slot, x);
   const V<T> gradient = lanes.message(from, slot, x) + gathered;
   const V<T> left = (Algebra::kNeedsCounting ? damping : T(0)) * gradient - gathered;
   lanes.set_message(from, slot, x, from == to ? left : V<T>{});
   if (from != to) lanes.add_message(to, slot, x, left);
   if constexpr (P == Pass::kSum) {
-    lanes.add_message(grad.sum.get(), slot, x, gradient);
+    lanes.add_message(grad.sum, slot, x, gradient);
     const V<T> valid = lanes.valid(gradient);
     grad.square += valid * valid;
   }
@@ -304,7 +301,7 @@ RF_INLINE void reverse_message(const Context<T>& context, const Item<T>& item, i
     grad.rates += states * kLanes<T>;
   }
   if constexpr (P == Pass::kDeferred && S == 0)
-    reverse_pair<Algebra, T>(made, group, slot, lanes, r, settings.inverse, grad.beliefs.get(), to, scratch);
+    reverse_pair<Algebra, T>(made, group, slot, lanes, r, settings.inverse, grad.beliefs, to, scratch);
   else if constexpr (S > 0)
     reverse_contraction<Algebra, T, S, P>(made, slot, lanes, fixed, r, settings.inverse, to, grad);
   else
@@ -321,7 +318,7 @@ RF_INLINE void reverse_belief(const Context<T>& context, const NodeTile& tile, c
   const int states = S ? S : tile.states, rows = Algebra::cavity_rows(states);
   V<T> fixed[S ? S : 1];
   V<T>* u = S ? fixed : scratch.out;
-  T* beliefs = grad.beliefs.get() + tile.address;
+  T* beliefs = grad.beliefs + tile.address;
   RF_FOR (x, 0, rows) {
     u[x] = load<T>(beliefs + Index(x) * tile.stride);
     store_some<T>(beliefs + Index(x) * tile.stride, V<T>{}, tile.count);
@@ -336,7 +333,7 @@ RF_INLINE void reverse_belief(const Context<T>& context, const NodeTile& tile, c
     const V<T> inverse = load<T>(context.node_inverse.data() + tile.first);
     RF_FOR (x, 0, states) u[x] *= inverse;
   }
-  T* theta = grad.node_theta.get() + tile.address;
+  T* theta = grad.node_theta + tile.address;
   RF_FOR (x, Algebra::template first_state<S>(states), states) {
     T* at = theta + Index(x) * tile.stride;
     store_some<T>(at, load<T>(at) + u[x], tile.count);

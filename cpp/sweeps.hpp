@@ -45,15 +45,25 @@ class Sweeps {
   }
 
   // Repeats the sweeps that follow checkpoint k, with a tape.
-  void run_again(Item<T>& item, Index k, Scratch<T>& scratch) const {
+  void run_again(Item<T>& item, Index k, int thread, int team) const {
     const Index begin = k * record_, end = std::min(begin + record_, item.sweeps);
-    return_to(context_, item, item.checkpoints[k], scratch);
+    return_to(context_, item, item.checkpoints[k], workers_.scratch(thread));
     item.tape.clear();
-    for (Index s = begin; s < end; ++s) {
-      begin_sweep(scratch, -1, false);
-      sweep_some(item, scratch, item.stopped[s], end - s);
-      if (plan_.sweep == Sweep::kAllAtOnce) item.current = 1 - item.current;
-    }
+    T* tape = nullptr;
+    workers_.for_each_part(thread, team, [&](const Member<T>& member) {
+      begin_sweep(member.scratch, -1, false);
+      for (Index s = begin; s < end; ++s) {
+        if (!member.barrier) {
+          sweep_some(item, member.scratch, item.stopped[s], end - s);
+        } else {
+          if (member.leads()) tape = space_on_tape(item, end - s);
+          member.meet();
+          sweep(item, member.scratch, member.first, member.last, member.barrier, tape);
+          member.meet();
+        }
+        if (plan_.sweep == Sweep::kAllAtOnce && member.leads()) item.current = 1 - item.current;
+      }
+    });
   }
 
  private:

@@ -14,14 +14,16 @@ class TapeLayout {
         mean_field_(context.kind == Kind::kMeanField),
         ratios_(keeps_ratio(context, item, Ratio<T>::kStates)) {}
 
-  Index range_size(const TileRange& range) const {
+  // Of each tile of a range.
+  Index tile_size(const TileRange& range) const {
     const Group& group = plan_.groups[range.group];
     Index rows = 0;
     for (int k = 0; k < group.arity; ++k)
       if (k != range.slot)
         rows += ratios_ && group.dims[k] == Ratio<T>::kStates ? Ratio<T>::kCavityRows : group.dims[k];
-    return (range.end - range.begin) * rows * kLanes<T>;
+    return rows * kLanes<T>;
   }
+  Index range_size(const TileRange& range) const { return (range.end - range.begin) * tile_size(range); }
   Index ranges_size(int begin, int end) const {
     Index total = 0;
     for (int r = begin; r < end; ++r) total += range_size(plan_.ranges[r]);

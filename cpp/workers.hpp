@@ -12,6 +12,21 @@
 
 namespace riskfield::RISKFIELD_ISA {
 
+// One of the threads that share the parts of a plan, or the one that has all of them: its parts and working memory.
+template <class T>
+struct Member {
+  int first, last;
+  Scratch<T>& scratch;
+  Barrier* barrier;
+
+  // Waits until all members have come this far.
+  void meet() const {
+    if (barrier) barrier->wait();
+  }
+  // Whether it does what only one of them can do.
+  bool leads() const { return first == 0; }
+};
+
 template <class T>
 class Workers {
  public:
@@ -36,6 +51,16 @@ class Workers {
     parallel(static_cast<int>(std::min<Index>(threads, count)), [&](int thread) {
       for (Index k = next++; k < count; k = next++) body(k, thread, 1);
     });
+  }
+
+  // Calls body(member) for the members of a team that share the parts of the plan. One thread takes all parts if the
+  // team is too small for them or is held up by other programs.
+  template <class Body>
+  void for_each_part(int thread, int team, Body body) const {
+    if (plan_.parts == 1 || plan_.parts > team || crowded())
+      return body(Member<T>{0, plan_.parts, *scratch_[thread], nullptr});
+    Barrier barrier(plan_.parts);
+    together(plan_.parts, [&](int part) { body(Member<T>{part, part + 1, *scratch_[thread + part], &barrier}); });
   }
 
   // Calls body(group, count, lanes, scratch) for tiles that hold every factor once, shared among a team.

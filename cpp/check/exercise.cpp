@@ -4,8 +4,9 @@
 //
 //     exercise ISA SEED ROUNDS
 //
-// Compares marginals and messages on one thread with those on several, bit by bit, and checks that marginals sum to
-// one. The values themselves are tested from Python against other implementations.
+// Compares marginals and messages on one thread with those on several, bit by bit, and gradients up to rounding; all
+// of them bit by bit where one thread takes over the work of several. Checks that marginals sum to one. The values
+// themselves are tested from Python against other implementations.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -16,6 +17,7 @@
 
 #include "../interrupt.hpp"
 #include "../run.hpp"
+#include "../threads.hpp"
 #include "exercise_forests.hpp"
 #include "random_graphs.hpp"
 
@@ -67,6 +69,37 @@ void check_parts(const Plan& plan) {
   }
 }
 
+// What the backward pass of one part reaches before the tiles between parts belongs to no other part.
+void check_between(const Plan& plan) {
+  std::vector<int> owner(plan.num_nodes, -1);
+  for (std::size_t k = 0; k < plan.stages.size(); ++k)
+    for (Index t = plan.stages[k].nodes_begin; t < plan.stages[k].nodes_end; ++t)
+      for (int l = 0; l < plan.node_tiles[t].count; ++l)
+        owner[plan.node_tiles[t].first + l] = static_cast<int>(k) % plan.parts;
+  auto check_tile = [&](const Group& group, const FactorTile& tile, int part) {
+    for (int l = 0; l < tile.count; ++l) {
+      const Index f = tile.contiguous ? tile.first + l : group.lanes[tile.first + l];
+      for (int k = 0; k < group.arity; ++k) {
+        const int found = owner[group.position[f * group.arity + k]];
+        require(found == part || found < 0, "a thread goes back to nodes of its own part");
+      }
+    }
+  };
+  for (std::size_t k = 0; k < plan.stages.size(); ++k)
+    for (int r = plan.stages[k].ranges_begin; r < plan.stages[k].ranges_end; ++r) {
+      const TileRange& range = plan.ranges[r];
+      require(range.begin <= range.between && range.between <= range.end, "tiles between parts come last");
+      for (Index t = range.begin; t < range.between; ++t)
+        check_tile(plan.groups[range.group], plan.factor_tiles[t], static_cast<int>(k) % plan.parts);
+    }
+  for (const Group& group : plan.groups) {
+    require(group.part_tiles.back() == static_cast<Index>(group.all_tiles.size()), "every factor has a tile");
+    for (int part = 0; part < plan.parts; ++part)
+      for (Index t = group.part_tiles[part]; t < group.part_tiles[part + 1]; ++t)
+        check_tile(group, group.all_tiles[t], part);
+  }
+}
+
 struct Settings {
   Kind kind;
   double damping, scale;
@@ -74,11 +107,21 @@ struct Settings {
   bool uniform_counting, along, impossible, batch_lanes;
 };
 
-// Asks a run for everything; returns its marginals and messages.
 template <class T>
-std::vector<T> results(const Engine& engine, const Graph& graph, const Settings& settings, int threads,
-                       const std::vector<T>& theta, const std::vector<T>& grad_mu,
-                       const std::vector<double>& factor_counting, const std::vector<double>& node_counting) {
+struct Results {
+  std::vector<T> numbers, gradients;  // marginals and messages; of theta
+};
+
+template <class T>
+bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
+}
+
+// Asks a run for everything.
+template <class T>
+Results<T> results(const Engine& engine, const Graph& graph, const Settings& settings, int threads,
+                   const std::vector<T>& theta, const std::vector<T>& grad_mu,
+                   const std::vector<double>& factor_counting, const std::vector<double>& node_counting) {
   const Call call(nullptr);
   const int lanes = std::is_same<T, float>::value ? engine.lanes_float : engine.lanes_double;
   RunInput<T> input;
@@ -87,6 +130,7 @@ std::vector<T> results(const Engine& engine, const Graph& graph, const Settings&
                                       graph.num_variables(), graph.num_states.data(), graph.node_start.data(),
                                       graph.rank.data(), graph.level.data(), graph.input);
   check_parts(*input.plan);
+  check_between(*input.plan);
   input.kind = settings.kind;
   input.damping = settings.damping;
   input.record = settings.record;
@@ -107,8 +151,10 @@ std::vector<T> results(const Engine& engine, const Graph& graph, const Settings&
   input.node_counting = node_counting.data();
   input.state = nullptr;
   const Index batch = input.batch;
-  std::vector<T> mu(batch * graph.mu_size), out;
-  auto keep = [&](const std::vector<T>& numbers) { out.insert(out.end(), numbers.begin(), numbers.end()); };
+  Results<T> out;
+  std::vector<T> mu(batch * graph.mu_size);
+  auto append = [](std::vector<T>& to, const std::vector<T>& from) { to.insert(to.end(), from.begin(), from.end()); };
+  auto keep = [&](const std::vector<T>& numbers) { append(out.numbers, numbers); };
   std::vector<double> residual(batch);
   std::vector<Index> ran(batch);
   const Index state_size = settings.kind == Kind::kMeanField ? graph.node_size : graph.message_size;
@@ -128,14 +174,18 @@ std::vector<T> results(const Engine& engine, const Graph& graph, const Settings&
     std::vector<T> grad_theta(batch * graph.theta_size);
     if (settings.kind != Kind::kMaxProduct && settings.record != 0 && settings.record != kLastSweep)
       run->backward(grad_mu.data(), grad_theta.data(), threads);
+    append(out.gradients, grad_theta);
     if constexpr (std::is_same<T, double>::value)
       if (settings.kind == Kind::kSumProduct && settings.record == kEverySweep) {
         std::vector<double> grad_counting(graph.num_factors);
         run->backward_counting(grad_mu.data(), grad_theta.data(), grad_counting.data(), threads);
+        append(out.gradients, grad_theta);
+        append(out.gradients, grad_counting);
       }
     if constexpr (!std::is_same<T, Dual>::value)
       if (settings.kind != Kind::kMaxProduct && settings.record == kLastSweep) {
         run->backward_fixed_point(grad_mu.data(), grad_theta.data(), 4, 1e-6, threads, residual.data(), ran.data());
+        append(out.gradients, grad_theta);
       }
   }
   input.state = state.data();  // a warm start
@@ -166,18 +216,30 @@ void exercise(const Engine& engine, const Graph& graph, Settings settings) {
     node_counting.push_back(settings.uniform_counting ? 1 : uniform(0.8, 1.5));
   const auto alone = results<T>(engine, graph, settings, 1, theta, grad_mu, factor_counting, node_counting);
   for (int threads : {2, 3}) {
+    assume_crowded(1000);
+    const auto crowded = results<T>(engine, graph, settings, threads, theta, grad_mu, factor_counting, node_counting);
+    assume_crowded(0);
     const auto together = results<T>(engine, graph, settings, threads, theta, grad_mu, factor_counting, node_counting);
+    require(same_bits(together.numbers, crowded.numbers) && same_bits(together.gradients, crowded.gradients),
+            "one thread takes over the work of several");
     // Steps and slopes are packed by vector or by scalar arithmetic, which round differently, as tiles happen to be
     // cut.
     if (std::is_same<T, Dual>::value || settings.along) continue;
-    require(
-        together.size() == alone.size() && std::memcmp(together.data(), alone.data(), alone.size() * sizeof(T)) == 0,
-        "threads give the same marginals and messages");
+    require(same_bits(together.numbers, alone.numbers), "threads give the same marginals and messages");
+    if constexpr (std::is_same<T, double>::value)  // strong couplings magnify rounding
+      if (settings.scale <= 1 && !settings.impossible) {
+        double largest = 0, apart = 0;
+        for (std::size_t k = 0; k < alone.gradients.size(); ++k) {
+          largest = std::max(largest, std::abs(alone.gradients[k]));
+          apart = std::max(apart, std::abs(together.gradients[k] - alone.gradients[k]));
+        }
+        require(apart <= 1e-8 * largest, "threads give the same gradients");
+      }
   }
   const double tolerance = std::is_same<T, float>::value ? 1e-4 : 1e-9;
   for (Index v = 0; v < graph.num_variables() && !settings.impossible; ++v) {
     double total = 0;
-    for (Index x = 0; x < graph.num_states[v]; ++x) total += value(alone[graph.node_start[v] + x]);
+    for (Index x = 0; x < graph.num_states[v]; ++x) total += value(alone.numbers[graph.node_start[v] + x]);
     require(std::abs(total - 1) < tolerance, "marginals sum to one");
   }
 }

@@ -1,0 +1,224 @@
+// Back through the sweeps of one item, by one thread or by several that share its levels.
+//
+// A message's gradient goes on to the table and the messages of its factor and to the beliefs of the factor's other
+// variables. If all variables of a factor belong to one part of the plan, no other part adds to any of them. So each
+// thread goes back through these messages of its part first. What stands between parts follows, by a single thread.
+// (Gradients of tied tables are added up part by part.) One thread alone does the same in the same order.
+#pragma once
+
+#include "deferred.hpp"
+#include "tape_layout.hpp"
+#include "workers.hpp"
+
+namespace riskfield::RISKFIELD_ISA {
+
+template <class T>
+class BackwardSweeps {
+ public:
+  BackwardSweeps(const Context<T>& context, const Item<T>& item, GradientBuffers<T>& buffers)
+      : context_(context), plan_(*context.plan), item_(item), layout_(context, item) {
+    for (int part = 0; part < plan_.parts; ++part) parts_.emplace_back(plan_, buffers, part);
+    find_places();
+  }
+
+  Gradients<T>& part(int number) { return parts_[number]; }
+  Index rates_size() const { return rates_size_; }
+
+  // A member's share in going back through a sweep. `tape` is where its tape ends; `rates` is for Pass::kDeferred.
+  template <Pass P>
+  void sweep(const T* tape, const Member<T>& member, T* rates = nullptr) {
+    const bool at_once = plan_.sweep == Sweep::kAllAtOnce;
+    tape -= tape_size_;
+    for (Index s = plan_.num_stages() - 1; s >= 0; --s) {
+      const Part* parts = &plan_.stages[s * plan_.parts];
+      for (int p = member.first; p < member.last && P != Pass::kTables; ++p)
+        reverse_nodes(p, parts[p].nodes_begin, parts[p].nodes_end, tape + node_places_[s * plan_.parts + p], member);
+      // Messages sent all at once were made from beliefs of the same level.
+      if (at_once) member.meet();
+      for (int p = member.first; p < member.last; ++p)
+        for (int r = parts[p].ranges_end - 1; r >= parts[p].ranges_begin; --r)
+          reverse_tiles<P>(p, r, plan_.ranges[r].begin, plan_.ranges[r].between, tape, rates, member);
+      member.meet();
+      if (reaches_between(parts)) {
+        for (int r = parts[plan_.parts - 1].ranges_end - 1; r >= parts[0].ranges_begin && member.leads(); --r)
+          reverse_tiles<P>(0, r, plan_.ranges[r].between, plan_.ranges[r].end, tape, rates, member);
+        member.meet();
+      }
+      for (int p = member.first; p < member.last && at_once; ++p) parts_[p].current = 1 - parts_[p].current;
+    }
+  }
+
+  // A member's share in adding the gradients of tables of `count` sweeps, where their tapes end.
+  void add_deferred_tables(int count, const T* const* tape, const Buffer<T>* rates, const Member<T>& member) {
+    for (Index s = plan_.num_stages() - 1; s >= 0; --s)
+      for (int p = member.first; p < member.last; ++p) {
+        const Part& part = plan_.stages[s * plan_.parts + p];
+        for (int r = part.ranges_end - 1; r >= part.ranges_begin; --r)
+          add_tables(p, r, plan_.ranges[r].begin, plan_.ranges[r].between, count, tape, rates, member.scratch);
+      }
+    if (plan_.parts == 1) return;
+    member.meet();
+    for (int r = static_cast<int>(plan_.ranges.size()) - 1; r >= 0 && member.leads(); --r)
+      add_tables(0, r, plan_.ranges[r].between, plan_.ranges[r].end, count, tape, rates, member.scratch);
+  }
+
+  // Takes the gradient of beliefs out to theta.
+  void reverse_nodes(int p, Index begin, Index end, const T* tape, const Member<T>& member) {
+    with_gradient_algebra(context_, item_, [&](auto algebra) {
+      using Algebra = decltype(algebra);
+      for (Index t = begin; t < end; ++t) {
+        const NodeTile& tile = plan_.node_tiles[t];
+        member.scratch.tick(tile.states);
+        with_states<Algebra>(tile.states, [&](auto states) {
+          reverse_belief<Algebra, T, decltype(states)::value>(context_, tile, tape, parts_[p], member.scratch);
+        });
+      }
+    });
+  }
+
+ private:
+  // Where what belongs to a range begins: on the tape of a sweep, and among the rates it writes down.
+  struct Place {
+    Index tape, rates;
+  };
+
+  void find_places() {
+    range_places_.reserve(plan_.ranges.size());
+    node_places_.reserve(plan_.stages.size());
+    for (Index s = 0; s < plan_.num_stages(); ++s) {
+      const Part* parts = &plan_.stages[s * plan_.parts];
+      for (int r = parts[0].ranges_begin; r < parts[plan_.parts - 1].ranges_end; ++r) {
+        const TileRange& range = plan_.ranges[r];
+        range_places_.push_back({tape_size_, rates_size_});
+        tape_size_ += layout_.range_size(range);
+        rates_size_ += (range.end - range.begin) * rates_of_tile(range);
+      }
+      for (int p = 0; p < plan_.parts; ++p) {
+        node_places_.push_back(tape_size_);
+        tape_size_ += layout_.nodes_size(parts[p].nodes_begin, parts[p].nodes_end);
+      }
+    }
+  }
+
+  // How many numbers are written down for each tile of a range: none unless its tables are deferred.
+  Index rates_of_tile(const TileRange& range) const {
+    const Group& group = plan_.groups[range.group];
+    return is_deferred(context_, item_, group) ? group.dims[range.slot] * kLanes<T> : 0;
+  }
+
+  // Whether any tile of a stage stands between parts.
+  bool reaches_between(const Part* parts) const {
+    if (plan_.parts == 1) return false;
+    for (int r = parts[0].ranges_begin; r < parts[plan_.parts - 1].ranges_end; ++r)
+      if (plan_.ranges[r].between < plan_.ranges[r].end) return true;
+    return false;
+  }
+
+  // The tiles [begin, end) of range r, for part p.
+  void add_tables(int p, int r, Index begin, Index end, int count, const T* const* tape, const Buffer<T>* rates,
+                  Scratch<T>& scratch) {
+    const TileRange& range = plan_.ranges[r];
+    const Index rates_per_tile = rates_of_tile(range), tape_per_tile = layout_.tile_size(range);
+    if (rates_per_tile == 0 || begin == end) return;
+    const Group& group = plan_.groups[range.group];
+    const T *cavities[kDeferredSweeps], *gradients[kDeferredSweeps];
+    for (int k = 0; k < count; ++k) {
+      cavities[k] = tape[k] - tape_size_ + range_places_[r].tape + (begin - range.begin) * tape_per_tile;
+      gradients[k] = rates[k].get() + range_places_[r].rates + (begin - range.begin) * rates_per_tile;
+    }
+    with_states<LogMessages<T>>(square_states(group), [&](auto states) {
+      constexpr int S = decltype(states)::value > 2 ? decltype(states)::value : 0;
+      for (Index t = begin; t < end; ++t) {
+        scratch.tick(group.table_size);
+        with_lanes<T>(plan_, group, plan_.factor_tiles[t], [&](const auto& lanes) {
+          add_deferred<T, S>(item_, group, range.slot, lanes, count, cavities, gradients, parts_[p], scratch);
+        });
+        for (int k = 0; k < count; ++k) {
+          cavities[k] += tape_per_tile;
+          gradients[k] += rates_per_tile;
+        }
+      }
+    });
+  }
+
+  template <Pass P, class Body>
+  void with_algebra_of(Body body) const {
+    if constexpr (P == Pass::kDeferred)
+      body(LogMessages<T>{});
+    else
+      with_gradient_algebra(context_, item_, body);
+  }
+  // Only what is done in every sweep is worth unrolling.
+  template <class Algebra, Pass P, class Body>
+  static void with_unrolled(int states, Body body) {
+    if constexpr (IsLogarithm<Algebra>::value)
+      body(std::integral_constant<int, 0>{});
+    else if constexpr (P == Pass::kWhole || P == Pass::kSum || P == Pass::kDeferred)
+      with_states<Algebra>(states, body);
+    else if (P == Pass::kTables && states == 2)
+      body(std::integral_constant<int, 2>{});
+    else
+      body(std::integral_constant<int, 0>{});
+  }
+
+  // The tiles [begin, end) of range r, for part p. `tape` and `rates` are those of the sweep.
+  template <Pass P>
+  void reverse_tiles(int p, int r, Index begin, Index end, const T* tape, T* rates, const Member<T>& member) {
+    if (begin == end) return;
+    const TileRange& range = plan_.ranges[r];
+    tape += range_places_[r].tape + (begin - range.begin) * layout_.tile_size(range);
+    if constexpr (P == Pass::kDeferred) {
+      const Index rates_per_tile = rates_of_tile(range);
+      if (rates_per_tile == 0) return reverse_range<Pass::kWhole>(p, range, begin, end, tape, member);
+      parts_[p].rates = rates + range_places_[r].rates + (begin - range.begin) * rates_per_tile;
+    }
+    reverse_range<P>(p, range, begin, end, tape, member);
+  }
+
+  template <Pass P>
+  void reverse_range(int p, const TileRange& range, Index begin, Index end, const T* tape, const Member<T>& member) {
+    const Group& group = plan_.groups[range.group];
+    Gradients<T>& grad = parts_[p];
+    T* from = P == Pass::kTables ? grad.sum : grad.messages[grad.current];
+    T* to = grad.messages[plan_.sweep == Sweep::kAllAtOnce ? 1 - grad.current : grad.current];
+    with_algebra_of<P>([&](auto algebra) {
+      using Algebra = decltype(algebra);
+      const Index ahead = tiles_ahead<T>(group);
+      with_unrolled<Algebra, P>(square_states(group), [&](auto states) {
+        for (Index t = begin; t < end; ++t) {
+          const FactorTile& tile = plan_.factor_tiles[t];
+          member.scratch.tick(group.table_size);
+          if (t + ahead < end) {
+            prefetch_tables(group, plan_.factor_tiles[t + ahead], item_.tables.get());
+            if (kAddsTables<P>) prefetch_tables(group, plan_.factor_tiles[t + ahead], grad.tables);
+          }
+          if (tile.contiguous)
+            reverse_message<Algebra, T, decltype(states)::value, P>(context_, item_, range.group, range.slot,
+                                                                    TileLanes<T, true>(plan_, group, tile), tape, from,
+                                                                    to, grad, member.scratch);
+          else
+            reverse_gathered<Algebra, P, decltype(states)::value == 2 && P != Pass::kDeferred ? 2 : 0>(
+                range, tile, tape, from, to, grad, member.scratch);
+        }
+      });
+    });
+  }
+  template <class Algebra, Pass P, int S>
+  __attribute__((noinline)) void reverse_gathered(const TileRange& range, const FactorTile& tile, const T*& tape,
+                                                  T* from, T* to, Gradients<T>& grad, Scratch<T>& scratch) {
+    reverse_message<Algebra, T, S, P>(context_, item_, range.group, range.slot,
+                                      TileLanes<T, false>(plan_, plan_.groups[range.group], tile), tape, from, to, grad,
+                                      scratch);
+  }
+
+  const Context<T>& context_;
+  const Plan& plan_;
+  const Item<T>& item_;
+  const TapeLayout<T> layout_;
+  std::vector<Gradients<T>> parts_;
+  std::vector<Place> range_places_;  // range
+  std::vector<Index> node_places_;   // (stage, part): on the tape
+  Index tape_size_ = 0, rates_size_ = 0;
+};
+
+}  // namespace riskfield::RISKFIELD_ISA
