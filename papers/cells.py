@@ -6,13 +6,16 @@ A run that was interrupted or killed continues with the cells that are missing.
 
 from __future__ import annotations
 
+import fcntl
 import gzip
 import json
 import math
 import multiprocessing
+import os
 import signal
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,7 +25,6 @@ from torch.nn import Module
 from torch.nn.utils import parameters_to_vector
 
 import riskfield as rf
-from papers.files import locked, write_bytes
 
 Setting = str | int | float
 Result = dict[str, Any]  # of what JSON has
@@ -249,3 +251,29 @@ def with_parameters(model: M, values: Sequence[float]) -> M:
     for parameter, part in zip(parameters, parts, strict=True):
         parameter.copy_(part.view_as(parameter))
     return model
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace `path` by a file that holds `content`. If the process ends before that, the old file stays."""
+    # One writer at a time: a process of its own name for the temporary file, which the next write of it replaces.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a lock on a folder, which one process at a time can have."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from papers.cells import Cell, Cells
-from papers.files import locked, write_bytes
+from papers.cells import Cell, Cells, locked, write_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,6 +6,7 @@ relabelled graphs and unions get the same numbers.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -116,3 +117,21 @@ def runs(select: Callable[[Case], bool] = lambda case: True) -> pytest.MarkDecor
         if kernels == "torch" or case.kernels
     ]
     return pytest.mark.parametrize(("case", "kernels"), chosen)
+
+
+def lines_run(function):
+    """How many lines of Python `function()` runs: a loop over entries shows, vectorised work does not."""
+    count = 0
+
+    def trace(frame, event, argument):
+        nonlocal count
+        count += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        function()
+    finally:
+        sys.settrace(before)
+    return count

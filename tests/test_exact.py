@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import riskfield as rf
-from counting import lines_run
+from cases import lines_run
 from riskfield.adjoints.forward_backward import chain_log_partition
 from riskfield.graph.elimination import min_fill
 from riskfield.kernels.chains import chains_of, expectations

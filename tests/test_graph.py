@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 
 import riskfield as rf
-from counting import lines_run
+from cases import lines_run
 from riskfield.graph.schedule import coloured_order
 from strategies import brute_force, graphs, potentials, seeds
 

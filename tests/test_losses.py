@@ -10,8 +10,7 @@ import torch
 from hypothesis import given, settings
 
 import riskfield as rf
-from cases import rows
-from counting import lines_run
+from cases import lines_run, rows
 from gradient_cases import CONVERGED, TRUNCATED, finite_differences
 from loss_cases import DEFINITIONS, LOSSES, Naive, draw, losses
 from strategies import brute_force, forests, graphs, potentials, seeds

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import riskfield as rf
-from counting import lines_run
+from cases import lines_run
 from riskfield.io.uai import MAX_FREE_STATES, read_mar, read_pr, write_mpe
 
 UAI_FOLDER = Path(os.environ.get("RISKFIELD_UAI") or Path(__file__).parents[2] / "shared" / "uai")
