@@ -17,7 +17,7 @@ import torch
 import riskfield as rf
 from riskfield import kernels
 from riskfield.graph.schedule import coloured_order
-from riskfield.kernels import MessagePassingProblem, slow
+from riskfield.kernels import MessagePassingProblem
 from riskfield.kernels.gpu import lacks
 from riskfield.kernels.gpu.chains import ChainRun, chains_of
 from riskfield.kernels.gpu.plan import make_plan
@@ -173,7 +173,7 @@ def test_what_the_engine_lacks_has_a_name():
 @pytest.mark.skipif(TRITON, reason="Triton is installed")
 def test_without_triton_the_torch_kernels_run_and_say_so(monkeypatch):
     monkeypatch.setattr(kernels, "_GPUS", {"cpu"})
-    monkeypatch.setattr(slow, "_warned", set())
+    monkeypatch.setattr(rf.errors, "_warned_slow", set())
     graph = rf.chain(3, 2)
     with pytest.warns(rf.errors.PerformanceWarning, match="without Triton"):
         rf.infer(graph, graph.zeros())
@@ -198,7 +198,7 @@ def test_with_the_interpreter_of_triton():
 def gpu(monkeypatch):
     """Let the engine serve the device of the tests."""
     monkeypatch.setattr(kernels, "_GPUS", {DEVICE})
-    monkeypatch.setattr(slow, "_warned", set())
+    monkeypatch.setattr(rf.errors, "_warned_slow", set())
 
 
 def check(name, entropy, schedule, damping, impossible, sweeps=2):
