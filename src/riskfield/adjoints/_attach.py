@@ -55,9 +55,11 @@ def without_gradient(value: Tensor, inputs: Sequence[Tensor], message: str) -> T
 def graph_is_kept() -> bool:
     """Whether the present backward pass retains the graph, so that what it used will be needed again.
 
-    Autograd frees saved tensors by itself, but not what else a function keeps, such as a tape.
+    Autograd frees saved tensors by itself, but not what else a function keeps, such as a tape. Torch has no public name
+    for this question. A torch that does not answer it keeps tapes for as long as their graph.
     """
-    return bool(torch._C._autograd._get_current_graph_task_keep_graph())
+    keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+    return keeps_graph is None or bool(keeps_graph())
 
 
 class _Refuse(torch.autograd.Function):

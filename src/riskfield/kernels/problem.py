@@ -113,8 +113,7 @@ def is_differentiated(tensor: Tensor) -> bool:
 
 def has_tangent(tensor: Tensor) -> bool:
     """Whether `tensor` is a dual number of forward mode."""
-    # Where no level of dual numbers is open, there are no tangents: unpacking would cost more than the question.
-    return forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None
+    return forward_ad.unpack_dual(tensor).tangent is not None
 
 
 def is_transformed(tensor: Tensor) -> bool:
