@@ -9,7 +9,7 @@ import torch
 
 import riskfield as rf
 from gradient_cases import gradient
-from riskfield.adjoints.fixed_point import _Linearised, _warn_if_unsettled
+from riskfield.adjoints.fixed_point import _Linearised, _Point, _warn_if_unsettled
 from riskfield.kernels.torch_reference import MessagePassingRun
 from strategies import potentials
 
@@ -36,6 +36,17 @@ def test_acceleration_solves_what_iteration_cannot():
     torch.testing.assert_close(damped, expected, rtol=1e-7, atol=1e-9)
     with pytest.raises(rf.errors.AdjointError, match=r"still change the gradient by .* \(relative\) after \d+ steps"):
         gradient(graph, theta, algorithm, STOP, plain, kernels="torch")
+
+
+@pytest.mark.parametrize("algorithm", [rf.MessagePassing(rf.TRW(0.5)), rf.MeanField()], ids=["trw", "mean field"])
+def test_backward_sweeps_in_float32_run_on_the_kernels_in_float64(algorithm, monkeypatch):
+    graph = rf.grid(4, 4, 3)
+    theta = torch.stack([0.3 * potentials(graph, k) for k in range(3)])
+    expected = gradient(graph, theta, algorithm, STOP, rf.FixedPoint())
+    monkeypatch.setattr(_Point, "_best", None)  # what autograd through the torch kernels would use
+    found = gradient(graph, theta.float(), algorithm, rf.Stop(1000, 1e-6), rf.FixedPoint())
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_falling_short_is_a_warning_and_failing_an_error():

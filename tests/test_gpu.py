@@ -274,6 +274,12 @@ def test_the_gradient_of_a_fixed_point(gpu):
         solution = rf.infer(graph, leaf, algorithm, stop=stop, adjoint=rf.FixedPoint(1e-8), kernels=names)
         results.append(torch.autograd.grad((solution.mu**2).sum(), leaf)[0].cpu())
     torch.testing.assert_close(*results, rtol=1e-6, atol=1e-8)
+    leaf = theta.to(DEVICE, torch.float32).requires_grad_()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", rf.errors.PerformanceWarning)  # nothing runs on the torch kernels
+        solution = rf.infer(graph, leaf, algorithm, stop=rf.Stop(100, 1e-5), adjoint=rf.FixedPoint(1e-8))
+        (found,) = torch.autograd.grad((solution.mu**2).sum(), leaf)
+    torch.testing.assert_close(found.cpu().double(), results[1], rtol=1e-4, atol=1e-5)
 
 
 @on_engine

@@ -10,11 +10,12 @@ is what back TRW (Domke 2013, section 7.2) becomes with a threshold in place of 
 factors and rho = 1, back belief propagation (Eaton & Ghahramani 2009). For mean field the state is the log node
 marginals, and F a round of updates.
 
-F may be any sweep with the same fixed points, whatever schedule and damping the run needed. The native kernels iterate
-the run's own last sweep, which was recorded; that takes about as many sweeps as inference did. Where it is too slow,
-for algorithms without native kernels, and for gradients of other numbers than theta, autograd differentiates the sweeps
-that the algorithm offers in torch (`AbstractAlgorithm.fixed_point_maps`). Messages are normalised, so the directions
-that only scale them are mapped to zero and do no harm.
+F may be any sweep with the same fixed points, whatever schedule and damping the run needed. The native and the GPU
+kernels iterate the run's own last sweep, which was recorded; that takes about as many sweeps as inference did. For a
+theta in float32 they record one more sweep, in float64. Where the iteration is too slow, for algorithms without such
+kernels, and for gradients of other numbers than theta, autograd differentiates the sweeps that the algorithm offers in
+torch (`AbstractAlgorithm.fixed_point_maps`). Messages are normalised, so the directions that only scale them are
+mapped to zero and do no harm.
 
 The gradient is linear in g. Its derivative in g, for mixed second derivatives, is the derivative of mu along a
 direction (p, q) of theta and the other numbers, by the same theorem: u = (dF/dm) u + (dF/dtheta) p.
@@ -23,7 +24,7 @@ direction (p, q) of theta and the other numbers, by the same theorem: u = (dF/dm
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -100,12 +101,12 @@ class FixedPoint(AbstractAdjoint):
         require_convergence(request, "FixedPoint")
         numbers = request.algorithm.parameters(request.graph)
         require_fixed_point(request, "FixedPoint", request.flat_theta().detach(), numbers)
-        run = None
-        if request.theta.dtype == torch.float64 and isinstance(self.solver, Iterate):
-            run = request.start_recording(LAST_SWEEP) if is_differentiated(request.theta) else None
+        on_kernels = isinstance(self.solver, Iterate) and is_differentiated(request.theta)
+        double = request.theta.dtype == torch.float64
+        run = request.start_recording(LAST_SWEEP) if on_kernels and double else None
         solution = request.solve(run)
         assert solution.messages is not None
-        point = _Point(self, request, numbers, run, solution.messages.clone(), solution)
+        point = _Point(self, request, numbers, on_kernels, run, solution.messages.clone(), solution)
         return attach(request, solution, Jacobian(point.vjp, point.jvp), numbers)
 
 
@@ -116,7 +117,8 @@ class _Point:
     adjoint: FixedPoint
     request: Request
     numbers: tuple[Tensor, ...]  # the algorithm's parameters
-    run: RecordingRun | None  # the native run in float64, if there was one
+    on_kernels: bool  # whether to sweep backwards through a recorded run, if the kernels have one
+    run: RecordingRun | None  # the recorded run, in float64
     state: Tensor  # the messages it converged to
     solution: Solution  # for how far inference came
 
@@ -126,10 +128,12 @@ class _Point:
         theta = self.request.theta
         if not theta.numel():
             return tuple(torch.zeros_like(number) for number in (theta, *self.numbers))
-        if self.run is not None and not any(number.requires_grad for number in self.numbers):
-            found = self._native_vjp(self.run, grad)
+        if self.on_kernels and not any(number.requires_grad for number in self.numbers):
+            run = self.run if theta.dtype == torch.float64 else self._run_in_double()
+            found = None if run is None else self._vjp_of_run(run, grad.double())
             if found is not None:
-                return found.reshape(theta.shape), *(torch.zeros_like(number) for number in self.numbers)
+                found = found.reshape(theta.shape).to(grad.dtype)
+                return found, *(torch.zeros_like(number) for number in self.numbers)
         rows = grad.reshape(grad.shape[:-1].numel(), grad.shape[-1]).double()
         found_theta, *others = self._best(lambda linear, steps: linear.vjp(rows, self.adjoint, steps))
         return found_theta.reshape(theta.shape).to(grad.dtype), *others
@@ -142,7 +146,15 @@ class _Point:
         (slope,) = self._best(lambda linear, steps: linear.jvp([along_theta, *v[1:]], self.adjoint, steps))
         return slope.reshape(*self.request.theta.shape[:-1], slope.shape[-1]).to(v[0].dtype)
 
-    def _native_vjp(self, run: RecordingRun, grad: Tensor) -> Tensor | None:
+    def _run_in_double(self) -> RecordingRun | None:
+        """One sweep in float64 from messages that converged in another precision."""
+        theta = self.request.theta.detach().double()
+        run = replace(self.request, theta=theta, messages=self.state.double()).start_recording(LAST_SWEEP)
+        if run is not None:
+            run.advance(1, -1.0)
+        return run
+
+    def _vjp_of_run(self, run: RecordingRun, grad: Tensor) -> Tensor | None:
         adjoint = self.adjoint
         rows = grad.reshape(grad.shape[:-1].numel(), grad.shape[-1])
         found, residual, steps = run.backward_fixed_point(rows, adjoint.max_steps, adjoint.tol)
@@ -175,7 +187,7 @@ class _Point:
         if self.request.kernels is None and runs_at_once(self.request.theta):
             warn_slow(
                 "`FixedPoint` differentiates sweeps with the torch kernels here, which are much slower than those of "
-                "the GPU. These serve `theta` in float64 without gradients of counting numbers, if `Iterate` converges."
+                "the GPU. These compute the gradient of `theta`, but not of counting numbers, if `Iterate` converges."
             )
         theta = self.request.flat_theta().detach().double().requires_grad_()
         state = self.state.reshape(len(theta), self.state.shape[-1]).double().requires_grad_()
