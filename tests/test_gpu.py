@@ -16,7 +16,6 @@ import torch
 
 import riskfield as rf
 from riskfield import kernels
-from riskfield.graph.schedule import coloured_order
 from riskfield.kernels import MessagePassingProblem
 from riskfield.kernels.gpu import lacks
 from riskfield.kernels.gpu.chains import ChainRun, chains_of
@@ -542,4 +541,3 @@ def test_a_coloured_grid_has_two_stages():
     graph = rf.grid(4, 5, 2)
     plan = make_plan(graph, schedule_levels(graph, rf.Coloured()), False, torch.device("cpu"))
     assert [sum(block.count for block, _ in stage) for stage in plan.stages] == [10, 10]
-    assert len(coloured_order(graph)) == 20

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 
 import riskfield as rf
 from cases import lines_run
-from riskfield.graph.schedule import coloured_order
+from riskfield.graph.schedule import coloured_levels
 from strategies import brute_force, graphs, potentials, seeds
 
 # Factor graphs: the layout, views, builders, unions, and what is refused.
@@ -539,15 +539,17 @@ SIX = [(0, 2), (2, 3), (3, 1), (1, 4), (4, 5), (5, 0)]
 def test_bipartite_graphs_need_two_colours(edges, variables, greedy, levels):
     graph = rf.FactorGraph([2] * variables, edges)
     assert rf.graph.colours(graph).max() + 1 == greedy
-    assert rf.graph.compile_levels(graph, coloured_order(graph)).count == levels
+    assert coloured_levels(graph).count == levels
 
 
 @settings(max_examples=100)
 @given(graphs(max_variables=7, max_factors=9))
 def test_levels_of_a_coloured_schedule_are_at_most_the_greedy_colours(graph):
-    order = coloured_order(graph)
-    assert sorted(order) == list(range(graph.num_variables))
-    assert rf.graph.compile_levels(graph, order).count <= rf.graph.colours(graph).max() + 1
+    levels = coloured_levels(graph)
+    compiled = rf.graph.compile_levels(graph, np.argsort(levels.rank))
+    assert np.array_equal(levels.rank, compiled.rank)
+    assert np.array_equal(levels.level, compiled.level)
+    assert levels.count == compiled.count <= rf.graph.colours(graph).max() + 1
 
 
 def test_coloured_is_the_sequential_schedule_of_its_order(kernels):
@@ -555,7 +557,7 @@ def test_coloured_is_the_sequential_schedule_of_its_order(kernels):
     theta = torch.randn(2, graph.theta_size, dtype=torch.float64)
     coloured, ordered = (
         rf.infer(graph, theta, rf.MessagePassing(schedule=schedule), stop=rf.Stop(3, tol=None), kernels=kernels).mu
-        for schedule in (rf.Coloured(), rf.Sequential(coloured_order(graph)))
+        for schedule in (rf.Coloured(), rf.Sequential(np.argsort(coloured_levels(graph).rank)))
     )
     torch.testing.assert_close(coloured, ordered, rtol=0, atol=0)
 

@@ -150,13 +150,18 @@ def breadth_first_order(graph: FactorGraph) -> IntArray:
     return order
 
 
-def coloured_order(graph: FactorGraph) -> IntArray:
-    """The order of `Coloured()`: the variables sorted by colour, with two colours if the graph is bipartite."""
-    colour = colours(graph)
-    if colour.max(initial=0) > 1:
-        two = _two_colours(graph)
-        colour = colour if two is None else two
-    return np.argsort(colour, kind="stable")
+def coloured_levels(graph: FactorGraph) -> Levels:
+    """The levels of `Coloured()`: one for each colour, and two if the graph is bipartite.
+
+    In either colouring a variable of colour c has a neighbour of colour c - 1, so these are the levels into which the
+    order by colours compiles.
+    """
+    colour = _two_colours(graph)
+    if colour is None:
+        colour = colours(graph)
+    rank = np.empty_like(colour)
+    rank[np.argsort(colour, kind="stable")] = np.arange(len(colour))
+    return Levels(frozen(rank), frozen(colour), int(colour.max(initial=-1)) + 1)
 
 
 def _two_colours(graph: FactorGraph) -> IntArray | None:

@@ -19,7 +19,7 @@ from riskfield.graph.schedule import (
     Schedule,
     Sequential,
     colour_order,
-    coloured_order,
+    coloured_levels,
     compile_levels,
 )
 
@@ -130,7 +130,9 @@ def schedule_levels(graph: FactorGraph, schedule: Schedule) -> Levels:
     if isinstance(schedule, Parallel):
         n = graph.num_variables
         return Levels(np.arange(n), np.zeros(n, np.int64), min(n, 1))
-    return compile_levels(graph, coloured_order(graph) if isinstance(schedule, Coloured) else schedule.order)
+    if isinstance(schedule, Coloured):
+        return coloured_levels(graph)
+    return compile_levels(graph, schedule.order)
 
 
 def mean_field_levels(graph: FactorGraph, order: Sequence[int] | None) -> Levels:
