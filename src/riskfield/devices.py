@@ -48,6 +48,12 @@ def physical_memory() -> int:
     return min(found)
 
 
+def gpu_memory(device: torch.device | str | None) -> int | None:
+    """The memory of a CUDA device in bytes; None for other devices."""
+    place = torch.device("cpu" if device is None else device)
+    return int(torch.cuda.mem_get_info(place)[1]) if place.type == "cuda" else None
+
+
 def check_max_bytes(max_bytes: int) -> None:
     """Raise unless `max_bytes` is positive."""
     if not max_bytes > 0:

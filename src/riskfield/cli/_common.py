@@ -11,6 +11,7 @@ import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -189,6 +190,13 @@ Device = Annotated[
     str | None,
     typer.Option(metavar="NAME", callback=_device, help="Where to compute, such as cuda. [cpu]"),
 ]
+
+
+class DtypeName(StrEnum):
+    """The floating-point types."""
+
+    FLOAT32 = "float32"
+    FLOAT64 = "float64"
 
 
 def _set_threads(count: int | None) -> int | None:

@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 import typer
 
-from riskfield.cli._common import BAD_IMAGE, complain, complain_of_image, print_divergence
+from riskfield.cli._common import BAD_IMAGE, DtypeName, complain, complain_of_image, print_divergence
 from riskfield.datasets.folders import MaskReading, image_files, image_folder, unmatched_masks
 from riskfield.datasets.images import few, size
-from riskfield.devices import physical_memory
+from riskfield.devices import gpu_memory, physical_memory
 from riskfield.entropy import TRW, Bethe
 from riskfield.estimators.defaults import PATIENCE, RHO, VALIDATION_FRACTION
 from riskfield.features.image import LARGEST_SHARE, PART_SIDE, ImageFeatures, graph_bytes
@@ -65,6 +65,7 @@ class Choices:
     early_stopping: bool = False
     validation_fraction: float = VALIDATION_FRACTION
     patience: int = PATIENCE
+    dtype: DtypeName | None = None  # None for the usual one of the device
 
     def __post_init__(self) -> None:
         if self.inference is not InferenceName.TRW and self.rho is not None:
@@ -80,6 +81,12 @@ class Choices:
                 f"--validation-fraction must be between 0 and 1. Got {self.validation_fraction:g}."
             )
         self.class_weights()  # refuse bad ones before any file is read
+
+    @property
+    def precision(self) -> DtypeName:
+        """The dtype, single precision on a GPU by default."""
+        on_cpu = self.device is None or self.device.startswith("cpu")
+        return self.dtype or (DtypeName.FLOAT64 if on_cpu else DtypeName.FLOAT32)
 
     def class_weights(self) -> str | dict[int, float] | None:
         """Return the class weights as `ImageCRF` takes them."""
@@ -108,6 +115,7 @@ class Choices:
             "ridge": self.ridge,
             "optimiser": LBFGS(iterations=self.iterations),
             "device": self.device,
+            "dtype": self.precision.value,
             "class_weight": self.class_weights(),
             "early_stopping": self.early_stopping,
             "validation_fraction": self.validation_fraction,
@@ -174,7 +182,7 @@ def fit_images(options: FitOptions, command: Any, *, resume: bool, every: int, q
     if not resume:
         refuse_existing(out)  # before the images are read, which may take long
     data = _read(options, command, shown=not quiet)
-    cache = _feature_folder(data, ImageFeatures(scale=choices.scale), out)
+    cache = _feature_folder(data, ImageFeatures(scale=choices.scale), out, choices)
     settings = {
         **choices.settings(),
         "seed": options.seed,
@@ -320,8 +328,8 @@ def _largest_scale(features: ImageFeatures, shape: tuple[int, ...], num_classes:
     return None
 
 
-def _feature_folder(data: _Data, features: ImageFeatures, out: Path) -> Path | None:
-    """Where features are kept on the disk during training, or None if they fit into memory.
+def _feature_folder(data: _Data, features: ImageFeatures, out: Path, choices: Choices) -> Path | None:
+    """Where features are kept on the disk during training, or None if they fit into the memory of the device.
 
     Raises:
         MemoryError: if one image, or a part of it, is too large to train on, if the features fit neither into memory
@@ -355,7 +363,12 @@ def _feature_folder(data: _Data, features: ImageFeatures, out: Path) -> Path | N
     graphs = sum(map(math.prod, set(grids))) * graph_bytes(len(data.names))
     # Double precision, and a copy in single precision while they are joined; on the disk, single precision.
     in_memory, on_disk, available = 12 * entries + graphs, 4 * entries, physical_memory()
-    if in_memory <= available / 2:
+    if (gpu := gpu_memory(choices.device)) is None:
+        fits = in_memory <= available / 2
+    else:  # the features go there block by block
+        on_gpu = (4 if choices.precision is DtypeName.FLOAT32 else 8) * entries + graphs
+        fits = on_gpu <= gpu / 2 and graphs <= available / 2
+    if fits:
         return None
     existing = next(folder for folder in [out.absolute(), *out.absolute().parents] if folder.is_dir())
     free = shutil.disk_usage(existing).free

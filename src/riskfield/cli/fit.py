@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from riskfield.cli._common import Config, Device, Images, Masks, Quiet, Threads
+from riskfield.cli._common import Config, Device, DtypeName, Images, Masks, Quiet, Threads
 from riskfield.cli._fit_images import Choices, FitOptions, InferenceName, fit_images
 from riskfield.datasets.folders import MaskReading
 from riskfield.errors import did_you_mean
@@ -77,6 +77,9 @@ def fit(
     every: Annotated[int, typer.Option(min=1, help="Iterations between checkpoints.")] = 10,
     seed: Annotated[int, typer.Option(min=0, help="Seed of all random numbers.")] = 0,
     device: Device = None,
+    dtype: Annotated[
+        DtypeName | None, typer.Option(help="Precision of the computation. [float32 on a GPU, else float64]")
+    ] = None,
     threads: Threads = None,
     config: Config = None,
     quiet: Quiet = False,
@@ -119,6 +122,7 @@ def fit(
             early_stopping,
             validation_fraction,
             patience,
+            dtype,
         ),
         out,
         seed,

@@ -15,7 +15,7 @@ from typing import Annotated
 import torch
 import typer
 
-from riskfield.cli._common import Device
+from riskfield.cli._common import Device, DtypeName
 from riskfield.entropy import TRW, Bethe, spanning_tree_rho
 from riskfield.errors import ConvergenceWarning, ImpossibleEvidenceError, RiskfieldError, TreewidthError
 from riskfield.graph.builders import chain
@@ -53,13 +53,6 @@ class ScheduleName(StrEnum):
     SEQUENTIAL = "sequential"
     COLOURED = "coloured"
     PARALLEL = "parallel"
-
-
-class DtypeName(StrEnum):
-    """The floating-point types."""
-
-    FLOAT32 = "float32"
-    FLOAT64 = "float64"
 
 
 def infer(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -34,15 +35,17 @@ class Blocks:
         self, designs: Sequence[Design], codes: Sequence[Codes], weights: Array | None, *, verbose: bool
     ) -> Iterator[Examples]:
         """All examples with their labels, for training."""
-        inputs = [dict(design.inputs()) for design in bar(designs, shown=verbose, what="features")]
-        for members in by_structure(designs):
+        # Block by block: those on a GPU need not fit into the memory of the CPU.
+        groups = by_structure(designs)
+        order = bar([designs[k] for members in groups for k in members], shown=verbose, what="features")
+        inputs = (design.inputs() for design in order)
+        for members in groups:
             graph = designs[members[0]].structure.graph(self.num_states)
             labels = np.stack([designs[k].reduce(codes[k]) for k in members])
-            joined = stacked([inputs[k] for k in members], self.dtype)
-            for k in members:
-                inputs[k].clear()  # the block holds them now
+            joined = stacked(list(islice(inputs, len(members))), self.dtype)
             own = None if weights is None else torch.from_numpy(weights[members])
             yield Examples(graph, torch.from_numpy(labels), joined, weights=own).to(self.device)
+        next(inputs, None)  # ends the progress bar
 
     def unlabelled(self, designs: Sequence[Design]) -> Examples:
         """Examples of one structure, to be predicted."""

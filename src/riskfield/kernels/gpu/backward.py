@@ -318,7 +318,7 @@ class _Backward:
                 1 << direction, slot, engine.message_start[part.kind], engine.counting_step, number, int(add),
                 int(clear),
                 SHARED=own.shared, MASKED=part.masked[direction], DAMPED=engine.damped, KEEP=self.keep, SPLIT=split,
-                **shape,
+                STREAM=engine.streams(part, block), **shape,
             )  # fmt: skip
 
     def _table_sums(self, first: int, sweeps: int) -> None:

@@ -86,6 +86,7 @@ def message_cotangent(
     S: tl.constexpr, SX: tl.constexpr, OTHERS: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, D3: tl.constexpr,
     Q1: tl.constexpr, Q2: tl.constexpr, Q3: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr,
     SHARED: tl.constexpr, MASKED: tl.constexpr, DAMPED: tl.constexpr, KEEP: tl.constexpr, SPLIT: tl.constexpr,
+    STREAM: tl.constexpr,
 ):  # fmt: skip
     """From the cotangents of the messages a block received to those of the cavities and tables behind them.
 
@@ -119,7 +120,7 @@ def message_cotangent(
     y1, y2, y3, exists, joint = _others(D1, D2, D3, Q1, Q2, Q3)
     read = sent[None] & exists[:, None]
     v = _recorded(tape + tape_start, place, y1, y2, y3, read, OTHERS, D1, D2, D3, Q1 * Q2 * Q3, BN)
-    full = _table(table, tables, e, r, item, batch, x, joint, exists, sent, S, D1 * D2 * D3, SHARED) + v[None]
+    full = _table(table, tables, e, r, item, batch, x, joint, exists, sent, S, D1 * D2 * D3, SHARED, STREAM) + v[None]
     u, share = _shares(full)
     if clear != 0:
         tl.store(cavity_in + message_at, tl.zeros([SX, BN], g.dtype), mask=mine)

@@ -281,13 +281,17 @@ class Engine:
                 self.rate_step, int(measure),
                 SHARED=own.shared, MASKED=part.masked[direction], MAXIMISE=self.maximise, DAMPED=self.damped,
                 RECORD=tape is not None, FIRST=k == 0, LAST=k == len(block.parts) - 1,
-                AHEAD=self._ahead(part, block), SETTLED=settled, **shape,
+                AHEAD=self._ahead(part, block), SETTLED=settled, STREAM=self.streams(part, block), **shape,
             )  # fmt: skip
 
     def _ahead(self, part: Part, block: Block) -> int:
         """How many messages to a node are computed at the same time: several if there is little else to do."""
         few = tile_size(part.kind) <= 4 and block.count * self.batch < MANY_PLACES
         return min(4, power_of_two(part.degree)) if few else 1
+
+    def streams(self, part: Part, block: Block) -> bool:
+        """Whether messages and beliefs stay in the cache from one launch to the next if the tables do not."""
+        return not self.plan.kinds[part.kind].shared and block.count * self.batch < MANY_PLACES
 
     # End ------------------------------------------------------------------------------------------------------------
 

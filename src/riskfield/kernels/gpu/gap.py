@@ -71,7 +71,8 @@ def gap_block(
         size += tl.load(sizes + tl.load(size_starts + o) + slot * batch + item, mask=valid, other=0.0)
     update, total, _, _, _ = _update(
         table, messages, beliefs, neighbours, cavities, tables, updated, starts, damping, 0, slots, batch, own_messages,
-        e, item, x, y1, y2, y3, exists, joint, valid, S, OTHERS, D1, D2, D3, SHARED, False, MAXIMISE, False, True,
+        e, item, x, y1, y2, y3, exists, joint, valid, S, OTHERS, D1, D2, D3, SHARED, False, MAXIMISE, False,
+        True, False,
     )  # fmt: skip
     moved = tl.where(possible, update - m, 0.0)
     step = moved - _lse(b + moved, 0)[None]

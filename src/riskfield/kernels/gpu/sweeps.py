@@ -23,6 +23,7 @@ def _update(
     e, item, x, y1, y2, y3, exists, joint, inside,
     S: tl.constexpr, OTHERS: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, D3: tl.constexpr,
     SHARED: tl.constexpr, MASKED: tl.constexpr, MAXIMISE: tl.constexpr, DAMPED: tl.constexpr, TOTAL: tl.constexpr,
+    STREAM: tl.constexpr,
 ):  # fmt: skip
     """The new log-messages from slots e, the cavities that they are made of, and which slots are not empty.
 
@@ -31,7 +32,7 @@ def _update(
     r = e * batch + item
     valid = inside & (tl.load(neighbours + e, mask=inside, other=-1) >= 0)
     mine = (x < S)[:, None] & valid[None]
-    full = _table(table, tables, e, r, item, batch, x, joint, exists, inside, S, D1 * D2 * D3, SHARED)
+    full = _table(table, tables, e, r, item, batch, x, joint, exists, inside, S, D1 * D2 * D3, SHARED, STREAM)
     c1 = full
     c2 = full
     c3 = full
@@ -115,12 +116,13 @@ def update_block(
     S: tl.constexpr, SX: tl.constexpr, OTHERS: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, D3: tl.constexpr,
     Q1: tl.constexpr, Q2: tl.constexpr, Q3: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr,
     SHARED: tl.constexpr, MASKED: tl.constexpr, MAXIMISE: tl.constexpr, DAMPED: tl.constexpr, RECORD: tl.constexpr,
-    FIRST: tl.constexpr, LAST: tl.constexpr, AHEAD: tl.constexpr, SETTLED: tl.constexpr,
+    FIRST: tl.constexpr, LAST: tl.constexpr, AHEAD: tl.constexpr, SETTLED: tl.constexpr, STREAM: tl.constexpr,
 ):  # fmt: skip
     """Messages to the nodes of a block from factors of one kind, then, after the last kind, beliefs.
 
-    SETTLED: some items are not `live`; they stay as they are. AHEAD messages to a node (1, 2 or 4) are computed before
-    the first of them is stored, so that the operands of all of them are on their way at the same time.
+    SETTLED: some items are not `live`; they stay as they are. STREAM: see `_table`. AHEAD messages to a node (1, 2 or
+    4) are computed before the first of them is stored, so that the operands of all of them are on their way at the
+    same time.
     """
     _, local, item, inside = _places(count, batch, BN, WIDE)
     if SETTLED:
@@ -141,27 +143,27 @@ def update_block(
         u, c1, c2, c3, valid = _update(
             table, messages_in, beliefs_in, neighbours, cavities, tables, updated, starts, damping, bit, slots, batch,
             own_messages, e, item, x, y1, y2, y3, exists, joint, inside,
-            S, OTHERS, D1, D2, D3, SHARED, MASKED, MAXIMISE, DAMPED, False,
+            S, OTHERS, D1, D2, D3, SHARED, MASKED, MAXIMISE, DAMPED, False, STREAM,
         )  # fmt: skip
         if AHEAD > 1:
             e_b, place_b = e + count, place + count * batch
             u_b, c1_b, c2_b, c3_b, valid_b = _update(
                 table, messages_in, beliefs_in, neighbours, cavities, tables, updated, starts, damping, bit, slots,
                 batch, own_messages, e_b, item, x, y1, y2, y3, exists, joint, inside & (e_b < end),
-                S, OTHERS, D1, D2, D3, SHARED, MASKED, MAXIMISE, DAMPED, False,
+                S, OTHERS, D1, D2, D3, SHARED, MASKED, MAXIMISE, DAMPED, False, STREAM,
             )  # fmt: skip
         if AHEAD > 2:
             e_c, place_c = e + 2 * count, place + 2 * count * batch
             u_c, c1_c, c2_c, c3_c, valid_c = _update(
                 table, messages_in, beliefs_in, neighbours, cavities, tables, updated, starts, damping, bit, slots,
                 batch, own_messages, e_c, item, x, y1, y2, y3, exists, joint, inside & (e_c < end),
-                S, OTHERS, D1, D2, D3, SHARED, MASKED, MAXIMISE, DAMPED, False,
+                S, OTHERS, D1, D2, D3, SHARED, MASKED, MAXIMISE, DAMPED, False, STREAM,
             )  # fmt: skip
             e_d, place_d = e + 3 * count, place + 3 * count * batch
             u_d, c1_d, c2_d, c3_d, valid_d = _update(
                 table, messages_in, beliefs_in, neighbours, cavities, tables, updated, starts, damping, bit, slots,
                 batch, own_messages, e_d, item, x, y1, y2, y3, exists, joint, inside & (e_d < end),
-                S, OTHERS, D1, D2, D3, SHARED, MASKED, MAXIMISE, DAMPED, False,
+                S, OTHERS, D1, D2, D3, SHARED, MASKED, MAXIMISE, DAMPED, False, STREAM,
             )  # fmt: skip
         total += _receive(
             messages_out, tape, counting, counting_step, own_messages, u, c1, c2, c3, valid, e, item, place, batch, x,

@@ -57,15 +57,23 @@ def _others(D1: tl.constexpr, D2: tl.constexpr, D3: tl.constexpr, Q1: tl.constex
 
 @triton.jit
 def _table(
-    table, tables, e, r, item, batch, x, joint, exists, valid, S: tl.constexpr, P: tl.constexpr, SHARED: tl.constexpr
-):
-    """Entries of a factor's table: (own state, joint state, place)."""
+    table, tables, e, r, item, batch, x, joint, exists, valid, S: tl.constexpr, P: tl.constexpr, SHARED: tl.constexpr,
+    STREAM: tl.constexpr = False,
+):  # fmt: skip
+    """Entries of a factor's table: (own state, joint state, place).
+
+    STREAM: the tables would push everything else out of the cache, where the next launch could find it.
+    """
     at = r
     if SHARED:
         at = tl.load(tables + e, mask=valid, other=0).to(e.dtype) * batch + item
     entry = x[:, None] * P + joint[None]
     there = ((x < S)[:, None] & exists[None])[:, :, None] & valid[None, None]
-    return tl.load(table + _at(at[None, None], entry[:, :, None], S * P), mask=there, other=NEG)
+    address = table + _at(at[None, None], entry[:, :, None], S * P)
+    if STREAM:
+        return tl.load(address, mask=there, other=NEG, eviction_policy="evict_first")
+    else:
+        return tl.load(address, mask=there, other=NEG)
 
 
 @triton.jit
