@@ -17,6 +17,7 @@ from PIL import Image
 import riskfield as rf
 from image_cases import CLASS_OPTIONS, CLASSES, IGNORE, SHAPES, write_folders
 from riskfield.cli import COMMANDS, _command, main
+from riskfield.cli._common import DtypeName
 from riskfield.cli._fit_images import Choices, InferenceName, _largest_scale
 from riskfield.estimators import image_crf
 from riskfield.estimators.defaults import ITERATIONS, LOSS, SWEEPS
@@ -526,6 +527,25 @@ def test_features_that_do_not_fit_into_memory_are_kept_on_the_disk(folder, capsy
     plain, streamed = (ImageRun.load(run).crf.model_.state_dict() for run in ("plain", "streamed"))
     for name, weights in plain.items():
         torch.testing.assert_close(streamed[name], weights, rtol=1e-6, atol=1e-9)
+    # A GPU with room for them keeps them itself, whatever the memory of the CPU holds beside the graphs.
+    monkeypatch.setattr("riskfield.cli._fit_images.gpu_memory", lambda device: 10**8)
+    assert main([*fit, "--out", "on-gpu"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_the_precision_of_a_fit(folder):
+    assert main([*FIT, "--iterations", "1", "--ridge", "1e-2", "--dtype", "float32", "--quiet", "--out", "single"]) == 0
+    run = ImageRun.load("single")
+    assert run.crf.dtype == "float32"
+    assert {weights.dtype for weights in run.crf.model_.parameters()} == {torch.float32}
+    assert "--dtype float32" in run.command
+    default = Choices(LOSS, InferenceName.TRW, None, SWEEPS, None, ITERATIONS, 1.0, None)
+    assert [replace(default, device=device).precision.value for device in (None, "cpu", "cuda:1")] == [
+        "float64",
+        "float64",
+        "float32",
+    ]
+    assert replace(default, device="cuda", dtype=DtypeName.FLOAT64).precision is DtypeName.FLOAT64
 
 
 def test_the_chosen_ridge_and_the_files_are_recorded_and_printed(folder, capsys):
