@@ -222,7 +222,7 @@ struct Logarithm {
     for (int x = 1; x < n; ++x) top = vmax<T>(top, m[x]);
     return top;
   }
-  static RF_INLINE V<T> log_total(const V<T>* m, int n) {
+  static RF_NOINLINE V<T> log_total(const V<T>* m, int n) {
     const V<T> finite_top = finite_or_zero(largest(m, n));
     V<T> total{};
     for (int x = 0; x < n; ++x) total += vexp<T>(m[x] - finite_top);

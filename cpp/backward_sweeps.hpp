@@ -154,7 +154,10 @@ class BackwardSweeps {
     if constexpr (IsLogarithm<Algebra>::value)
       body(std::integral_constant<int, 0>{});
     else if constexpr (P == Pass::kWhole || P == Pass::kSum || P == Pass::kDeferred)
-      with_states<Algebra>(states, body);
+      with_states<Algebra>(states, [&](auto found) {
+        constexpr int S = decltype(found)::value;  // tables of binary variables are not deferred
+        body(std::integral_constant < int, P == Pass::kDeferred && S == 2 ? 0 : S > {});
+      });
     else if (P == Pass::kTables && states == 2)
       body(std::integral_constant<int, 2>{});
     else

@@ -48,10 +48,17 @@ RF_INLINE void contract(const T* table, Index stride, const V<T>* before, Index 
     }
 }
 
+// The same for any number of states; compiled once, not wherever it is used.
+template <class Algebra, class T>
+RF_NOINLINE void contract_any(const T* table, Index stride, const V<T>* before, Index num_before, int states,
+                              const V<T>* after, Index num_after, V<T>* out) {
+  contract<Algebra, T, 0>(table, stride, before, num_before, states, after, num_after, out);
+}
+
 // The same in logarithms: the largest term first, then, for sum-product, the sum relative to it.
 template <class T, bool Max>
-RF_INLINE void contract_log(const T* table, Index stride, const V<T>* before, Index num_before, int states,
-                            const V<T>* after, Index num_after, V<T>* out) {
+RF_NOINLINE void contract_log(const T* table, Index stride, const V<T>* before, Index num_before, int states,
+                              const V<T>* after, Index num_after, V<T>* out) {
   for (int x = 0; x < states; ++x) {
     V<T> top = splat<T>(kNegInf<T>);
     for (Index a = 0; a < num_before; ++a) {

@@ -33,10 +33,11 @@ RF_INLINE void in_blocks(Index n, Body body) {
 }
 
 // out[i] = sum over j of table[i step_out + j step_in] in[j]. An entry of the table is a Number, or one double for all
-// items. Blocks of sums stay in registers.
+// items. Blocks of sums stay in registers. A function of its own, as is add_outer: inlined into every pass, the many
+// kinds of blocks would take most of the time to compile.
 template <class Numbers, class Entry, class Step>
-RF_INLINE void contract_by(const Entry* table, Step step_out, Index step_in, const typename Numbers::Number* in,
-                           Index num_in, typename Numbers::Number* out, Index num_out) {
+RF_NOINLINE void contract_by(const Entry* table, Step step_out, Index step_in, const typename Numbers::Number* in,
+                             Index num_in, typename Numbers::Number* out, Index num_out) {
   using Number = typename Numbers::Number;
   in_blocks<8>(num_out, [&](Index first, auto block) RF_LAMBDA {
     constexpr int kBlock = decltype(block)::value;
@@ -66,9 +67,9 @@ RF_INLINE void contract(const Entry* table, Index step_out, Index step_in, const
 
 // sum[x, y] += the sum over f of rows[f][x] columns[f][y], for `count` pairs of vectors.
 template <class Numbers>
-RF_INLINE void add_outer(typename Numbers::Number* sum, Index num_rows, Index num_columns,
-                         const typename Numbers::Number* const* rows, const typename Numbers::Number* const* columns,
-                         int count) {
+RF_NOINLINE void add_outer(typename Numbers::Number* sum, Index num_rows, Index num_columns,
+                           const typename Numbers::Number* const* rows, const typename Numbers::Number* const* columns,
+                           int count) {
   using Number = typename Numbers::Number;
   in_blocks<4>(num_rows, [&](Index x, auto height) RF_LAMBDA {
     in_blocks<4>(num_columns, [&](Index y, auto width) RF_LAMBDA {

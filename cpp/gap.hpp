@@ -32,13 +32,48 @@ V<T> log_operands(const Item<T>& item, const Group& group, const Lanes& lanes, i
   return size;
 }
 
+// How inconsistent one variable's belief is with a factor's own marginal of it, and the step of the message, from
+// logarithms: see `log_operands`. `update` is the undamped message; `next` is for working. `size` is that of the
+// numbers that updates are the sum of.
+template <class T>
+RF_NOINLINE void measure_slot(int n, bool sum_product, V<T> size, const V<T>& counting, const V<T>* belief,
+                              const V<T>* message, V<T>* update, V<T>* next, V<T>& inconsistency, V<T>& largest) {
+  V<T> best = splat<T>(kNegInf<T>), best_cavity{};
+  for (int x = 0; x < n; ++x) {
+    const I<T> possible = belief[x] > kNegInf<T>;
+    const V<T> value = update[x];
+    size += select<T>(possible & (value > kNegInf<T>), vexp<T>(belief[x]) * vabs<T>(value), V<T>{});
+    update[x] = select<T>(possible, value - message[x], V<T>{});
+    next[x] = belief[x] + update[x];  // the factor's own marginal of the variable, up to a factor
+    best_cavity = select<T>(belief[x] > best, belief[x] - message[x], best_cavity);
+    best = vmax<T>(best, belief[x]);
+  }
+  const V<T> shift = Logarithm<T, false>::finite_or_zero(Logarithm<T, false>::log_total(next, n));
+  const V<T> rounding = size * T(kRounding * kEpsilon<T>);
+  V<T> of_value{};
+  for (int x = 0; x < n; ++x) {
+    const I<T> possible = belief[x] > kNegInf<T>;
+    const V<T> step = update[x] - shift, weight = vexp<T>(belief[x]);
+    V<T> moved = vabs<T>(step);
+    moved = select<T>(possible & (moved > rounding), moved, V<T>{});
+    const V<T> share = select<T>(moved < T(1), moved, splat<T>(1));
+    const V<T> violation = select<T>(step < T(1), weight * share, vexp<T>(belief[x] + step));
+    const V<T> multiplier = select<T>(possible, vabs<T>(belief[x] - message[x] - best_cavity), V<T>{});
+    inconsistency = vmax<T>(inconsistency, violation);
+    of_value += multiplier * violation;
+    largest = vmax<T>(largest, moved);
+  }
+  // A max-product run has no log-partition value of this kind.
+  if (sum_product) inconsistency = vmax<T>(inconsistency, of_value * counting);
+}
+
 // Message passing. For mean field, below, the node marginals are all there is.
 template <class Algebra, class T, class Lanes>
 void measure_gap(const Context<T>& context, const Item<T>& item, int g, const Lanes& lanes, Scratch<T>& scratch) {
   const Group& group = context.plan->groups[g];
   const V<T> inverse = lanes.per_factor(context.inverse[g]), counting = lanes.per_factor(context.counting[g]);
   V<T>*belief = scratch.weights, *message = scratch.rates, *update = scratch.out;
-  V<T> size = splat<T>(1);  // of the numbers that updates are the sum of
+  V<T> size = splat<T>(1);
   for (int slot = 0; slot < group.arity; ++slot)
     size += log_operands<Algebra, T>(item, group, lanes, slot, inverse, belief, message);
   const MessageSettings<T> settings = settings_of<Algebra, T>(context, g, lanes);
@@ -48,35 +83,11 @@ void measure_gap(const Context<T>& context, const Item<T>& item, int g, const La
   for (int slot = 0; slot < group.arity; ++slot) {
     const int n = group.dims[slot];
     contract<Algebra, T, 0>(incident<Algebra, T, 0>(item, group, slot, lanes, cavity, update, scratch), n, update);
+    for (int x = 0; x < n; ++x) update[x] = Algebra::logarithm(update[x]);
     log_operands<Algebra, T>(item, group, lanes, slot, inverse, belief, message);
-    V<T>* next = scratch.cavities;  // the factor's own marginal of the variable, up to a factor
-    V<T> own_size = size, best = splat<T>(kNegInf<T>), best_cavity{};
-    for (int x = 0; x < n; ++x) {
-      const I<T> possible = belief[x] > kNegInf<T>;
-      const V<T> value = Algebra::logarithm(update[x]);
-      own_size += select<T>(possible & (value > kNegInf<T>), vexp<T>(belief[x]) * vabs<T>(value), V<T>{});
-      update[x] = select<T>(possible, value - message[x], V<T>{});
-      next[x] = belief[x] + update[x];
-      best_cavity = select<T>(belief[x] > best, belief[x] - message[x], best_cavity);
-      best = vmax<T>(best, belief[x]);
-    }
-    const V<T> shift = Logarithm<T, false>::finite_or_zero(Logarithm<T, false>::log_total(next, n));
-    const V<T> rounding = own_size * T(kRounding * kEpsilon<T>);
-    V<T> inconsistency{}, of_value{}, largest{};
-    for (int x = 0; x < n; ++x) {
-      const I<T> possible = belief[x] > kNegInf<T>;
-      const V<T> step = update[x] - shift, weight = vexp<T>(belief[x]);
-      V<T> moved = vabs<T>(step);
-      moved = select<T>(possible & (moved > rounding), moved, V<T>{});
-      const V<T> share = select<T>(moved < T(1), moved, splat<T>(1));
-      const V<T> violation = select<T>(step < T(1), weight * share, vexp<T>(belief[x] + step));
-      const V<T> multiplier = select<T>(possible, vabs<T>(belief[x] - message[x] - best_cavity), V<T>{});
-      inconsistency = vmax<T>(inconsistency, violation);
-      of_value += multiplier * violation;
-      largest = vmax<T>(largest, moved);
-    }
-    // A max-product run has no log-partition value of this kind.
-    if (context.kind == Kind::kSumProduct) inconsistency = vmax<T>(inconsistency, of_value * counting);
+    V<T> inconsistency{}, largest{};
+    measure_slot<T>(n, context.kind == Kind::kSumProduct, size, counting, belief, message, update, scratch.cavities,
+                    inconsistency, largest);
     scratch.gap.marginals = vmax<T>(scratch.gap.marginals, lanes.valid(inconsistency));
     scratch.gap.messages = vmax<T>(scratch.gap.messages, lanes.valid(largest * counting));
   }

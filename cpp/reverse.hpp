@@ -44,8 +44,8 @@ RF_INLINE void add_cavity(const Lanes& lanes, int slot, int states, const V<T>* 
 
 // The same from the gradient of all joint states.
 template <class Algebra, class T, class Lanes>
-RF_INLINE void spread_to_slot(const Group& group, int slot, const V<T>* joint, const Lanes& lanes, V<T> inverse,
-                              T* beliefs, T* messages, Scratch<T>& scratch) {
+RF_NOINLINE void spread_to_slot(const Group& group, int slot, const V<T>* joint, const Lanes& lanes, V<T> inverse,
+                                T* beliefs, T* messages, Scratch<T>& scratch) {
   const int n = group.dims[slot];
   Index inner = 1, outer = 1;
   for (int k = 0; k < slot; ++k) outer *= group.dims[k];
@@ -216,9 +216,9 @@ RF_INLINE void reverse_pair(const Incident<T>& made, const Group& group, int slo
   const int n = group.dims[slot], others = group.dims[1 - slot];
   V<T>* sum = scratch.cavities;
   if (slot == 0)
-    contract<Algebra, T, 0>(made.table, made.stride, r, n, others, nullptr, 1, sum);
+    contract_any<Probability<T, Power::kOne>, T>(made.table, made.stride, r, n, others, nullptr, 1, sum);
   else
-    contract<Algebra, T, 0>(made.table, made.stride, nullptr, 1, others, r, n, sum);
+    contract_any<Probability<T, Power::kOne>, T>(made.table, made.stride, nullptr, 1, others, r, n, sum);
   const V<T>* cavity = slot == 0 ? made.after : made.before;
   for (int y = 0; y < others; ++y) sum[y] *= cavity[y];
   add_cavity<Algebra, T, 0>(lanes, 1 - slot, others, sum, inverse, beliefs, to);

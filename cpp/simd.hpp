@@ -116,10 +116,10 @@ RF_INLINE V<T> select(I<T> mask, V<T> yes, V<T> no) {
 #if defined(__AVX2__)
   return mask ? yes : no;
 #else
-  // GCC 12 fails to compile some conditional vectors for plain SSE2, so there the lanes are chosen one by one.
-  V<T> result{};
-  for (int l = 0; l < kLanes<T>; ++l) result[l] = mask[l] ? yes[l] : no[l];
-  return result;
+  // GCC 12 fails to compile some conditional vectors for plain SSE2, so there the bits are chosen.
+  U<T> bits;
+  std::memcpy(&bits, &mask, sizeof(mask));
+  return from_bits<T>((as_bits<T>(yes) & bits) | (as_bits<T>(no) & ~bits));
 #endif
 }
 

@@ -33,7 +33,7 @@ RF_INLINE void read_cavity(const Lanes& lanes, const T* beliefs, int slot, int s
 
 // out[(s, x)] = left[s] combined with right[x]
 template <class Algebra, class T>
-RF_INLINE void outer(const V<T>* left, Index num_left, const V<T>* right, int num_right, V<T>* out) {
+RF_NOINLINE void outer(const V<T>* left, Index num_left, const V<T>* right, int num_right, V<T>* out) {
   for (Index s = 0; s < num_left; ++s)
     for (int x = 0; x < num_right; ++x) out[s * num_right + x] = Algebra::combine(left[s], right[x]);
 }
@@ -47,10 +47,8 @@ RF_INLINE Index joint_cavity(const Group& group, int first, int last, Cavity cav
   result[0] = Algebra::one();
   Index count = 1;
   for (int slot = first; slot < last; ++slot) {
-    if (slot == first) {
-      cavity(slot, result);
-    } else {
-      cavity(slot, scratch.cavities);
+    cavity(slot, slot == first ? result : scratch.cavities);
+    if (slot > first) {
       outer<Algebra, T>(result, count, scratch.cavities, group.dims[slot], other);
       std::swap(result, other);
     }
@@ -117,8 +115,10 @@ RF_INLINE Incident<T> incident(const Item<T>& item, const Group& group, int slot
     from.num_before = slot == 1 ? S : 1;
     from.num_after = slot == 1 ? 1 : S;
   } else {
-    from.num_before = joint_cavity<Algebra, T>(group, 0, slot, cavity, scratch, scratch.before);
-    from.num_after = joint_cavity<Algebra, T>(group, slot + 1, group.arity, cavity, scratch, scratch.after);
+    for (const bool after : {false, true})  // a loop, so that what forms a cavity is compiled once
+      (after ? from.num_after : from.num_before) =
+          joint_cavity<Algebra, T>(group, after ? slot + 1 : 0, after ? group.arity : slot, cavity, scratch,
+                                   after ? scratch.after : scratch.before);
     from.before = scratch.before;
     from.after = scratch.after;
   }
@@ -128,9 +128,13 @@ RF_INLINE Incident<T> incident(const Item<T>& item, const Group& group, int slot
 // The message before normalisation.
 template <class Algebra, class T, int S>
 RF_INLINE void contract(const Incident<T>& from, int states, V<T>* out) {
+  using Sums = std::conditional_t<std::is_same<Algebra, Expectation<T>>::value, Algebra, Probability<T, Power::kOne>>;
   if constexpr (IsLogarithm<Algebra>::value)
     contract_log<T, IsLogarithm<Algebra>::kMax>(from.table, from.stride, from.before, from.num_before, states,
                                                 from.after, from.num_after, out);
+  else if constexpr (S == 0)
+    contract_any<Sums, T>(from.table, from.stride, from.before, from.num_before, states, from.after, from.num_after,
+                          out);
   else
     contract<Algebra, T, S>(from.table, from.stride, from.before, from.num_before, states, from.after, from.num_after,
                             out);
@@ -291,6 +295,13 @@ inline int square_states(const Group& group) {
   return group.arity == 2 && group.dims[0] == group.dims[1] ? group.dims[0] : 0;
 }
 
+// Messages are gathered one by one, so that unrolling more than two states would not be worth it.
+template <class Algebra, class T, int S>
+RF_NOINLINE void update_gathered_belief(const Context<T>& context, Item<T>& item, const NodeTile& tile,
+                                        const T* messages, Scratch<T>& scratch) {
+  update_belief<Algebra, T, S, false>(context, item, tile, messages, scratch);
+}
+
 template <class T>
 void update_nodes(const Context<T>& context, Item<T>& item, Index begin, Index end, const T* messages,
                   Scratch<T>& scratch) {
@@ -299,10 +310,11 @@ void update_nodes(const Context<T>& context, Item<T>& item, Index begin, Index e
     for (Index t = begin; t < end; ++t) {
       const NodeTile& tile = context.plan->node_tiles[t];
       with_states<Algebra>(tile.states, [&](auto states) {
+        constexpr int S = decltype(states)::value;
         if (tile.contiguous)
-          update_belief<Algebra, T, decltype(states)::value, true>(context, item, tile, messages, scratch);
+          update_belief<Algebra, T, S, true>(context, item, tile, messages, scratch);
         else
-          update_belief<Algebra, T, decltype(states)::value, false>(context, item, tile, messages, scratch);
+          update_gathered_belief<Algebra, T, S == 2 ? 2 : 0>(context, item, tile, messages, scratch);
       });
     }
   });
