@@ -81,7 +81,7 @@ class ForestBlock : public ForestPasses<Numbers, Entry> {
   void differentiate(const Rows<const T>& g, bool nodes_only, const Rows<T>& out, Scratch& scratch) const {
     slopes_up(g, nodes_only, scratch);
     slopes_down(g, nodes_only, scratch);
-    const Number *psi_slope = scratch.psi_slope.get(), *q_slope = scratch.q_slope.get();
+    const Number *psi_slope = scratch.psi_slope, *q_slope = scratch.q_slope;
     write_rows<Numbers>(out, 0, plan_.node_size, [&](Index k) RF_LAMBDA {
       return Numbers::to_real(psi_[k] * q_slope[k] + q_[k] * psi_slope[k]);
     });
@@ -93,7 +93,7 @@ class ForestBlock : public ForestPasses<Numbers, Entry> {
         const Number* plain = weights(factor, w);
         if (!nodes_only) add_direction(factor, g, a, plain, sum);
         pairs.add(a, weights_slope(factor, psi_slope, w + plan_.most_columns));
-        pairs.add(scratch.cavity_slope.get() + factor.place, plain);
+        pairs.add(scratch.cavity_slope + factor.place, plain);
       });
       write_sum(table, sum, out);
     });
@@ -222,7 +222,7 @@ class ForestBlock : public ForestPasses<Numbers, Entry> {
 
   template <class T>
   void slopes_up(const Rows<const T>& g, bool nodes_only, Scratch& scratch) const {
-    Number *slopes = scratch.psi_slope.get(), *directions = scratch.nodes.get();
+    Number *slopes = scratch.psi_slope, *directions = scratch.nodes;
     Number *m_slope = scratch.rows.get(), *other = m_slope + plan_.most_states;
     read_rows<Numbers>(g, 0, plan_.node_size,
                        [&](Index k, Reals value) RF_LAMBDA { directions[k] = Numbers::from_real(value); });
@@ -243,7 +243,7 @@ class ForestBlock : public ForestPasses<Numbers, Entry> {
           for (int x = 0; x < table.rows; ++x) m_slope[x] += other[x];
         }
         const Number* e = e_ + factor.place;
-        Number* part = scratch.cavity_slope.get() + factor.place;
+        Number* part = scratch.cavity_slope + factor.place;
         for (int x = 0; x < table.rows; ++x) {
           part[x] = Numbers::canonical(e[x] * m_slope[x]);
           slope[x] += part[x];
@@ -252,7 +252,7 @@ class ForestBlock : public ForestPasses<Numbers, Entry> {
       const Number mean = dot<Numbers>(q, slope, variable.states);
       for (int x = 0; x < variable.states; ++x) slope[x] = Numbers::canonical(slope[x] - mean * psi[x]);
       for (int f = variable.factors_begin; f < variable.factors_end; ++f) {  // s_c
-        Number* part = scratch.cavity_slope.get() + plan_.factors[f].place;
+        Number* part = scratch.cavity_slope + plan_.factors[f].place;
         for (int x = 0; x < variable.states; ++x)
           part[x] = is_alone(variable) ? direction[x] - mean : Numbers::ratio(slope[x] - part[x], psi[x]);
       }
@@ -261,15 +261,15 @@ class ForestBlock : public ForestPasses<Numbers, Entry> {
 
   template <class T>
   void slopes_down(const Rows<const T>& g, bool nodes_only, Scratch& scratch) const {
-    const Number* psi_slope = scratch.psi_slope.get();
-    Number *slopes = scratch.q_slope.get(), *joint = scratch.joint.get(), *other = joint + plan_.most_columns;
+    const Number* psi_slope = scratch.psi_slope;
+    Number *slopes = scratch.q_slope, *joint = scratch.joint.get(), *other = joint + plan_.most_columns;
     for (const ForestPlan::Variable& variable : plan_.variables)
       if (variable.root) clear(slopes + variable.start, variable.states);
     for (const ForestPlan::Factor& factor : plan_.factors) {
       const ForestPlan::Table& table = plan_.tables[factor.table];
       const ForestPlan::Variable& parent = plan_.variables[factor.parent];
       const Number *q = q_ + parent.start, *q_slope = slopes + parent.start, *e = e_ + factor.place;
-      Number* slope = scratch.cavity_slope.get() + factor.place;
+      Number* slope = scratch.cavity_slope + factor.place;
       for (int x = 0; x < table.rows; ++x) slope[x] = Numbers::canonical(e[x] * (q_slope[x] + q[x] * slope[x]));
       if (factor.arity == 1) continue;
       scratch.tick(table.size());

@@ -41,12 +41,15 @@ struct ForestScratch {
         columns(2 * kPairs * plan.most_columns),
         joint(2 * plan.most_columns),
         table(2 * plan.largest_table),
-        nodes(plan.node_size),
-        psi_slope(gradients ? plan.node_size : 0),
-        q_slope(gradients ? plan.node_size : 0),
-        cavity_slope(gradients ? plan.message_size : 0) {}
-  Numbered<Number> rows, columns, joint, table, nodes;
-  Numbered<Number> psi_slope, q_slope, cavity_slope;  // for derivatives
+        memory(gradients ? 3 * plan.node_size + plan.message_size : plan.node_size),
+        nodes(memory.get()),
+        psi_slope(nodes + plan.node_size),
+        q_slope(psi_slope + plan.node_size),
+        cavity_slope(q_slope + plan.node_size) {}
+  Numbered<Number> rows, columns, joint, table;
+  Numbered<Number> memory;  // taken at once, since `take` keeps large pieces
+  Number* const nodes;
+  Number *const psi_slope, *const q_slope, *const cavity_slope;  // for derivatives
   Ticker tick;
 };
 
@@ -219,7 +222,7 @@ class ForestPasses {
   }
   template <class T>
   void exponentials_of_nodes(const Rows<const T>& theta, Scratch& scratch) {
-    Reals* values = reinterpret_cast<Reals*>(scratch.nodes.get());
+    Reals* values = reinterpret_cast<Reals*>(scratch.nodes);
     read_rows<Numbers>(theta, 0, plan_.node_size, [&](Index k, Reals value) RF_LAMBDA { values[k] = value; });
     for (const ForestPlan::Variable& variable : plan_.variables)
       log_z_ += shift(values + variable.start, variable.states);
