@@ -111,6 +111,8 @@ def measure(shape: tuple[int, int, int], seconds: float) -> list[Row]:
     rounds = 0
     while rounds < 5 or time.perf_counter() < ends:
         for key, compute in work.items():
+            if seconds <= best[key] < float("inf"):
+                continue  # a rival that slow is timed once
             for _ in range(1 if key[0] != "riskfield" else 5):
                 began = time.perf_counter()
                 batch.gradients(compute)

@@ -34,12 +34,12 @@ class Block final : public AbstractBlock<T> {
   using Passes = ForestBlock<Numbers, Entry>;
 
   Block(const ForestPlan& plan, std::vector<Index> items, double least, const Entry* tables, const double* shifts,
-        std::vector<double>& log_z, std::vector<char>& left_out)
+        void* memory, std::vector<double>& log_z, std::vector<char>& left_out)
       : plan_(plan),
         items_(std::move(items)),
         log_z_(log_z),
         left_out_(left_out),
-        passes_(plan, least, tables, shifts) {}
+        passes_(plan, least, tables, shifts, static_cast<typename Passes::Number*>(memory)) {}
 
   void up(const T* theta, void* scratch) override {
     passes_.up(rows_to_read(theta, plan_.theta_size), *static_cast<Scratch*>(scratch));
@@ -105,30 +105,27 @@ class EngineForestRun final : public ForestRun<T> {
       : plan_(input.plan), batch_(input.batch), log_z_(batch_), left_out_(batch_, input.wide) {
     const double least = least_number(*plan_);
     const bool shared = batch_ > 1 && share_tables(input.theta, least);
-    if (!input.wide)
-      for (Index first = 0; first < batch_;) {
-        const Index width = batch_ == 1 ? 1 : VectorNumbers::kWidth;
-        std::vector<Index> items;
-        for (Index b = first; b < std::min(batch_, first + width); ++b) items.push_back(b);
-        if (batch_ == 1)
-          add<ScalarNumbers, double>(items, least, nullptr, nullptr);
-        else if (shared)
-          add<VectorNumbers, double>(items, least, tables_.data(), shifts_.data());
-        else
-          add<VectorNumbers, V<double>>(items, least, nullptr, nullptr);
-        first += width;
-      }
+    if (!input.wide) {
+      std::vector<std::vector<Index>> items(batch_ == 1 ? 1
+                                                        : (batch_ + VectorNumbers::kWidth - 1) / VectorNumbers::kWidth);
+      for (Index b = 0; b < batch_; ++b) items[b / VectorNumbers::kWidth].push_back(b);
+      if (batch_ == 1)
+        add<ScalarNumbers, double>(items, least, nullptr, nullptr, memory_);
+      else if (shared)
+        add<VectorNumbers, double>(items, least, tables_.data(), shifts_.data(), memory_);
+      else
+        add<VectorNumbers, V<double>>(items, least, nullptr, nullptr, memory_);
+    }
     const std::size_t limited = blocks_.size();
     for_each_block(0, limited, threads, false,
                    [&](AbstractBlock<T>& block, void* scratch) { block.up(input.theta, scratch); });
-    std::vector<Index> items;
+    std::vector<std::vector<Index>> items;
     for (Index b = 0; b < batch_; ++b) {
-      if (left_out_[b]) items.push_back(b);
-      if (static_cast<int>(items.size()) == WideNumbers::kWidth || (b + 1 == batch_ && !items.empty())) {
-        add<WideNumbers, Wide>(items, least, nullptr, nullptr);
-        items.clear();
-      }
+      if (!left_out_[b]) continue;
+      if (items.empty() || static_cast<int>(items.back().size()) == WideNumbers::kWidth) items.emplace_back();
+      items.back().push_back(b);
     }
+    add<WideNumbers, Wide>(items, least, nullptr, nullptr, wide_memory_);
     first_wide_ = limited;
     std::vector<char> left_out = left_out_;
     for_each_block(limited, blocks_.size(), threads, false,
@@ -157,10 +154,15 @@ class EngineForestRun final : public ForestRun<T> {
   }
 
  private:
+  // Adds a block for each set of items. Their memory is taken at once, since `take` keeps large pieces for later runs.
   template <class Numbers, class Entry>
-  void add(const std::vector<Index>& items, double least, const Entry* tables, const double* shifts) {
-    blocks_.push_back(
-        std::make_unique<Block<T, Numbers, Entry>>(*plan_, items, least, tables, shifts, log_z_, left_out_));
+  void add(const std::vector<std::vector<Index>>& blocks, double least, const Entry* tables, const double* shifts,
+           Numbered<char>& memory) {
+    const Index bytes = ForestBlock<Numbers, Entry>::memory_size(*plan_) * sizeof(typename Numbers::Number);
+    memory = Numbered<char>(bytes * static_cast<Index>(blocks.size()));
+    for (const std::vector<Index>& items : blocks)
+      blocks_.push_back(std::make_unique<Block<T, Numbers, Entry>>(
+          *plan_, items, least, tables, shifts, memory.get() + bytes * (&items - blocks.data()), log_z_, left_out_));
   }
 
   // If all items have the same tables, none of them saturated, compute their exponentials once.
@@ -218,6 +220,7 @@ class EngineForestRun final : public ForestRun<T> {
   std::vector<double> log_z_;
   std::vector<char> left_out_;  // items too saturated for doubles, which have blocks of wide numbers
   std::vector<double> tables_, shifts_;
+  Numbered<char> memory_{0}, wide_memory_{0};
   std::vector<std::unique_ptr<AbstractBlock<T>>> blocks_;
   std::size_t first_wide_ = std::numeric_limits<std::size_t>::max();
 };

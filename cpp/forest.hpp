@@ -11,6 +11,10 @@
 //
 //     a_c(x) = b_p(x) / m_c(x),   mu_c(x, y) = T(x, y) a_c(x) w_c(y),   b_j = the marginal of mu_c.
 //
+// What is kept are psi_i, q_i = b_i / psi_i and e_c = psi_p / m_c, so that a_c = q_p e_c. Where i is the parent of one
+// factor only, as in a chain, e_c is exp(theta_i) but for the scale: nothing is divided, and q_j = sum_x T(x, y)
+// a_c(x). States with m_c(x) = 0 have e_c(x) = 0.
+//
 // All numbers are positive, so there is no cancellation. The derivative of the marginals along a direction, which by
 // symmetry is also the gradient of a function of the marginals, takes two more passes (see forest_block.hpp).
 #pragma once
@@ -30,8 +34,7 @@ struct ForestPlan {
              const std::vector<GroupInput>& groups);
 
   struct Variable {
-    Index start;  // in the caller's theta and mu
-    Index place;  // among the states of all variables, in the order of positions
+    Index start;  // in the caller's theta and mu, and in vectors of all states
     int states;
     int factors_begin, factors_end;  // the factors whose parent it is
     bool root;
@@ -40,7 +43,7 @@ struct ForestPlan {
     int parent, arity;
     int children;    // in `children`: arity - 1 positions
     int table;       // in `tables`
-    Index place;     // of m_c, among those of all factors
+    Index place;     // of e_c, among those of all factors
     Index mu;        // its marginals in the caller's layout
     Index messages;  // in `message_starts`: the parent's, then the children's, in the caller's layout
   };
@@ -50,9 +53,10 @@ struct ForestPlan {
     Index place;  // among all tables
     int rows;
     Index columns;
-    int entries;  // in `entry_maps`
-    int factors;  // how many use it
-    bool adds;    // whether an earlier table of this list is the same one of the caller
+    int entries;       // in `entry_maps`
+    int factors;       // how many use it
+    bool adds;         // whether an earlier table of this list is the same one of the caller
+    bool theta_order;  // whether its entries are in the caller's order
     Index size() const { return rows * columns; }
   };
 

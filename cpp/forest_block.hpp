@@ -1,11 +1,14 @@
 // The results of exact inference on a forest for one vector of items, and their derivatives.
 //
-// Derivatives along a direction g of all log-potentials, untied, are passed as derivatives of logarithms:
+// Derivatives along a direction g of all log-potentials, untied, are
 //
-//     u_i = d log psi_i = g_i + sum of r_c over the factors c whose parent is i,    r_c = d log m_c
-//     v_i = d log b_i,    d mu_c = mu_c (g_c + v_p - r_c + sum of u_j over the children j)
+//     d psi_i = psi_i g_i + sum of e_c dm_c over the factors c whose parent is i,    dm_c = sum_y T (dw_c + g_c w_c)
+//     d a_c   = e_c (dq_p + q_p s_c),    d b_i = psi_i dq_i + q_i d psi_i,    d mu_c = T (da_c w_c + a_c (dw_c + g_c
+//     w_c))
 //
-// A constant added to u_i cancels; it is kept small by centring u_i on b_i.
+// where s_c is the derivative of log psi_p - log m_c: g_p if p is the parent of c only. In a factor of two variables
+// dq_j = sum_x T (da_c + g_c a_c). A multiple of psi_i added to d psi_i cancels; it is chosen such that q_i is
+// orthogonal to d psi_i.
 #pragma once
 
 #include "forest_passes.hpp"
@@ -26,9 +29,7 @@ class ForestBlock : public ForestPasses<Numbers, Entry> {
 
   template <class T>
   void write_nodes(const Rows<T>& out) const {
-    for (const ForestPlan::Variable& variable : plan_.variables)
-      for (int x = 0; x < variable.states; ++x)
-        scatter(out, variable.start + x, Numbers::to_real(belief_.get()[variable.place + x]));
+    write_rows<Numbers>(out, 0, plan_.node_size, [&](Index k) RF_LAMBDA { return Numbers::to_real(q_[k] * psi_[k]); });
   }
 
   template <class T>
@@ -59,11 +60,11 @@ class ForestBlock : public ForestPasses<Numbers, Entry> {
       const ForestPlan::Table& table = plan_.tables[factor.table];
       scratch.tick(table.size());
       const Index* starts = &plan_.message_starts[factor.messages];
-      write_message(m_.get() + factor.place, table.rows, starts[0], out);
+      multiply_up(factor, weights(factor, scratch.columns.get()), scratch.rows.get());
+      write_message(scratch.rows.get(), table.rows, starts[0], out);
       if (factor.arity == 1) continue;
       Number* q = scratch.joint.get();
-      contract<Numbers>(this->table(factor), 1, table.columns, cavity(factor, scratch.rows.get()), table.rows, q,
-                        table.columns);
+      multiply_down(factor, cavity(factor, scratch.rows.get()), q);
       for (int k = 0; k < factor.arity - 1; ++k) {
         Number* weighted = q + plan_.most_columns;
         const Number* w = weights(factor, scratch.columns.get(), k);
@@ -78,37 +79,39 @@ class ForestBlock : public ForestPasses<Numbers, Entry> {
   // The derivative of the expected statistics along `g`, whose rows hold marginals of variables, or all marginals.
   template <class T>
   void differentiate(const Rows<const T>& g, bool nodes_only, const Rows<T>& out, Scratch& scratch) const {
-    tangents_up(g, nodes_only, scratch);
-    tangents_down(g, nodes_only, scratch);
-    for (const ForestPlan::Variable& variable : plan_.variables)
-      for (int x = 0; x < variable.states; ++x)
-        scatter(out, variable.start + x,
-                Numbers::to_real(belief_.get()[variable.place + x] * scratch.v.get()[variable.place + x]));
+    slopes_up(g, nodes_only, scratch);
+    slopes_down(g, nodes_only, scratch);
+    const Number *psi_slope = scratch.psi_slope, *q_slope = scratch.q_slope;
+    write_rows<Numbers>(out, 0, plan_.node_size, [&](Index k) RF_LAMBDA {
+      return Numbers::to_real(psi_[k] * q_slope[k] + q_[k] * psi_slope[k]);
+    });
     for_each_table([&](const ForestPlan::Table& table, const Index* members) {
       Number* sum = clear(scratch.table.get(), table.size());
       add_pairs(table, members, sum, scratch, [&](const ForestPlan::Factor& factor, int slot, Pairs& pairs) {
-        const Number* a = scratch.cavities.get() + factor.place;
+        const Number* a = cavity(factor, scratch.rows.get() + slot * plan_.most_states);
         Number* w = scratch.columns.get() + 2 * slot * plan_.most_columns;
         const Number* plain = weights(factor, w);
         if (!nodes_only) add_direction(factor, g, a, plain, sum);
-        pairs.add(a, weights_times_tangent(factor, plain, scratch.u.get(), w + plan_.most_columns));
-        pairs.add(scratch.tangents.get() + factor.place, plain);
+        pairs.add(a, weights_slope(factor, psi_slope, w + plan_.most_columns));
+        pairs.add(scratch.cavity_slope + factor.place, plain);
       });
       write_sum(table, sum, out);
     });
   }
 
  private:
-  using Base::belief_;
   using Base::cavity;
   using Base::clear;
+  using Base::e_;
   using Base::entries;
   using Base::for_each_state;
-  using Base::gather;
-  using Base::m_;
+  using Base::is_alone;
   using Base::marginal_of_child;
+  using Base::multiply_down;
+  using Base::multiply_up;
   using Base::plan_;
-  using Base::scatter;
+  using Base::psi_;
+  using Base::q_;
   using Base::table;
   using Base::variable;
   using Base::weights;
@@ -151,8 +154,12 @@ class ForestBlock : public ForestPasses<Numbers, Entry> {
   void write_sum(const ForestPlan::Table& table, const Number* sum, const Rows<T>& out) const {
     const Index* map = entries(table);
     const Entry* from = this->table(table);
-    for (Index e = 0; e < table.size(); ++e)
-      scatter(out, table.theta + map[e], Numbers::to_real(sum[e] * from[e]), table.adds);
+    if (!table.adds && table.theta_order)
+      write_rows<Numbers>(out, table.theta, table.size(),
+                          [&](Index k) RF_LAMBDA { return Numbers::to_real(sum[k] * from[k]); });
+    else
+      for (Index k = 0; k < table.size(); ++k)
+        scatter<Numbers>(out, table.theta + map[k], Numbers::to_real(sum[k] * from[k]), table.adds);
   }
   // The marginals of a factor.
   template <class T>
@@ -165,7 +172,7 @@ class ForestBlock : public ForestPasses<Numbers, Entry> {
     scratch.tick(table.size());
     for (int x = 0; x < table.rows; ++x)
       for (Index y = 0; y < table.columns; ++y, ++map, ++from)
-        scatter(out, start + *map, Numbers::to_real(a[x] * w[y] * *from));
+        scatter<Numbers>(out, start + *map, Numbers::to_real(a[x] * w[y] * *from));
   }
 
   template <class T>
@@ -173,33 +180,22 @@ class ForestBlock : public ForestPasses<Numbers, Entry> {
     Number total = Numbers::zero();
     for (int x = 0; x < states; ++x) total += message[x];
     const Reals shift = Numbers::finite_or_zero(Numbers::log(Numbers::canonical(total)));
-    for (int x = 0; x < states; ++x) scatter(out, start + x, Numbers::log(message[x]) - shift);
+    for (int x = 0; x < states; ++x) scatter<Numbers>(out, start + x, Numbers::log(message[x]) - shift);
   }
 
-  // w_c times the sum of the children's u.
-  const Number* weights_times_tangent(const ForestPlan::Factor& factor, const Number* w, const Number* u,
-                                      Number* out) const {
+  // dw_c: the product rule; in `out` unless it is at hand.
+  const Number* weights_slope(const ForestPlan::Factor& factor, const Number* psi_slope, Number* out) const {
+    if (factor.arity == 2) return psi_slope + variable(factor, 0).start;
     const Index columns = plan_.tables[factor.table].columns;
-    if (factor.arity == 2) {
-      const Number* of_child = u + variable(factor, 0).place;
-      for (Index y = 0; y < columns; ++y) out[y] = Numbers::canonical(of_child[y] * w[y]);
-      return out;
-    }
-    for (Index y = 0; y < columns; ++y) out[y] = Numbers::zero();
+    Numbered<Number> others(columns);
+    clear(out, columns);
     for (int k = 0; k < factor.arity - 1; ++k) {
-      const Number* of_child = u + variable(factor, k).place;
-      for_each_state(factor, k, [&](Index y, int x) { out[y] += of_child[x]; });
+      const Number* of_child = psi_slope + variable(factor, k).start;
+      const Number* w = weights(factor, others.get(), k);
+      for_each_state(factor, k, [&](Index y, int x) { out[y] += of_child[x] * w[y]; });
     }
-    for (Index y = 0; y < columns; ++y) out[y] = Numbers::canonical(out[y] * w[y]);
+    for (Index y = 0; y < columns; ++y) out[y] = Numbers::canonical(out[y]);
     return out;
-  }
-
-  // a_c (v_p - r_c).
-  void cavity_times_tangent(const ForestPlan::Factor& factor, const Number* a, const Scratch& scratch,
-                            Number* out) const {
-    const ForestPlan::Variable& parent = plan_.variables[factor.parent];
-    const Number *v = scratch.v.get() + parent.place, *r = scratch.r.get() + factor.place;
-    for (int x = 0; x < parent.states; ++x) out[x] = Numbers::canonical(a[x] * (v[x] - r[x]));
   }
 
   // sum += g_c a w, without the table.
@@ -210,7 +206,7 @@ class ForestBlock : public ForestPasses<Numbers, Entry> {
     const Index* map = entries(table);
     for (int x = 0; x < table.rows; ++x)
       for (Index y = 0; y < table.columns; ++y, ++map, ++sum)
-        *sum = Numbers::canonical(*sum + Numbers::from_real(gather(g, factor.mu + *map)) * a[x] * w[y]);
+        *sum = Numbers::canonical(*sum + Numbers::from_real(gather<Numbers>(g, factor.mu + *map)) * a[x] * w[y]);
   }
 
   // T g_c.
@@ -220,81 +216,85 @@ class ForestBlock : public ForestPasses<Numbers, Entry> {
     const Index* map = entries(table);
     const Entry* from = this->table(factor);
     for (Index e = 0; e < table.size(); ++e)
-      out[e] = Numbers::canonical(Numbers::from_real(gather(g, factor.mu + map[e])) * from[e]);
+      out[e] = Numbers::canonical(Numbers::from_real(gather<Numbers>(g, factor.mu + map[e])) * from[e]);
     return out;
   }
 
   template <class T>
-  void tangents_up(const Rows<const T>& g, bool nodes_only, Scratch& scratch) const {
-    Number *derivative = scratch.rows.get(), *other = derivative + plan_.most_states;
+  void slopes_up(const Rows<const T>& g, bool nodes_only, Scratch& scratch) const {
+    Number *slopes = scratch.psi_slope, *directions = scratch.nodes;
+    Number *m_slope = scratch.rows.get(), *other = m_slope + plan_.most_states;
+    read_rows<Numbers>(g, 0, plan_.node_size,
+                       [&](Index k, Reals value) RF_LAMBDA { directions[k] = Numbers::from_real(value); });
     for (Index i = static_cast<Index>(plan_.variables.size()) - 1; i >= 0; --i) {
       const ForestPlan::Variable& variable = plan_.variables[i];
-      Number* u = scratch.u.get() + variable.place;
-      for (int x = 0; x < variable.states; ++x) u[x] = Numbers::from_real(gather(g, variable.start + x));
+      const Number *psi = psi_ + variable.start, *q = q_ + variable.start;
+      Number *slope = slopes + variable.start, *direction = directions + variable.start;
+      for (int x = 0; x < variable.states; ++x) slope[x] = Numbers::canonical(psi[x] * direction[x]);
       for (int f = variable.factors_begin; f < variable.factors_end; ++f) {
         const ForestPlan::Factor& factor = plan_.factors[f];
         const ForestPlan::Table& table = plan_.tables[factor.table];
         scratch.tick(table.size());
-        const Number* w = weights(factor, scratch.columns.get());
-        const Number* wu =
-            weights_times_tangent(factor, w, scratch.u.get(), scratch.columns.get() + plan_.most_columns);
-        contract<Numbers>(this->table(factor), table.columns, 1, wu, table.columns, derivative, table.rows);
+        multiply_up(factor, weights_slope(factor, slopes, scratch.columns.get()), m_slope);
         if (!nodes_only) {
           const Number* product = table_times_direction(factor, g, scratch.table.get());
-          contract<Numbers>(product, table.columns, 1, w, table.columns, other, table.rows);
-          for (int x = 0; x < table.rows; ++x) derivative[x] += other[x];
+          contract<Numbers>(product, table.columns, 1, weights(factor, scratch.columns.get()), table.columns, other,
+                            table.rows);
+          for (int x = 0; x < table.rows; ++x) m_slope[x] += other[x];
         }
-        const Number* m = m_.get() + factor.place;
-        Number* r = scratch.r.get() + factor.place;
+        const Number* e = e_ + factor.place;
+        Number* part = scratch.cavity_slope + factor.place;
         for (int x = 0; x < table.rows; ++x) {
-          r[x] = Numbers::ratio(derivative[x], m[x]);
-          u[x] += r[x];
+          part[x] = Numbers::canonical(e[x] * m_slope[x]);
+          slope[x] += part[x];
         }
       }
-      const Number* belief = belief_.get() + variable.place;
-      Number mean = Numbers::zero();
-      for (int x = 0; x < variable.states; ++x) mean += belief[x] * u[x];
-      for (int x = 0; x < variable.states; ++x) u[x] = Numbers::canonical(u[x] - mean);
+      const Number mean = dot<Numbers>(q, slope, variable.states);
+      for (int x = 0; x < variable.states; ++x) slope[x] = Numbers::canonical(slope[x] - mean * psi[x]);
+      for (int f = variable.factors_begin; f < variable.factors_end; ++f) {  // s_c
+        Number* part = scratch.cavity_slope + plan_.factors[f].place;
+        for (int x = 0; x < variable.states; ++x)
+          part[x] = is_alone(variable) ? direction[x] - mean : Numbers::ratio(slope[x] - part[x], psi[x]);
+      }
     }
   }
 
   template <class T>
-  void tangents_down(const Rows<const T>& g, bool nodes_only, Scratch& scratch) const {
+  void slopes_down(const Rows<const T>& g, bool nodes_only, Scratch& scratch) const {
+    const Number* psi_slope = scratch.psi_slope;
+    Number *slopes = scratch.q_slope, *joint = scratch.joint.get(), *other = joint + plan_.most_columns;
     for (const ForestPlan::Variable& variable : plan_.variables)
-      if (variable.root)
-        std::copy(scratch.u.get() + variable.place, scratch.u.get() + variable.place + variable.states,
-                  scratch.v.get() + variable.place);
-    Number *derivative = scratch.rows.get(), *q = scratch.joint.get(), *other = q + plan_.most_columns;
+      if (variable.root) clear(slopes + variable.start, variable.states);
     for (const ForestPlan::Factor& factor : plan_.factors) {
-      Number *a = scratch.cavities.get() + factor.place, *at = scratch.tangents.get() + factor.place;
-      cavity(factor, a);
-      cavity_times_tangent(factor, a, scratch, at);
-      if (factor.arity == 1) continue;
       const ForestPlan::Table& table = plan_.tables[factor.table];
+      const ForestPlan::Variable& parent = plan_.variables[factor.parent];
+      const Number *q = q_ + parent.start, *q_slope = slopes + parent.start, *e = e_ + factor.place;
+      Number* slope = scratch.cavity_slope + factor.place;
+      for (int x = 0; x < table.rows; ++x) slope[x] = Numbers::canonical(e[x] * (q_slope[x] + q[x] * slope[x]));
+      if (factor.arity == 1) continue;
       scratch.tick(table.size());
-      const Number* w = weights(factor, scratch.columns.get());
-      contract<Numbers>(this->table(factor), 1, table.columns, at, table.rows, q, table.columns);
+      const Number* a = cavity(factor, scratch.rows.get());
+      multiply_down(factor, slope, joint);
       if (!nodes_only) {
         const Number* product = table_times_direction(factor, g, scratch.table.get());
         contract<Numbers>(product, 1, table.columns, a, table.rows, other, table.columns);
-        for (Index y = 0; y < table.columns; ++y) q[y] += other[y];
+        for (Index y = 0; y < table.columns; ++y) joint[y] = Numbers::canonical(joint[y] + other[y]);
       }
-      if (factor.arity == 2) {  // the sum over x of T a is b / psi
-        const ForestPlan::Variable& child = variable(factor, 0);
-        const Number *belief = belief_.get() + child.place, *u = scratch.u.get() + child.place;
-        for (int x = 0; x < child.states; ++x)
-          scratch.v.get()[child.place + x] =
-              Numbers::canonical(u[x] + Numbers::ratio(Numbers::canonical(q[x] * w[x]), belief[x]));
+      if (factor.arity == 2) {
+        std::copy(joint, joint + table.columns, slopes + variable(factor, 0).start);
         continue;
       }
-      const Number* wu = weights_times_tangent(factor, w, scratch.u.get(), scratch.columns.get() + plan_.most_columns);
-      contract<Numbers>(this->table(factor), 1, table.columns, a, table.rows, other, table.columns);
-      for (Index y = 0; y < table.columns; ++y) q[y] = Numbers::canonical(q[y] * w[y] + other[y] * wu[y]);
+      const Number* w = weights(factor, scratch.columns.get());
+      const Number* w_slope = weights_slope(factor, psi_slope, scratch.columns.get() + plan_.most_columns);
+      multiply_down(factor, a, other);
+      for (Index y = 0; y < table.columns; ++y) joint[y] = Numbers::canonical(joint[y] * w[y] + other[y] * w_slope[y]);
       for (int k = 0; k < factor.arity - 1; ++k) {
         const ForestPlan::Variable& child = variable(factor, k);
-        marginal_of_child(factor, k, q, derivative);
+        Number* out = slopes + child.start;
+        marginal_of_child(factor, k, joint, out);  // db
         for (int x = 0; x < child.states; ++x)
-          scratch.v.get()[child.place + x] = Numbers::ratio(derivative[x], belief_.get()[child.place + x]);
+          out[x] = Numbers::ratio(Numbers::canonical(out[x] - q_[child.start + x] * psi_slope[child.start + x]),
+                                  psi_[child.start + x]);
       }
     }
   }

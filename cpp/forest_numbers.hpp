@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "exponentials.hpp"
+#include "plan.hpp"
 
 namespace riskfield::RISKFIELD_ISA {
 
@@ -55,11 +56,15 @@ struct VectorNumbers {
   static constexpr bool kLimited = true;  // whether numbers can underflow
   static RF_INLINE Number zero() { return Number{}; }
   static RF_INLINE Number one() { return splat<double>(1.0); }
-  static RF_INLINE Number exp(Reals x) { return vexp<double>(x); }
+  static RF_INLINE void exp(const Reals* x, Index count, Number* out) {
+    for (Index k = 0; k < count; ++k) out[k] = vexp<double>(x[k]);
+  }
   static RF_INLINE Reals log(Number x) { return vlog<double>(x); }
-  static RF_INLINE Number larger(Number a, Number b) { return vmax<double>(a, b); }
+  static RF_INLINE Number larger(Number a, Number b) { return select<double>(a > b, a, b); }
   // a / b; 0 where b is.
   static RF_INLINE Number ratio(Number a, Number b) { return select<double>(b == 0.0, Number{}, a / b); }
+  // a; 0 where b is.
+  static RF_INLINE Number unless_zero(Number b, Number a) { return select<double>(b == 0.0, Number{}, a); }
   static RF_INLINE Number canonical(Number a) { return a; }
   static RF_INLINE Number from_real(Reals x) { return x; }
   static RF_INLINE Reals to_real(Number x) { return x; }
@@ -74,7 +79,7 @@ struct VectorNumbers {
     return select<double>((x > kNegInf<double>)&(x < lowest), splat<double>(1.0), so_far);
   }
   static RF_INLINE Reals finite_or_zero(Reals x) { return select<double>(x == kNegInf<double>, Reals{}, x); }
-  static RF_INLINE Reals larger_real(Reals a, Reals b) { return vmax<double>(a, b); }
+  static RF_INLINE Reals larger_real(Reals a, Reals b) { return larger(a, b); }
   static RF_INLINE double lane(Reals x, int l) { return x[l]; }
 };
 
@@ -85,10 +90,17 @@ struct ScalarNumbers {
   static constexpr bool kLimited = true;
   static RF_INLINE Number zero() { return 0.0; }
   static RF_INLINE Number one() { return 1.0; }
-  static RF_INLINE Number exp(Reals x) { return std::exp(x); }
+  static RF_INLINE void exp(const Reals* x, Index count, Number* out) {
+    constexpr int kStep = kLanes<double>;
+    Index k = 0;
+    for (; k + kStep <= count; k += kStep)
+      riskfield::RISKFIELD_ISA::store<double>(out + k, vexp<double>(riskfield::RISKFIELD_ISA::load<double>(x + k)));
+    for (; k < count; ++k) out[k] = vexp<double>(splat<double>(x[k]))[0];
+  }
   static RF_INLINE Reals log(Number x) { return std::log(x); }
-  static RF_INLINE Number larger(Number a, Number b) { return a > b || a != a ? a : b; }
+  static RF_INLINE Number larger(Number a, Number b) { return a > b ? a : b; }
   static RF_INLINE Number ratio(Number a, Number b) { return b == 0.0 ? 0.0 : a / b; }
+  static RF_INLINE Number unless_zero(Number b, Number a) { return b == 0.0 ? 0.0 : a; }
   static RF_INLINE Number canonical(Number a) { return a; }
   static RF_INLINE Number from_real(Reals x) { return x; }
   static RF_INLINE Reals to_real(Number x) { return x; }
@@ -111,6 +123,9 @@ struct WideNumbers {
   static constexpr double kLowest = -1e15;  // smaller logarithms are taken for this one
   static RF_INLINE Number zero() { return {V<double>{}, splat<double>(kExponentOfZero)}; }
   static RF_INLINE Number one() { return {splat<double>(1.0), V<double>{}}; }
+  static RF_INLINE void exp(const Reals* x, Index count, Number* out) {
+    for (Index k = 0; k < count; ++k) out[k] = exp(x[k]);
+  }
   static RF_INLINE Number exp(Reals x) {
     using F = Format<double>;
     const V<double> floor = splat<double>(kLowest);
@@ -134,6 +149,10 @@ struct WideNumbers {
   static RF_INLINE Number ratio(Number a, Number b) {
     const I<double> none = (a.m == 0.0) | (b.m == 0.0);
     return normalised({select<double>(none, V<double>{}, a.m / b.m), a.e - b.e});
+  }
+  static RF_INLINE Number unless_zero(Number b, Number a) {
+    const I<double> none = b.m == 0.0;
+    return {select<double>(none, V<double>{}, a.m), select<double>(none, splat<double>(kExponentOfZero), a.e)};
   }
   static RF_INLINE Number canonical(Number a) { return normalised(a); }
   static RF_INLINE Number from_real(Reals x) { return normalised({x, V<double>{}}); }

@@ -99,7 +99,7 @@ struct ForestPlanner {
 
   void place_variable(Index v, bool root) {
     position[v] = static_cast<std::int32_t>(plan.variables.size());
-    plan.variables.push_back({node_start[v], plan.node_size, static_cast<int>(num_states[v]), 0, 0, root});
+    plan.variables.push_back({node_start[v], static_cast<int>(num_states[v]), 0, 0, root});
     plan.node_size += num_states[v];
   }
 
@@ -152,7 +152,7 @@ struct ForestPlanner {
     const auto map = entries_of.emplace(std::make_pair(member.group, axis), static_cast<int>(plan.entry_maps.size()));
     if (map.second) plan.entry_maps.push_back(entries(layout.shape, axis));
     const int rows = layout.shape[axis];
-    plan.tables.push_back({theta, plan.table_size, rows, size / rows, map.first->second, 1, adds});
+    plan.tables.push_back({theta, plan.table_size, rows, size / rows, map.first->second, 1, adds, axis == 0});
     plan.table_size += size;
     return found.first->second;
   }

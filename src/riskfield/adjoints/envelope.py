@@ -8,7 +8,7 @@ functions, such as the surrogate likelihood A(theta) - theta . f(x), whose gradi
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -65,8 +65,8 @@ class Envelope(AbstractAdjoint):
         if curvature is None and solution.lazy:
             value = _Value.apply(theta, solution.log_partition, solution.statistics, True)
             mu = _refused(theta, lambda: solution.mu)
-            return replace(
-                solution, theta=theta, _mu=mu, _nodes=_refused(theta, lambda: solution.node_mu), _value=value
+            return solution.replaced(
+                theta=theta, _mu=mu, _nodes=_refused(theta, lambda: solution.node_mu), _value=value
             )
         plain = solution.with_mu(solution.mu.detach(), theta=theta.detach())
         value = _Value.apply(theta, plain.log_partition, _unchanged(request.graph.collapse(solution.mu)), False)

@@ -23,7 +23,7 @@ from riskfield.adjoints._refusals import require_sweeps
 from riskfield.adjoints.adjoint import AbstractAdjoint
 from riskfield.devices import check_max_bytes
 from riskfield.errors import ConvergenceWarning, warn_slow
-from riskfield.inference.request import Request
+from riskfield.inference.request import Request, in_batch
 from riskfield.inference.solution import Deferred, Lazy, Solution, evaluated
 from riskfield.inference.stop import Stop
 from riskfield.kernels import (
@@ -253,7 +253,7 @@ class _Recorded(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         theta, *numbers = ctx.saved_tensors  # which raises if the tape is gone
-        if any(ctx.needs_input_grad[3:]):
+        if numbers and any(ctx.needs_input_grad[3:]):
             gradients = _gradients_with_numbers(ctx.tape, grad, theta, numbers)
         else:
             gradients = _gradient(ctx.tape, grad, theta), *[None] * len(numbers)
@@ -266,7 +266,7 @@ def _gradient(tape: _Tape, grad: Tensor, theta: Tensor) -> Tensor:
     """The gradient of theta, from that of mu."""
     if torch.is_grad_enabled():  # for second derivatives
         return _RecordedGradient.apply(theta, grad, tape)  # type: ignore[no-any-return]
-    return tape.run.backward(_flat(grad)).reshape(theta.shape)
+    return in_batch(tape.run.backward(_flat(grad)), theta.shape[:-1])
 
 
 def _gradients_with_numbers(

@@ -30,14 +30,22 @@ def check_values(theta: Tensor, size: int) -> tuple[float, float]:
     return low, high
 
 
-def checked_assignment(states: Tensor, num_states: Tensor, name: str, lowest: int) -> Tensor:
-    """`states` as an int64 tensor of shape (*batch, variable), each from `lowest` to its number of states less one."""
+def checked_assignment(states: Tensor, num_states: Tensor, fewest: int, name: str, lowest: int) -> Tensor:
+    """`states` as an int64 tensor of shape (*batch, variable), each from `lowest` to its number of states less one.
+
+    `fewest` is the smallest of `num_states`: states below it need no other look.
+    """
     states = torch.as_tensor(states)
     if states.is_floating_point() or states.is_complex():
         raise TypeError(f"`{name}` must be integers. Got {states.dtype}.")
     if states.ndim == 0 or states.shape[-1] != len(num_states):
         raise ValueError(f"`{name}` must have shape (*batch, {len(num_states)}). Got {tuple(states.shape)}.")
     states = states.long()
+    if states.numel() == 0:
+        return states
+    low, high = map(Tensor.item, states.aminmax())
+    if lowest <= low and high < fewest:
+        return states
     bad = (states < lowest) | (states >= num_states)
     if bad.any():
         where = tuple(int(k) for k in bad.nonzero()[0])

@@ -80,7 +80,7 @@ class FactorGroup:
 
     def joint_states(self, states: Tensor) -> Tensor:
         """The entries of the flattened tables at `states`, of shape (*batch, variable): one index per factor."""
-        return self._joint([states[..., index.to(states.device)] for index in self._slots])
+        return self._joint([states.index_select(-1, index.to(states.device)) for index in self._slots])
 
     def joint_entries(self, states: Tensor) -> Tensor:
         """The same from the states of each factor's own variables, of shape (*batch, factor, slot)."""

@@ -55,9 +55,10 @@ class Request:
         mu: Lazy
         messages: Lazy | None
         if exact is None:
-            rows, state = run.marginals(), run.messages()
+            rows = run.marginals()
             impossible = _impossible(rows)
-            mu = _in_batch(rows, batch)
+            mu = in_batch(rows, batch)
+            state = run.messages()
             messages = None if state is None else _deferred(state.detach, batch)
         else:
             impossible = None if settled else _impossible(residual)
@@ -80,7 +81,7 @@ class Request:
             self.algorithm,
             self.stop.tol,
             None if exact is None else _deferred(exact.node_marginals, batch),
-            None if exact is None else lambda: _in_batch(exact.statistics(), batch),  # not kept: callers may change it
+            None if exact is None else lambda: in_batch(exact.statistics(), batch),  # not kept: callers may change it
         )
 
     def _value(self, run: Run) -> Lazy | Callable[[FactorGraph, Tensor, Tensor], Tensor]:
@@ -188,7 +189,7 @@ def _rows(vectors: Tensor) -> Tensor:
     return vectors.reshape(vectors.shape[:-1].numel(), vectors.shape[-1])
 
 
-def _in_batch(rows: Tensor, batch: torch.Size) -> Tensor:
+def in_batch(rows: Tensor, batch: torch.Size) -> Tensor:
     """The rows of a flat batch in its own shape."""
     if not batch:
         return rows.squeeze(0)
@@ -197,7 +198,7 @@ def _in_batch(rows: Tensor, batch: torch.Size) -> Tensor:
 
 def _deferred(compute: Callable[[], Tensor], batch: torch.Size) -> Deferred:
     """A result of a run in the shape of the batch."""
-    return Deferred(lambda: _in_batch(compute(), batch))
+    return Deferred(lambda: in_batch(compute(), batch))
 
 
 def _impossible_error(impossible: Tensor, batch: torch.Size, algorithm: AbstractAlgorithm) -> ImpossibleEvidenceError:

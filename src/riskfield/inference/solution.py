@@ -169,6 +169,8 @@ class Solution:
         value = self._value
         if isinstance(value, Tensor | Deferred):
             value = evaluated(value)
+            if self.lazy:
+                return value  # of an exact run, whose value says so itself
         else:
             self._check_theta()
             value = value(self.graph, self.theta, self.mu)

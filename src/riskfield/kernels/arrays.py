@@ -6,6 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+_SMALL = 1 << 12  # numbers
+_DTYPES = {torch.float32: np.float32, torch.float64: np.float64, torch.complex128: np.complex128}
+
 
 def as_array(tensor: Tensor, dtype: torch.dtype) -> np.ndarray:
     """The numbers of a tensor, copied only if they are not contiguous or of another type."""
@@ -17,5 +20,7 @@ def as_array(tensor: Tensor, dtype: torch.dtype) -> np.ndarray:
 
 
 def empty_array(rows: int, size: int, dtype: torch.dtype) -> np.ndarray:
-    """An array to be filled. `np.empty` is faster, but the peak of memory is higher with it."""
+    """An array to be filled. `np.empty` is faster, but the peak of memory is higher with it: it is for small ones."""
+    if rows * size <= _SMALL:
+        return np.empty((rows, size), _DTYPES[dtype])
     return torch.empty(rows, size, dtype=dtype).numpy()

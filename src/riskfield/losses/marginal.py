@@ -184,10 +184,13 @@ def over_variables(
     """Sum `compare` over the targets, of shape (*batch). `nodes` is laid out like `solution.node_marginals`."""
     total = nodes[0].new_zeros(labels.shape[:-1])
     for k, (group, view) in enumerate(zip(graph.node_groups, nodes, strict=True)):
-        variables = _kept_index(graph, group, k, labels.device)
-        values = compare(view, labels[..., variables], mask[..., variables])
+        own, counted = labels, mask
+        if len(group.variables) < graph.num_variables:
+            variables = _kept_index(graph, group, k, labels.device)
+            own, counted = labels.index_select(-1, variables), mask.index_select(-1, variables)
+        values = compare(view, own, counted)
         if class_weight is not None:
-            values = values * weights_of(labels[..., variables], class_weight, view)
+            values = values * weights_of(own, class_weight, view)
         total = total + values.sum(-1)
     return total
 
