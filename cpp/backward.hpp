@@ -62,14 +62,13 @@ class Backward {
     for (Index left = tape.size(); left > 0;) {
       const int count = static_cast<int>(std::min<Index>(left, kDeferredSweeps));
       const T* ends[kDeferredSweeps];
-      for (int k = 0; k < count; ++k) {
-        ends[k] = tape.end(left - 1 - k);
-        if (!rates_[k].get()) rates_[k].allocate(sweeps_.rates_size());
-      }
+      for (int k = 0; k < count; ++k) ends[k] = tape.end(left - 1 - k);
+      if (const Index size = count * sweeps_.rates_size(); rates_.size() < size) rates_.allocate(size);
       shared([&](const Member<T>& member) {
         for (int k = 0; k < count; ++k)
-          sweep_some<Pass::kDeferred>(ends[k], item_.stopped[first + left - 1 - k], member, rates_[k].get());
-        sweeps_.add_deferred_tables(count, ends, rates_, member);
+          sweep_some<Pass::kDeferred>(ends[k], item_.stopped[first + left - 1 - k], member,
+                                      rates_.get() + k * sweeps_.rates_size());
+        sweeps_.add_deferred_tables(count, ends, rates_.get(), member);
       });
       left -= count;
     }
@@ -79,7 +78,7 @@ class Backward {
   // more time adds at most the share `tol` to the gradients of its messages. Reports for each model the last share and
   // how often.
   void repeat(const T* tape, Index steps, double tol, double* residual, Index* ran) {
-    if (!buffers_.sum.get()) buffers_.sum.allocate(plan_.message_size);
+    if (!buffers_.sum.get()) buffers_.sum.allocate(plan_.gradient_size);
     fill(buffers_.sum.get(), buffers_.sum.get() + buffers_.sum.size(), T(0), workers_.scratch(thread_).tick);
     for (int p = 0; p < plan_.parts; ++p) sweeps_.part(p).sum = buffers_.sum.get();
     for (const Model& model : item_.models) {
@@ -276,7 +275,7 @@ class Backward {
   const Workers<T>& workers_;
   const int thread_, team_;
   BackwardSweeps<T> sweeps_;
-  Buffer<T> rates_[kDeferredSweeps];  // of the sweeps whose gradients of tables are outstanding
+  Buffer<T> rates_;  // of the sweeps whose gradients of tables are outstanding
 };
 
 }  // namespace riskfield::RISKFIELD_ISA

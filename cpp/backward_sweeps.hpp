@@ -48,8 +48,9 @@ class BackwardSweeps {
     }
   }
 
-  // A member's share in adding the gradients of tables of `count` sweeps, where their tapes end.
-  void add_deferred_tables(int count, const T* const* tape, const Buffer<T>* rates, const Member<T>& member) {
+  // A member's share in adding the gradients of tables of `count` sweeps, where their tapes end. `rates` has what they
+  // wrote down, one after the other.
+  void add_deferred_tables(int count, const T* const* tape, const T* rates, const Member<T>& member) {
     for (Index s = plan_.num_stages() - 1; s >= 0; --s)
       for (int p = member.first; p < member.last; ++p) {
         const Part& part = plan_.stages[s * plan_.parts + p];
@@ -115,7 +116,7 @@ class BackwardSweeps {
   }
 
   // The tiles [begin, end) of range r, for part p.
-  void add_tables(int p, int r, Index begin, Index end, int count, const T* const* tape, const Buffer<T>* rates,
+  void add_tables(int p, int r, Index begin, Index end, int count, const T* const* tape, const T* rates,
                   Scratch<T>& scratch) {
     const TileRange& range = plan_.ranges[r];
     const Index rates_per_tile = rates_of_tile(range), tape_per_tile = layout_.tile_size(range);
@@ -124,7 +125,7 @@ class BackwardSweeps {
     const T *cavities[kDeferredSweeps], *gradients[kDeferredSweeps];
     for (int k = 0; k < count; ++k) {
       cavities[k] = tape[k] - tape_size_ + range_places_[r].tape + (begin - range.begin) * tape_per_tile;
-      gradients[k] = rates[k].get() + range_places_[r].rates + (begin - range.begin) * rates_per_tile;
+      gradients[k] = rates + k * rates_size_ + range_places_[r].rates + (begin - range.begin) * rates_per_tile;
     }
     with_states<LogMessages<T>>(square_states(group), [&](auto states) {
       constexpr int S = decltype(states)::value > 2 ? decltype(states)::value : 0;
@@ -188,11 +189,12 @@ class BackwardSweeps {
       using Algebra = decltype(algebra);
       const Index ahead = tiles_ahead<T>(group);
       with_unrolled<Algebra, P>(square_states(group), [&](auto states) {
+        constexpr bool kWhole = decltype(states)::value > 0 || IsLogarithm<Algebra>::value;
         for (Index t = begin; t < end; ++t) {
           const FactorTile& tile = plan_.factor_tiles[t];
           member.scratch.tick(group.table_size);
           if (t + ahead < end) {
-            prefetch_tables(group, plan_.factor_tiles[t + ahead], item_.tables.get());
+            if (kWhole) prefetch_tables(group, plan_.factor_tiles[t + ahead], item_.tables.get());
             if (kAddsTables<P>) prefetch_tables(group, plan_.factor_tiles[t + ahead], grad.tables);
           }
           if (tile.contiguous)

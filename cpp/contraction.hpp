@@ -5,38 +5,46 @@
 
 namespace riskfield::RISKFIELD_ISA {
 
+// Asks for `count` table entries from `entry` on in the table `ahead` numbers further; no table if that is 0.
+template <class T>
+RF_INLINE void prefetch_ahead(const T* entry, Index stride, Index count, Index ahead) {
+  if (ahead == 0) return;
+  for (Index e = 0; e < count; ++e) __builtin_prefetch(entry + ahead + e * stride, 0, 2);
+}
+
 // out[x] = sum over a, b of before[a] table[(a, x, b)] after[b], where a runs over the joint states of the slots before
-// x's and b over those after it. `stride` is the distance of consecutive table entries.
+// x's and b over those after it. `stride` is the distance of consecutive table entries. The table `ahead` numbers
+// further is fetched meanwhile: bit by bit, because a processor that is asked for all of a large table at once waits.
 template <class Algebra, class T, int S>
 RF_INLINE void contract(const T* table, Index stride, const V<T>* before, Index num_before, int states,
-                        const V<T>* after, Index num_after, V<T>* out) {
+                        const V<T>* after, Index num_after, Index ahead, V<T>* out) {
   const int n = S ? S : states;
+  for (int x = 0; x < n; ++x) out[x] = V<T>{};
   if (num_after == 1) {
-    // Blocks of accumulators stay in registers while the table streams by.
-    constexpr int kBlock = S ? S : 8;
-    for (int x0 = 0; x0 < n; x0 += kBlock) {
-      const int block = S ? S : (n - x0 < kBlock ? n - x0 : kBlock);
-      V<T> sum[kBlock];
-      for (int x = 0; x < kBlock; ++x) sum[x] = V<T>{};
-      if (block == kBlock) {
-        for (Index a = 0; a < (S ? S : num_before); ++a)
-#pragma GCC unroll 8
-          for (int x = 0; x < kBlock; ++x)
-            sum[x] = Algebra::multiply_add(sum[x], load<T>(table + (a * n + x0 + x) * stride), before[a]);
-      } else {
-        for (Index a = 0; a < num_before; ++a)
-          for (int x = 0; x < block; ++x)
-            sum[x] = Algebra::multiply_add(sum[x], load<T>(table + (a * n + x0 + x) * stride), before[a]);
-      }
-      for (int x = 0; x < block; ++x) out[x0 + x] = sum[x];
+    // A few rows of the table at a time, so that it is read in order.
+    constexpr int kRows = S ? S : 4;
+    Index a = 0;
+    for (; a + kRows <= (S ? S : num_before); a += kRows) {
+      const T* rows = table + a * n * stride;
+      prefetch_ahead(rows, stride, kRows * n, ahead);
+      V<T> weight[kRows];
+      RF_FOR (k, 0, kRows) weight[k] = before[a + k];
+      RF_FOR (x, 0, n)
+        RF_FOR (k, 0, kRows)
+          out[x] = Algebra::multiply_add(out[x], load<T>(rows + (Index(k) * n + x) * stride), weight[k]);
+    }
+    for (; a < (S ? S : num_before); ++a) {
+      const T* row = table + a * n * stride;
+      prefetch_ahead(row, stride, n, ahead);
+      for (int x = 0; x < n; ++x) out[x] = Algebra::multiply_add(out[x], load<T>(row + x * stride), before[a]);
     }
     return;
   }
-  for (int x = 0; x < n; ++x) out[x] = V<T>{};
   const Index na = S ? 1 : num_before, nb = S ? S : num_after;
   for (Index a = 0; a < na; ++a)
     for (int x = 0; x < n; ++x) {
       const T* row = table + (a * n + x) * nb * stride;
+      prefetch_ahead(row, stride, nb, ahead);
       V<T> sum{};
       if (na == 1) {
         for (Index b = 0; b < nb; ++b) sum = Algebra::multiply_add(sum, load<T>(row + b * stride), after[b]);
@@ -48,11 +56,28 @@ RF_INLINE void contract(const T* table, Index stride, const V<T>* before, Index 
     }
 }
 
-// The same for any number of states; compiled once, not wherever it is used.
+// The same for any number of states. Compiled once, not wherever it is used; powers make no difference here.
 template <class Algebra, class T>
 RF_NOINLINE void contract_any(const T* table, Index stride, const V<T>* before, Index num_before, int states,
-                              const V<T>* after, Index num_after, V<T>* out) {
-  contract<Algebra, T, 0>(table, stride, before, num_before, states, after, num_after, out);
+                              const V<T>* after, Index num_after, Index ahead, V<T>* out) {
+  contract<Algebra, T, 0>(table, stride, before, num_before, states, after, num_after, ahead, out);
+}
+
+template <class Algebra, class T>
+using Sums = std::conditional_t<std::is_same<Algebra, Expectation<T>>::value, Algebra, Probability<T, Power::kOne>>;
+
+// The same for a pairwise factor. `weight` is that of the states of the other slot, of which there are `others`.
+template <class Algebra, class T, int S>
+RF_INLINE void contract_pair(const T* table, Index stride, int slot, const V<T>* weight, int others, int states,
+                             V<T>* out) {
+  constexpr Index kNoTable = 0;
+  if constexpr (S == 0)
+    contract_any<Sums<Algebra, T>, T>(table, stride, slot == 1 ? weight : nullptr, slot == 1 ? others : 1, states,
+                                      slot == 1 ? nullptr : weight, slot == 1 ? 1 : others, kNoTable, out);
+  else if (slot == 1)
+    contract<Algebra, T, S>(table, stride, weight, others, states, nullptr, 1, kNoTable, out);
+  else
+    contract<Algebra, T, S>(table, stride, nullptr, 1, states, weight, others, kNoTable, out);
 }
 
 // The same in logarithms: the largest term first, then, for sum-product, the sum relative to it.
@@ -63,7 +88,13 @@ RF_NOINLINE void contract_log(const T* table, Index stride, const V<T>* before, 
     V<T> top = splat<T>(kNegInf<T>);
     for (Index a = 0; a < num_before; ++a) {
       const T* row = table + (a * states + x) * num_after * stride;
-      for (Index b = 0; b < num_after; ++b) top = vmax<T>(top, load<T>(row + b * stride) + before[a] + after[b]);
+      for (Index b = 0; b < num_after; ++b) {
+        const V<T> term = load<T>(row + b * stride) + before[a] + after[b];
+        if constexpr (Max)
+          top = vmax<T>(top, term);
+        else
+          top = select<T>(top > term, top, term);  // a NaN would come out of the sum below
+      }
     }
     out[x] = top;
     if constexpr (!Max) {

@@ -10,7 +10,7 @@
 
 namespace riskfield::RISKFIELD_ISA {
 
-constexpr int kDeferredSweeps = 8;
+constexpr int kDeferredSweeps = 32;
 
 // Groups whose tables are worth it. Mean field, logarithms and ratios are not stored in this form.
 template <class T>
@@ -23,10 +23,10 @@ bool is_deferred(const Context<T>& context, const Item<T>& item, const Group& gr
 template <class T, int S, class Lanes>
 RF_INLINE void add_deferred(const Item<T>& item, const Group& group, int slot, const Lanes& lanes, int count,
                             const T* const* tape, const T* const* rates, Gradients<T>& grad, Scratch<T>& scratch) {
-  constexpr int kBlock = S ? S : 4;
+  constexpr int kBlock = S ? S : 4, kTilesAhead = 2;
   const int n = S ? S : group.dims[slot], others = S ? S : group.dims[1 - slot];
   Index stride;
-  const T* table = lanes.tables(item.tables.get(), scratch.table, stride);
+  const T* table = lanes.template tables<S>(item.tables.get(), scratch.table, stride);
   for (int x0 = 0; x0 < n; x0 += kBlock)
     for (int y0 = 0; y0 < others; y0 += kBlock) {
       // Beyond the last state a block repeats it.
@@ -34,6 +34,10 @@ RF_INLINE void add_deferred(const Item<T>& item, const Group& group, int slot, c
       RF_FOR (x, 0, kBlock)
         RF_FOR (y, 0, kBlock) sum[x][y] = V<T>{};
       for (int k = 0; k < count; ++k) {
+        if (x0 == 0 && y0 == 0) {  // so many places at once are more than the processor foresees
+          for (int y = 0; y < others; ++y) __builtin_prefetch(tape[k] + (kTilesAhead * others + y) * kLanes<T>, 0, 2);
+          for (int x = 0; x < n; ++x) __builtin_prefetch(rates[k] + (kTilesAhead * n + x) * kLanes<T>, 0, 2);
+        }
         V<T> cavity[kBlock];
         RF_FOR (y, 0, kBlock) cavity[y] = load<T>(tape[k] + (S ? y : std::min(y0 + y, others - 1)) * kLanes<T>);
         RF_FOR (x, 0, kBlock) {

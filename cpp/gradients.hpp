@@ -25,8 +25,8 @@ struct GradientBuffers {
     tables.allocate(plan.table_size);
     node_theta.allocate(plan.node_size);
     beliefs.allocate(plan.node_size);
-    messages[0].allocate(plan.message_size);
-    if (plan.sweep == Sweep::kAllAtOnce) messages[1].allocate(plan.message_size);
+    messages[0].allocate(plan.gradient_size);
+    if (plan.sweep == Sweep::kAllAtOnce) messages[1].allocate(plan.gradient_size);
     tied.allocate((plan.parts - 1) * tied_size(plan));
   }
   // Of one part, with room so that no cache line belongs to two of them.
@@ -37,7 +37,7 @@ struct GradientBuffers {
   void begin_counting(const Plan& plan) {
     for (const Group& group : plan.groups) counting.emplace_back(group.count + kLanes<T>, T(0));
     for (Buffer<T>* buffer : {&seen, &of_belief}) {
-      buffer->allocate(plan.message_size);
+      buffer->allocate(plan.gradient_size);
       buffer->fill(0);
     }
   }

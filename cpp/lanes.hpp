@@ -13,6 +13,34 @@ namespace riskfield::RISKFIELD_ISA {
 template <class T, bool Contiguous>
 class TileLanes;
 
+// Stored entries of the messages to the first `slots` slots; S, if it is not 0, is the number of states of all of them.
+template <class Algebra, int S>
+RF_INLINE Index num_entries(const Group& group, int slots) {
+  if constexpr (S > 0) return slots * (S - Algebra::template first_state<S>(S));
+  Index total = 0;
+  for (int k = 0; k < slots; ++k) total += group.dims[k] - Algebra::template first_state<0>(group.dims[k]);
+  return total;
+}
+
+// Where, among the stored entries of a factor's messages, that of state 0 of a slot is, or would be.
+template <class Algebra, int S>
+RF_INLINE Index first_entry(const Group& group, int slot) {
+  return num_entries<Algebra, S>(group, slot) - Algebra::template first_state<S>(S ? S : group.dims[slot]);
+}
+
+// Gradients of what a contiguous tile holds for the states of one of its variables: entry x in row x. Loops over states
+// keep the address in registers, which they could not do with that in a plan, because what they write might change it.
+template <class T>
+struct TileRows {
+  T* first;
+  Index stride;
+  int count;
+
+  RF_INLINE V<T> get(int x) const { return load_some<T>(first + x * stride, count); }
+  RF_INLINE void set(int x, V<T> value) const { store_some<T>(first + x * stride, value, count); }
+  RF_INLINE void add(int x, V<T> value) const { set(x, get(x) + value); }
+};
+
 template <class T>
 class TileLanes<T, true> {
  public:
@@ -22,13 +50,22 @@ class TileLanes<T, true> {
   RF_INLINE Index factor(int lane) const { return tile_.first + lane; }
   RF_INLINE V<T> per_factor(const std::vector<T>& values) const { return load<T>(values.data() + tile_.first); }
 
-  // The tables of all lanes: where entry 0 lies and the distance between entries; copied to `scratch` if need be.
+  // The tables of all lanes: where entry 0 lies and the distance between entries; copied to `scratch` if need be. With
+  // S, a table of S states each way, that distance is known when this is compiled.
+  template <int S = 0>
   RF_INLINE const T* tables(const T* packed, V<T>* scratch, Index& stride) const {
-    stride = tile_.shared ? kLanes<T> : tile_.table_stride;
-    if (!tile_.shared) return packed + tile_.table;
+    const T* from = packed + tile_.table;
+    stride = S || tile_.shared ? kLanes<T> : tile_.table_stride;
+    if (!tile_.shared && (S == 0 || tile_.table_stride == kLanes<T>)) return from;
     T* copy = reinterpret_cast<T*>(scratch);
-    for (Index e = 0; e < group_.table_size; ++e) store<T>(copy + e * kLanes<T>, splat<T>(packed[tile_.table + e]));
+    for (Index e = 0; e < (S ? S * S : group_.table_size); ++e)
+      store<T>(copy + e * kLanes<T>, tile_.shared ? splat<T>(from[e]) : load<T>(from + e * tile_.table_stride));
     return copy;
+  }
+  // The distance to tables that are read soon: those of following tiles mostly follow, too.
+  RF_INLINE Index tables_ahead() const {
+    constexpr Index kAhead = 8192 / sizeof(T);
+    return tile_.shared ? 0 : std::max<Index>(kAhead, group_.table_size * tile_.table_stride);
   }
   RF_INLINE V<T> belief(const T* beliefs, int slot, int x) const {
     return load<T>(beliefs + operands_[slot].node + Index(x) * operands_[slot].node_stride);
@@ -42,13 +79,16 @@ class TileLanes<T, true> {
     store_some<T>(messages + operands_[slot].message + Index(x) * operands_[slot].message_stride, value, tile_.count);
   }
 
-  // For gradients: add to what belongs to a message, a node or a table entry.
-  RF_INLINE void add_message(T* messages, int slot, int x, V<T> value) const {
-    set_message(messages, slot, x, message(messages, slot, x) + value);
+  // For gradients: those of messages and nodes, in rows, and what is added to a factor or a table entry. Only tiles
+  // read and write gradients of messages, so these are stored tile by tile, where they are read in one go.
+  template <class Algebra, int S>
+  RF_INLINE TileRows<T> gradient_rows(T* gradients, int slot) const {
+    const Index width = num_entries<Algebra, S>(group_, S ? 2 : group_.arity);
+    T* first = gradients + group_.gradients + tile_.first * width;
+    return {first + first_entry<Algebra, S>(group_, slot) * tile_.count, tile_.count, tile_.count};
   }
-  RF_INLINE void add_node(T* nodes, int slot, int x, V<T> value) const {
-    T* at = nodes + operands_[slot].node + Index(x) * operands_[slot].node_stride;
-    store_some<T>(at, load<T>(at) + value, tile_.count);
+  RF_INLINE TileRows<T> node_rows(T* nodes, int slot) const {
+    return {nodes + operands_[slot].node, operands_[slot].node_stride, tile_.count};
   }
   // One by one: numbers of factors have no room between those of different threads.
   RF_INLINE void add_factor(T* values, V<T> value) const {
@@ -84,37 +124,59 @@ class TileLanes<T, false> {
   RF_NOINLINE V<T> per_factor(const std::vector<T>& values) const {
     return gather([&](Index f) { return values[f]; });
   }
-  RF_NOINLINE const T* tables(const T* packed, V<T>* scratch, Index& stride) const {
-    stride = kLanes<T>;
-    T* copy = reinterpret_cast<T*>(scratch);
-    for (int l = 0; l < kLanes<T>; ++l) {
-      const T* from = packed + group_.table[factor_[l]];
-      const Index step = group_.table_stride[factor_[l]];
-      for (Index e = 0; e < group_.table_size; ++e) copy[e * kLanes<T> + l] = from[e * step];
-    }
-    return copy;
+  // That of a lone factor is not copied: spare lanes read what follows each entry.
+  template <int S = 0>
+  const T* tables(const T* packed, V<T>* scratch, Index& stride) const {
+    const bool lone = S == 0 && tile_.count == 1;
+    stride = lone ? group_.table_stride[factor_[0]] : kLanes<T>;
+    return lone ? packed + group_.table[factor_[0]] : copied_tables(packed, scratch);
   }
+  Index tables_ahead() const { return 0; }
   RF_NOINLINE V<T> belief(const T* beliefs, int slot, int x) const {
-    return gather([&](Index f) {
-      const Index p = group_.position[f * group_.arity + slot];
-      return beliefs[plan_.node_address[p] + Index(x) * plan_.node_stride[p]];
-    });
+    return gather([&](Index f) { return beliefs[node_at(f, slot, x)]; });
   }
   RF_NOINLINE V<T> message(const T* messages, int slot, int x) const {
-    return gather([&](Index f) { return messages[address(f, slot, x)]; });
+    return gather([&](Index f) { return messages[message_at(f, slot, x)]; });
   }
   V<T> valid(V<T> value) const { return first_lanes<T>(value, V<T>{}, tile_.count); }
   RF_NOINLINE void set_message(T* messages, int slot, int x, V<T> value) const {
-    for (int l = 0; l < tile_.count; ++l) messages[address(factor_[l], slot, x)] = value[l];
+    for (int l = 0; l < tile_.count; ++l) messages[message_at(factor_[l], slot, x)] = value[l];
   }
-  RF_NOINLINE void add_message(T* messages, int slot, int x, V<T> value) const {
-    for (int l = 0; l < tile_.count; ++l) messages[address(factor_[l], slot, x)] += value[l];
-  }
-  RF_NOINLINE void add_node(T* nodes, int slot, int x, V<T> value) const {
-    for (int l = 0; l < tile_.count; ++l) {
-      const Index p = group_.position[factor_[l] * group_.arity + slot];
-      nodes[plan_.node_address[p] + Index(x) * plan_.node_stride[p]] += value[l];
+
+  struct Rows {
+    int count;
+    T* first[kLanes<T>];
+    Index stride[kLanes<T>];
+    RF_NOINLINE V<T> get(int x) const {
+      V<T> value{};
+      for (int l = 0; l < kLanes<T>; ++l) set_lane<T>(value, l, first[l][x * stride[l]]);
+      return value;
     }
+    RF_NOINLINE void set(int x, V<T> value) const {
+      for (int l = 0; l < count; ++l) first[l][x * stride[l]] = value[l];
+    }
+    // One by one: several factors may have the same variable.
+    RF_NOINLINE void add(int x, V<T> value) const {
+      for (int l = 0; l < count; ++l) first[l][x * stride[l]] += value[l];
+    }
+  };
+  template <class Algebra, int S>
+  Rows gradient_rows(T* gradients, int slot) const {
+    const Index width = num_entries<Algebra, 0>(group_, group_.arity), start = first_entry<Algebra, 0>(group_, slot);
+    Rows rows{tile_.count, {}, {}};
+    for (int l = 0; l < kLanes<T>; ++l) {
+      rows.first[l] = gradients + group_.gradients + factor_[l] * width + start;
+      rows.stride[l] = 1;
+    }
+    return rows;
+  }
+  Rows node_rows(T* nodes, int slot) const {
+    Rows rows{tile_.count, {}, {}};
+    for (int l = 0; l < kLanes<T>; ++l) {
+      rows.first[l] = nodes + node_at(factor_[l], slot, 0);
+      rows.stride[l] = plan_.node_stride[group_.position[factor_[l] * group_.arity + slot]];
+    }
+    return rows;
   }
   RF_NOINLINE void add_factor(T* values, V<T> value) const {
     for (int l = 0; l < tile_.count; ++l) values[factor_[l]] += value[l];
@@ -127,8 +189,21 @@ class TileLanes<T, false> {
   }
 
  private:
-  Index address(Index f, int slot, int x) const {
+  Index message_at(Index f, int slot, int x) const {
     return group_.message[f * group_.arity + slot] + Index(x) * group_.message_stride[f];
+  }
+  Index node_at(Index f, int slot, int x) const {
+    const Index p = group_.position[f * group_.arity + slot];
+    return plan_.node_address[p] + Index(x) * plan_.node_stride[p];
+  }
+  RF_NOINLINE const T* copied_tables(const T* packed, V<T>* scratch) const {
+    T* copy = reinterpret_cast<T*>(scratch);
+    for (int l = 0; l < kLanes<T>; ++l) {
+      const T* from = packed + group_.table[factor_[l]];
+      const Index step = group_.table_stride[factor_[l]];
+      for (Index e = 0; e < group_.table_size; ++e) copy[e * kLanes<T> + l] = from[e * step];
+    }
+    return copy;
   }
   template <class Read>
   V<T> gather(Read read) const {

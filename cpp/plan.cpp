@@ -1,6 +1,7 @@
 #include "plan.hpp"
 
 #include <algorithm>
+#include <numeric>
 
 #include "plan_steps.hpp"
 
@@ -17,6 +18,10 @@ Plan::Plan(int lanes_, int copies_, int parts_, Sweep sweep_, Index num_variable
   for (Index v = 0; v < num_variables; ++v) max_states = std::max(max_states, static_cast<int>(num_states[v]));
   message_size = (max_states + 2 * lanes - 1) / lanes * lanes;  // the neutral message, with room for a vector
   make_tiles(*this, make_placement(*this, num_states, rank, level, input));
+  for (Group& group : groups) {
+    group.gradients = gradient_size;
+    gradient_size += group.count * std::accumulate(group.dims.begin(), group.dims.end(), Index(0));
+  }
   if (copies == 1) estimate_costs();
   for (const GroupInput& group : input) user_groups.push_back(group.layout);
 }

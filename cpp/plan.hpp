@@ -57,6 +57,7 @@ struct Group {
   std::vector<int> dims;  // states per slot
   Index table_size = 1;
   Index count = 0;
+  Index gradients = 0;  // where the gradients of its messages begin (see TileLanes::gradient_rows)
   std::vector<std::int32_t> user_group, user_row, permutation;  // per factor
   std::vector<std::int32_t> position;                           // (factor, slot): packed node
   std::vector<Index> table;                                     // per factor
@@ -119,7 +120,7 @@ struct Plan {
   int lanes, copies, parts;
   Sweep sweep;
   Index num_nodes;  // packed: the variables of all copies
-  Index node_size = 0, message_size = 0, table_size = 0;
+  Index node_size = 0, message_size = 0, gradient_size = 0, table_size = 0;
   Index tied_size = 0;  // so much of the tables, from address 0 on, is those that several factors share
   int max_states = 1;
   Index max_table = 1;

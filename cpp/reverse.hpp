@@ -37,9 +37,12 @@ template <class Algebra, class T, int S, class Lanes>
 RF_INLINE void add_cavity(const Lanes& lanes, int slot, int states, const V<T>* gradient, V<T> inverse, T* beliefs,
                           T* messages) {
   const int n = S ? S : states, rows = Algebra::cavity_rows(n);
-  RF_FOR (x, 0, rows) lanes.add_node(beliefs, slot, x, gradient[x]);
-  if constexpr (!kIsExpectation<Algebra, T>)
-    RF_FOR (x, Algebra::template first_state<S>(n), n) lanes.add_message(messages, slot, x, -gradient[x] * inverse);
+  const auto belief = lanes.node_rows(beliefs, slot);
+  RF_FOR (x, 0, rows) belief.add(x, gradient[x]);
+  if constexpr (!kIsExpectation<Algebra, T>) {
+    const auto message = lanes.template gradient_rows<Algebra, S>(messages, slot);
+    RF_FOR (x, Algebra::template first_state<S>(n), n) message.add(x, -gradient[x] * inverse);
+  }
 }
 
 // The same from the gradient of all joint states.
@@ -78,17 +81,25 @@ template <class Algebra, class T, class Lanes>
 void add_counting_of_message(const Context<T>& context, int g, int slot, const Lanes& lanes, const V<T>* m,
                              Gradients<T>& grad) {
   const int n = context.plan->groups[g].dims[slot], first = Algebra::template first_state<0>(n);
+  const auto nodes = lanes.node_rows(grad.node_theta, slot);
+  const auto seen = lanes.template gradient_rows<Algebra, 0>(grad.seen, slot),
+             of_belief = lanes.template gradient_rows<Algebra, 0>(grad.of_belief, slot);
   V<T> sum{};
   for (int x = first; x < n; ++x) {
-    const V<T> gathered = lanes.belief(grad.node_theta, slot, x);
-    const V<T> since =
-        gathered - lanes.message(grad.seen, slot, x) + context.damping * lanes.message(grad.of_belief, slot, x);
-    lanes.set_message(grad.seen, slot, x, gathered);
-    lanes.set_message(grad.of_belief, slot, x, since);
+    const V<T> gathered = nodes.get(x), since = gathered - seen.get(x) + context.damping * of_belief.get(x);
+    seen.set(x, gathered);
+    of_belief.set(x, since);
     const V<T> message = Algebra::logarithm(m[x]) - (first ? Algebra::logarithm(m[0]) : V<T>{});
     sum += select<T>(message > kNegInf<T>, since * message, V<T>{});
   }
   lanes.add_factor((*grad.counting)[g].data(), (1 - context.damping) * sum);
+}
+
+template <class T>
+bool all_zero(const T* numbers, Index count) {
+  bool found = false;
+  for (Index k = 0; k < count; ++k) found |= !is_zero(numbers[k]);
+  return !found;
 }
 
 // From the gradient of a tile's factor marginals.
@@ -98,20 +109,22 @@ void reverse_marginals(const Context<T>& context, const Item<T>& item, int g, co
   constexpr bool kExpectation = kIsExpectation<Algebra, T>;
   const Plan& plan = *context.plan;
   const Group& group = plan.groups[g];
+  // Losses of node marginals alone have none.
+  auto row = [&](int l) {
+    return grad_mu[plan.copy_of(lanes.factor(l))] + user_marginals(plan, group, lanes.factor(l));
+  };
+  auto is_used = [&](int l) { return plan.copy_of(lanes.factor(l)) < item.num_models(); };
+  bool any = false;
+  for (int l = 0; l < count && !any; ++l) any = is_used(l) && !all_zero(row(l), group.table_size);
+  if (!any) return;
   V<T>* weight = scratch.weights;
   for (Index e = 0; e < group.table_size; ++e) weight[e] = V<T>{};
-  bool any = false;
   for (int l = 0; l < count; ++l) {
-    const Index f = lanes.factor(l);
-    if (plan.copy_of(f) >= item.num_models()) continue;
-    const T* from = grad_mu[plan.copy_of(f)] + user_marginals(plan, group, f);
-    const Index* map = group.entry_maps[group.permutation[f]].data();
-    for (Index e = 0; e < group.table_size; ++e) {
-      set_lane<T>(weight[e], l, from[map[e]]);
-      any |= !is_zero(from[e]);
-    }
+    if (!is_used(l)) continue;
+    const T* from = row(l);
+    const Index* map = group.entry_maps[group.permutation[lanes.factor(l)]].data();
+    for (Index e = 0; e < group.table_size; ++e) set_lane<T>(weight[e], l, from[map[e]]);
   }
-  if (!any) return;  // as in losses of node marginals alone
   V<T>* joint = joint_marginals<Algebra, T>(context, item, g, lanes, scratch);
   V<T> scale{};
   for (Index e = 0; e < group.table_size; ++e) scale += weight[e] * joint[e] * weight[e] * joint[e];
@@ -179,8 +192,8 @@ RF_INLINE void reverse_binary(const Incident<T>& made, int slot, const Lanes& la
     lanes.add_table(grad.tables, grad.tied, 2, slot == 0 ? sum : -gradient);
   }
   if constexpr (P != Pass::kTables) {
-    lanes.add_node(grad.beliefs, 1 - slot, 0, sum);
-    lanes.add_message(to, 1 - slot, 1, sum * inverse);
+    lanes.node_rows(grad.beliefs, 1 - slot).add(0, sum);
+    lanes.template gradient_rows<Algebra, 2>(to, 1 - slot).add(1, sum * inverse);
   }
 }
 
@@ -209,19 +222,16 @@ RF_INLINE void reverse_contraction(const Incident<T>& made, int slot, const Lane
   if constexpr (P != Pass::kTables) add_cavity<Algebra, T, S>(lanes, 1 - slot, S, sum, inverse, grad.beliefs, to);
 }
 
-// A pairwise factor with any numbers of states, without its table: a contraction with r in place of a cavity.
-template <class Algebra, class T, class Lanes>
-RF_INLINE void reverse_pair(const Incident<T>& made, const Group& group, int slot, const Lanes& lanes, const V<T>* r,
-                            V<T> inverse, T* beliefs, T* to, Scratch<T>& scratch) {
-  const int n = group.dims[slot], others = group.dims[1 - slot];
-  V<T>* sum = scratch.cavities;
-  if (slot == 0)
-    contract_any<Probability<T, Power::kOne>, T>(made.table, made.stride, r, n, others, nullptr, 1, sum);
-  else
-    contract_any<Probability<T, Power::kOne>, T>(made.table, made.stride, nullptr, 1, others, r, n, sum);
-  const V<T>* cavity = slot == 0 ? made.after : made.before;
-  for (int y = 0; y < others; ++y) sum[y] *= cavity[y];
-  add_cavity<Algebra, T, 0>(lanes, 1 - slot, others, sum, inverse, beliefs, to);
+// A pairwise factor without its table: a contraction with r in place of a cavity. `cavity` is that of the other slot.
+template <class Algebra, class T, int S, class Lanes>
+RF_INLINE void reverse_pair(const Incident<T>& made, const Group& group, int slot, const Lanes& lanes,
+                            const V<T>* cavity, const V<T>* r, V<T> inverse, T* beliefs, T* to, Scratch<T>& scratch) {
+  const int n = S ? S : group.dims[slot], others = S ? S : group.dims[1 - slot];
+  V<T> fixed[S ? S : 1];
+  V<T>* sum = S ? fixed : scratch.cavities;
+  contract_pair<Algebra, T, S>(made.table, made.stride, 1 - slot, r, n, others, sum);
+  RF_FOR (y, 0, others) sum[y] *= cavity[y];
+  add_cavity<Algebra, T, S>(lanes, 1 - slot, others, sum, inverse, beliefs, to);
 }
 
 // The same for any factor.
@@ -252,25 +262,37 @@ RF_INLINE void reverse_contraction(const Incident<T>& made, const Group& group, 
       if (other != slot) spread_to_slot<Algebra, T>(group, other, weight, lanes, inverse, grad.beliefs, to, scratch);
 }
 
-// The gradient of a stored message, which is taken out: what belongs to it alone and what its belief has gathered.
-template <class Algebra, class T, Pass P, class Lanes>
-RF_INLINE V<T> take_gradient(const Lanes& lanes, int slot, int x, T damping, T* from, T* to, Gradients<T>& grad) {
+// The gradient of stored messages, which is taken out: what belongs to them alone and what their beliefs have gathered.
+template <class Algebra, class T, int S, Pass P, class Lanes>
+RF_INLINE void take_gradient(const Lanes& lanes, int slot, int states, T damping, T* from, T* to, Gradients<T>& grad,
+                             V<T>* out) {
+  const int n = S ? S : states, first = Algebra::template first_state<S>(n);
   if constexpr (P == Pass::kTables) {
-    const V<T> sum = lanes.message(grad.sum, slot, x);
-    lanes.set_message(grad.sum, slot, x, V<T>{});  // some messages are sent twice in a sweep
-    return sum;
+    const auto sums = lanes.template gradient_rows<Algebra, S>(grad.sum, slot);
+    RF_FOR (x, first, n) {
+      out[x] = sums.get(x);
+      sums.set(x, V<T>{});  // some messages are sent twice in a sweep
+    }
+    return;
   }
-  const V<T> gathered = lanes.belief(grad.node_theta, slot, x);
-  const V<T> gradient = lanes.message(from, slot, x) + gathered;
-  const V<T> left = (Algebra::kNeedsCounting ? damping : T(0)) * gradient - gathered;
-  lanes.set_message(from, slot, x, from == to ? left : V<T>{});
-  if (from != to) lanes.add_message(to, slot, x, left);
+  const auto gathered = lanes.node_rows(grad.node_theta, slot);
+  const auto own = lanes.template gradient_rows<Algebra, S>(from, slot),
+             left = lanes.template gradient_rows<Algebra, S>(to, slot);
+  const T kept = Algebra::kNeedsCounting ? damping : T(0);
+  RF_FOR (x, first, n) {
+    out[x] = own.get(x) + gathered.get(x);
+    const V<T> rest = kept * out[x] - gathered.get(x);
+    own.set(x, from == to ? rest : V<T>{});
+    if (from != to) left.add(x, rest);
+  }
   if constexpr (P == Pass::kSum) {
-    lanes.add_message(grad.sum, slot, x, gradient);
-    const V<T> valid = lanes.valid(gradient);
-    grad.square += valid * valid;
+    const auto sums = lanes.template gradient_rows<Algebra, S>(grad.sum, slot);
+    RF_FOR (x, first, n) {
+      sums.add(x, out[x]);
+      const V<T> valid = lanes.valid(out[x]);
+      grad.square += valid * valid;
+    }
   }
-  return gradient;
 }
 
 // From the gradient of a tile's messages to one slot, which is taken out of `from`; gradients of messages go to `to`.
@@ -287,21 +309,25 @@ RF_INLINE void reverse_message(const Context<T>& context, const Item<T>& item, i
   V<T>* m = S ? update : scratch.out;
   V<T>* r = S ? ratio : scratch.rates;
   const V<T> scale = kIsExpectation<Algebra, T> ? splat<T>(1) : settings.counting * (1 - settings.damping);
-  RF_FOR (x, Algebra::template first_state<S>(states), states)
-    r[x] = scale * take_gradient<Algebra, T, P>(lanes, slot, x, settings.damping, from, to, grad);
+  take_gradient<Algebra, T, S, P>(lanes, slot, states, settings.damping, from, to, grad, r);
+  RF_FOR (x, Algebra::template first_state<S>(states), states) r[x] *= scale;
   if constexpr (S > 0 && Algebra::keeps_ratio(S)) {
     reverse_binary<Algebra, T, P>(made, slot, lanes, fixed, r[1], settings.inverse, to, grad);
     return;
   }
-  if constexpr (!kIsExpectation<Algebra, T>) contract<Algebra, T, S>(made, states, m);
+  if constexpr (S > 0 && !kIsExpectation<Algebra, T>)
+    contract_pair<Algebra, T, S>(made.table, made.stride, slot, fixed, S, S, m);
+  else if constexpr (!kIsExpectation<Algebra, T>)
+    contract<Algebra, T, S>(made, states, m);
   if constexpr (P == Pass::kCounting) add_counting_of_message<Algebra, T>(context, g, slot, lanes, m, grad);
   reverse_normalisation<Algebra, T, S>(m, states, r);
   if constexpr (P == Pass::kDeferred) {
     RF_FOR (x, 0, states) store<T>(grad.rates + x * kLanes<T>, r[x]);
     grad.rates += states * kLanes<T>;
   }
-  if constexpr (P == Pass::kDeferred && S == 0)
-    reverse_pair<Algebra, T>(made, group, slot, lanes, r, settings.inverse, grad.beliefs, to, scratch);
+  if constexpr (P == Pass::kDeferred)
+    reverse_pair<Algebra, T, S>(made, group, slot, lanes, slot == 0 ? made.after : made.before, r, settings.inverse,
+                                grad.beliefs, to, scratch);
   else if constexpr (S > 0)
     reverse_contraction<Algebra, T, S, P>(made, slot, lanes, fixed, r, settings.inverse, to, grad);
   else

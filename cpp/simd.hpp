@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 #if defined(__AVX2__)
 #include <immintrin.h>
@@ -89,6 +90,21 @@ RF_INLINE void store_some(T* p, V<T> v, int count) {
 template <class T>
 RF_INLINE void set_lane(V<T>& v, int lane, T x) {
   v[lane] = x;
+}
+
+// Load the first `count` lanes, and no memory beyond them.
+template <class T>
+RF_INLINE V<T> load_some(const T* p, int count) {
+  if (count == kLanes<T>) return load<T>(p);
+#if defined(__AVX512F__)
+  if constexpr (std::is_same<T, double>::value)
+    return _mm512_maskz_loadu_pd(static_cast<__mmask8>((1u << count) - 1), p);
+  if constexpr (std::is_same<T, float>::value)
+    return _mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << count) - 1), p);
+#endif
+  V<T> v{};
+  for (int l = 0; l < count; ++l) set_lane<T>(v, l, p[l]);
+  return v;
 }
 
 template <class T>

@@ -84,8 +84,9 @@ class Sweeps {
     const Group& group = plan_.groups[range.group];
     with_states<Algebra>(square_states(group), [&](auto states) {
       const Index ahead = tiles_ahead<T>(group);
+      constexpr bool kWhole = decltype(states)::value > 0 || IsLogarithm<Algebra>::value;
       for (Index t = range.begin; t < range.end; ++t) {
-        if (t + ahead < range.end) prefetch_tables(group, plan_.factor_tiles[t + ahead], item.tables.get());
+        if (kWhole && t + ahead < range.end) prefetch_tables(group, plan_.factor_tiles[t + ahead], item.tables.get());
         const FactorTile& tile = plan_.factor_tiles[t];
         if (tile.contiguous)
           update_message<Algebra, T, decltype(states)::value>(context_, item, range.group, range.slot,

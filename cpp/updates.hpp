@@ -65,7 +65,7 @@ struct IsLogarithm<Logarithm<T, Max>> : std::true_type {
   static constexpr bool kMax = Max;
 };
 
-// How many tiles ahead tables are fetched.
+// How many tiles ahead small tables are fetched. Large ones are while others are read (see contract).
 template <class T>
 Index tiles_ahead(const Group& group) {
   constexpr Index kBytes = 4096;
@@ -98,7 +98,7 @@ RF_INLINE MessageSettings<T> settings_of(const Context<T>& context, int g, const
 template <class T>
 struct Incident {
   const T* table;
-  Index stride;
+  Index stride, ahead;  // between entries; to a table that is read soon, or 0
   const V<T>*before, *after;
   Index num_before, num_after;
 };
@@ -108,7 +108,8 @@ template <class Algebra, class T, int S, class Lanes, class Cavity>
 RF_INLINE Incident<T> incident(const Item<T>& item, const Group& group, int slot, const Lanes& lanes, Cavity cavity,
                                V<T>* fixed, Scratch<T>& scratch) {
   Incident<T> from;
-  from.table = lanes.tables(item.tables.get(), scratch.table, from.stride);
+  from.table = lanes.template tables<S>(item.tables.get(), scratch.table, from.stride);
+  from.ahead = S ? 0 : lanes.tables_ahead();
   if constexpr (S > 0) {
     cavity(1 - slot, fixed);
     from.before = from.after = fixed;
@@ -128,16 +129,15 @@ RF_INLINE Incident<T> incident(const Item<T>& item, const Group& group, int slot
 // The message before normalisation.
 template <class Algebra, class T, int S>
 RF_INLINE void contract(const Incident<T>& from, int states, V<T>* out) {
-  using Sums = std::conditional_t<std::is_same<Algebra, Expectation<T>>::value, Algebra, Probability<T, Power::kOne>>;
   if constexpr (IsLogarithm<Algebra>::value)
     contract_log<T, IsLogarithm<Algebra>::kMax>(from.table, from.stride, from.before, from.num_before, states,
                                                 from.after, from.num_after, out);
   else if constexpr (S == 0)
-    contract_any<Sums, T>(from.table, from.stride, from.before, from.num_before, states, from.after, from.num_after,
-                          out);
+    contract_any<Sums<Algebra, T>, T>(from.table, from.stride, from.before, from.num_before, states, from.after,
+                                      from.num_after, from.ahead, out);
   else
     contract<Algebra, T, S>(from.table, from.stride, from.before, from.num_before, states, from.after, from.num_after,
-                            out);
+                            from.ahead, out);
 }
 
 template <class Algebra, class T, int S, class Lanes>
@@ -155,14 +155,12 @@ RF_INLINE void update_message(const Context<T>& context, const Item<T>& item, in
   };
   if constexpr (S > 0) {  // as below, but spelt out: so the compiler keeps the cavity in registers
     Index stride;
-    const T* table = lanes.tables(item.tables.get(), scratch.table, stride);
+    const T* table = lanes.template tables<S>(item.tables.get(), scratch.table, stride);
     cavity(1 - slot, fixed);
     if constexpr (IsLogarithm<Algebra>::value)
       contract_log_binary<T>(table, stride, slot, fixed, m);
-    else if (slot == 1)
-      contract<Algebra, T, S>(table, stride, fixed, S, S, nullptr, 1, m);
     else
-      contract<Algebra, T, S>(table, stride, nullptr, 1, S, fixed, S, m);
+      contract_pair<Algebra, T, S>(table, stride, slot, fixed, S, S, m);
   } else {
     contract<Algebra, T, S>(incident<Algebra, T, S>(item, group, slot, lanes, cavity, fixed, scratch), states, m);
   }
