@@ -37,6 +37,7 @@ from riskfield.learning.optimiser import AbstractOptimiser
 from riskfield.learning.result import Fit
 from riskfield.learning.stages import LAST, Stage
 from riskfield.learning.validation import Validation, counted_origins, hold_out
+from riskfield.losses.likelihood import SurrogateEM, SurrogateLikelihood
 from riskfield.losses.loss import LossLike, as_loss
 from riskfield.losses.piecewise import Independent
 from riskfield.progress import note
@@ -220,7 +221,11 @@ class ImageCRF(AbstractCRF):
             note(f"training on all images with a ridge of {self.ridge_:g}", shown=settings.get("progress", False))
             stages = stages_after(path, stages)
             start = Parameters(found[self.ridge_].model, found[best_ridge(path, "independent")].independent)
-            self.model_.load_state_dict(start.model if len(stages) == 1 else start.independent)
+            if isinstance(as_loss(stages[-1].loss), SurrogateLikelihood | SurrogateEM):
+                # With truncated inference, long training exploits the error of the log-partition value.
+                start = None
+            else:
+                self.model_.load_state_dict(start.model if len(stages) == 1 else start.independent)
 
         def keep(number: int, fit: Fit) -> None:
             if isinstance(as_loss(stages[number].loss), Independent):
