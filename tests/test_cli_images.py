@@ -391,7 +391,8 @@ def test_edges_that_do_not_help_are_said(folder, capsys, monkeypatch):
     path = image_crf.ridge_path
 
     def worse(*arguments, **options):
-        return [replace(trial, independent=trial.model - 0.1) for trial in path(*arguments, **options)]
+        trials, parameters = path(*arguments, **options)
+        return [replace(trial, independent=trial.model - 0.1) for trial in trials], parameters
 
     monkeypatch.setattr(image_crf, "ridge_path", worse)
     assert main([*FIT, "--iterations", "1", "--out", "new"]) == 0

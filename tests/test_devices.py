@@ -3,12 +3,16 @@
 The device "meta" stands for a GPU where nothing has to be computed.
 """
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
 
 import riskfield as rf
 from riskfield.cli import main
+from riskfield.devices import _memory_limits
 from riskfield.estimators.defaults import default_inference
 from riskfield.kernels import default_schedule
 from riskfield.models import Generative
@@ -115,3 +119,27 @@ def test_infer_command_takes_a_device(tmp_path, capsys):
     plain = capsys.readouterr().out.splitlines()
     assert main(["infer", str(path), "--device", "cpu"]) == 0
     assert capsys.readouterr().out.splitlines()[:3] == plain[:3]
+
+
+def test_the_memory_is_that_of_the_cgroup_of_the_process(tmp_path):
+    def limits(groups, **files):
+        (tmp_path / "cgroup").write_text(groups)
+        for path, limit in files.values():
+            (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / path).write_text(limit)
+        found = [file for file in _memory_limits(tmp_path / "cgroup", tmp_path / "sys") if file.exists()]
+        return [file.read_text() for file in found]
+
+    second = {"own": ("sys/user/job/memory.max", "5"), "outer": ("sys/user/memory.max", "max")}
+    assert limits("0::/user/job\n", **second) == ["5", "max"]
+    first = {"own": ("sys/memory/a/b/memory.limit_in_bytes", "7"), "root": ("sys/memory/memory.limit_in_bytes", "9")}
+    assert limits("3:cpu:/\n4:memory:/a/b\n0::/\n", **first) == ["7", "9"]
+    assert limits("4:memory:/elsewhere\n") == ["9"]
+    assert list(_memory_limits(tmp_path / "none", tmp_path)) == [tmp_path / "memory.max"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no `ulimit`")
+def test_the_memory_is_at_most_that_of_ulimit():
+    command = "ulimit -v 5000000; exec $0 -c 'from riskfield.devices import physical_memory; print(physical_memory())'"
+    said = subprocess.run(["/bin/sh", "-c", command, sys.executable], capture_output=True, text=True, check=True)
+    assert int(said.stdout) <= 5000000 * 1024

@@ -3,6 +3,7 @@
 import copy
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from sklearn.model_selection import GridSearchCV
 import riskfield as rf
 from riskfield import ImageCRF
 from riskfield.estimators import image_tiles
-from riskfield.estimators.ridge_path import RIDGES, Trial, best_ridge
+from riskfield.estimators.ridge_path import RIDGES, Parameters, Trial, best_ridge
 from riskfield.examples import take
 from riskfield.features import HOG, Colour, ColourDifference, Constant, Fourier, ImageFeatures, Position, SobelResponse
 from riskfield.features.image import physical_memory
@@ -237,6 +238,12 @@ def interrupted_at(number):
         yield begun
 
 
+def path_of(model, trials):
+    """What `ridge_path` returns if all ridges leave the model as it is."""
+    parameters = Parameters(copy.deepcopy(model.state_dict()), copy.deepcopy(model.state_dict()))
+    return trials, {trial.ridge: parameters for trial in trials}
+
+
 @pytest.fixture(scope="module")
 def fitted_on_discs():
     return rf.ImageCRF(FEATURES, optimiser=rf.optim.LBFGS(iterations=10)).fit(*discs(6))
@@ -247,13 +254,52 @@ def test_the_ridge_is_chosen_on_held_out_images(fitted_on_discs):
     assert tried == list(RIDGES[: len(tried)])
     assert len(tried) >= 2
     assert fitted_on_discs.ridge_ == min(fitted_on_discs.path_, key=lambda trial: trial.model).ridge
-    given = rf.ImageCRF(FEATURES, ridge=fitted_on_discs.ridge_, optimiser=rf.optim.LBFGS(iterations=10)).fit(*discs(6))
+    given = rf.ImageCRF(FEATURES, ridge=fitted_on_discs.ridge_, optimiser=rf.optim.LBFGS(iterations=200))
+    given.fit(*discs(6))
     assert given.path_ == ()
-    for (
-        name,
-        value,
-    ) in fitted_on_discs.model_.state_dict().items():  # the model is that of the chosen ridge on all images
-        assert torch.equal(given.model_.state_dict()[name], value)
+    assert given.results_[-1].reason.value == "converged"
+    # The model is that of the chosen ridge on all images.
+    assert fitted_on_discs.results_[-1].best.objective == pytest.approx(given.results_[-1].best.objective, rel=1e-4)
+
+
+def test_training_on_all_images_starts_from_the_parameters_of_the_chosen_ridge(fitted_on_discs):
+    few = rf.optim.LBFGS(iterations=10)
+    cold = rf.ImageCRF(FEATURES, ridge=fitted_on_discs.ridge_, optimiser=few).fit(*discs(6))
+    for warm, other in zip(fitted_on_discs.results_, cold.results_, strict=True):
+        assert warm.history[0].objective < other.history[0].objective
+    assert fitted_on_discs.results_[-1].best.objective < cold.results_[-1].best.objective
+
+
+def test_losses_between_the_first_and_the_last_are_not_fitted_again():
+    initial = (rf.losses.Independent(), rf.losses.SurrogateEM())
+    crf = rf.ImageCRF(FEATURES, initial=initial, optimiser=rf.optim.LBFGS(iterations=2))
+    assert [type(stage.loss) for stage in crf.stages()] == [*map(type, initial), rf.losses.UnivariateLogistic]
+    crf.fit(*discs(5))
+    assert [type(stage.loss) for stage in crf.stages()] == [rf.losses.Independent, rf.losses.UnivariateLogistic]
+    assert [stage.ridge for stage in crf.stages()] == [crf.independent().ridge_, crf.ridge_]
+    assert len(crf.results_) == 2
+    path = crf.path_
+    assert crf.fit(*discs(5)).path_ == path  # the second fit has all stages again
+
+
+def test_the_path_is_the_same_whatever_stops_training_early():
+    images, masks = discs(8)
+    early = rf.ImageCRF(FEATURES, early_stopping=True, n_iter_no_change=2, optimiser=rf.optim.LBFGS(iterations=30))
+    plain = rf.ImageCRF(FEATURES, optimiser=rf.optim.LBFGS(iterations=30))
+    assert early.fit(images, masks).path_ == plain.fit(images, masks).path_  # the same images are held out
+    best = early.results_[-1].best.validation
+    assert best <= min(trial.model for trial in early.path_) + 1e-3
+    assert all(record.validation is None for record in plain.results_[-1].history)
+
+
+def test_a_class_that_is_missing_in_the_held_out_images():
+    images, masks = discs(6)
+    chosen = np.random.default_rng(int(np.random.RandomState(0).randint(2**31))).permutation(6)[0]
+    masks = [np.zeros_like(mask) if k == chosen else mask for k, mask in enumerate(masks)]
+    for weights in (None, "balanced", {0: 1.0, 1: 3.0}):
+        crf = rf.ImageCRF(FEATURES, class_weight=weights, optimiser=rf.optim.LBFGS(iterations=5)).fit(images, masks)
+        assert all(0 < trial.model < np.inf for trial in crf.path_)
+        assert crf.predict_marginals(images)[chosen].shape == (8, 9, 2)
 
 
 def test_the_log_loss_of_a_trial_is_that_of_images_the_model_has_not_seen(fitted_on_discs):
@@ -318,15 +364,18 @@ def test_an_interrupted_search_ends_the_fit_and_can_be_resumed(at, reasons, tmp_
         assert torch.equal(resumed.model_.state_dict()[name], value)
 
 
-def test_no_baseline_is_fitted_after_an_interrupt(monkeypatch):
+def test_the_baseline_is_kept_after_an_interrupt(monkeypatch):
     trials = [Trial(0.1, 1.0, 2.0), Trial(0.01, 2.0, 1.0)]
-    monkeypatch.setattr("riskfield.estimators.image_crf.ridge_path", lambda *_, **__: trials)
+    monkeypatch.setattr("riskfield.estimators.image_crf.ridge_path", lambda model, *_, **__: path_of(model, trials))
+    crf = rf.ImageCRF(FEATURES, optimiser=rf.optim.LBFGS(iterations=2))
     with interrupted_at(5) as evaluations:
-        cut = rf.ImageCRF(FEATURES, optimiser=rf.optim.LBFGS(iterations=2)).fit(*discs(5))
+        cut = clone(crf).fit(*discs(5))
     assert len(evaluations) == 5
     assert [result.reason.value for result in cut.results_] == ["iterations", "interrupted"]
-    with pytest.raises(ValueError, match="There is no baseline: training was interrupted"):
-        cut.independent()
+    alone, whole = cut.independent(), clone(crf).fit(*discs(5)).independent()
+    assert (cut.ridge_, alone.ridge_) == (0.1, 0.01)
+    for name, value in whole.model_.state_dict().items():
+        assert torch.equal(alone.model_.state_dict()[name], value)
 
 
 def test_the_same_images_are_held_out_with_a_cache(tmp_path, monkeypatch):
@@ -334,7 +383,7 @@ def test_the_same_images_are_held_out_with_a_cache(tmp_path, monkeypatch):
 
     def search(model, train, held_out, stages, **settings):
         seen.append(sorted(block.graph.num_variables for block in held_out for _ in range(len(block))))
-        return [Trial(0.1, 1.0, 1.0)]
+        return path_of(model, [Trial(0.1, 1.0, 1.0)])
 
     monkeypatch.setattr("riskfield.estimators.image_crf.ridge_path", search)
     rng = np.random.default_rng(0)
@@ -532,6 +581,35 @@ def test_training_on_parts_is_training_on_the_whole_without_the_edges_between_th
     assert parts.score(images, labels) == pytest.approx(whole.score(images, labels), abs=0.03)
 
 
+@pytest.mark.parametrize("cached", [False, True])
+def test_parts_of_one_photograph_are_held_out_together(cached, monkeypatch, tmp_path):
+    images, masks = drawn_images([(24, 40), *[(12, 16)] * 3, (24, 41), (23, 40)])
+    marked = [np.where(mask == 0, 0, k + 1) for k, mask in enumerate(masks)]  # a class of its own in each photograph
+    features = rf.features.ImageFeatures((Constant(), Position()), RECIPE.edges)
+    monkeypatch.setattr("riskfield.features.image.PART_SIDE", 20)
+    monkeypatch.setattr("riskfield.features.image.LARGEST_SHARE", features.memory_share((12, 16), 7))
+    seen = []
+
+    def search(model, train, held_out, stages, **settings):
+        seen.append([{k for block in part for k in block.labels.unique().tolist()} - {0} for part in (train, held_out)])
+        return path_of(model, [Trial(0.1, 1.0, 1.0)])
+
+    monkeypatch.setattr("riskfield.estimators.image_crf.ridge_path", search)
+    for seed, early_stopping in product(range(4), (False, True)):
+        crf = ImageCRF(features, early_stopping=early_stopping, random_state=seed, validation_fraction=0.4)
+        crf.set_params(optimiser=rf.optim.LBFGS(iterations=1))
+        if early_stopping:  # five of six are left to train on
+            crf.set_params(validation_fraction=0.1)
+        crf.fit(images, marked, cache=tmp_path if cached else None)
+        train, held_out = seen[-1]
+        assert not train & held_out
+        assert train | held_out == {1, 2, 3, 4, 5, 6}
+        assert len(held_out) == (1 if early_stopping else 2)
+    assert len(seen) == 8
+    few = ImageCRF(features, optimiser=rf.optim.LBFGS(iterations=1)).fit(images[:4], masks[:4])
+    assert few.path_ == ()  # four photographs are few, whatever the number of parts
+
+
 def test_features_of_the_whole_image_are_never_cut(monkeypatch):
     monkeypatch.setattr("riskfield.features.image.LARGEST_SHARE", 0.0)
     assert rf.features.ImageFeatures().training_parts((2000, 2000), 2) is not None
@@ -594,9 +672,9 @@ def test_training_reads_features_from_the_disk(tmp_path, monkeypatch):
 
 
 def _spy(train, seen):
-    def recorded(self, examples, stages, **settings):
+    def recorded(self, examples, *others, **settings):
         seen.append(examples)
-        return train(self, examples, stages, **settings)
+        return train(self, examples, *others, **settings)
 
     return recorded
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -41,10 +42,19 @@ def as_dtype(dtype: torch.dtype | str | None) -> torch.dtype:
 
 
 def physical_memory() -> int:
-    """The memory of this machine, or of the container it is, in bytes."""
+    """The memory that this process may use, in bytes.
+
+    It is that of the machine, or less if a container, a cgroup or `ulimit -v` limits it.
+    """
     found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")] if hasattr(os, "sysconf") else [2**36]
-    with contextlib.suppress(OSError, ValueError):  # there is no such file, or it says "max"
-        found.append(int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
+    with contextlib.suppress(ImportError):  # not on Windows
+        import resource
+
+        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+        found += [limit] if limit != resource.RLIM_INFINITY else []
+    for file in _memory_limits():
+        with contextlib.suppress(OSError, ValueError):  # there is no such file, or it says "max"
+            found.append(int(file.read_text(encoding="ascii")))
     return min(found)
 
 
@@ -52,6 +62,20 @@ def gpu_memory(device: torch.device | str | None) -> int | None:
     """The memory of a CUDA device in bytes; None for other devices."""
     place = torch.device("cpu" if device is None else device)
     return int(torch.cuda.mem_get_info(place)[1]) if place.type == "cuda" else None
+
+
+def _memory_limits(process: Path = Path("/proc/self/cgroup"), mounted: Path = Path("/sys/fs/cgroup")) -> Iterator[Path]:
+    """The files with the memory limits of this process: those of its cgroups and of the groups they are in."""
+    yield mounted / "memory.max"  # in a container, the path below may be that of the host
+    with contextlib.suppress(OSError):
+        for line in process.read_text(encoding="utf-8").splitlines():
+            _, controllers, path = line.split(":", 2)
+            root, name = mounted, "memory.max"  # version 2
+            if controllers:
+                root, name = mounted / "memory", "memory.limit_in_bytes"  # version 1
+            if not controllers or "memory" in controllers.split(","):
+                group = root / path.lstrip("/")
+                yield from (folder / name for folder in (group, *group.parents) if folder.is_relative_to(root))
 
 
 def check_max_bytes(max_bytes: int) -> None:

@@ -34,7 +34,7 @@ from riskfield.estimators.parameters import (
     check_n_jobs,
     threads,
 )
-from riskfield.examples import Examples
+from riskfield.examples import Examples, take
 from riskfield.infer import Inference, InferenceChoice
 from riskfield.learning.checkpoint import Checkpoints
 from riskfield.learning.optimiser import AbstractOptimiser, check_counts
@@ -190,17 +190,20 @@ class AbstractCRF(NestedParameters):
         weights = as_sample_weight(sample_weight)
         stages = self._weighted(stages, class_weights(self.class_weight, self.classes_, codes, weights))
         began = time.perf_counter()
-        labelled = self._blocks().labelled(designs, codes, weights, verbose=bool(self.verbose))
-        examples: Sequence[Examples] = list(labelled)
+        blocks = self._blocks()
+        examples: Sequence[Examples] = list(blocks.labelled(designs, codes, weights, verbose=bool(self.verbose)))
+        origins = blocks.origins(designs)
         self.feature_seconds_ = time.perf_counter() - began
         chunk_size = self._chunk_size(max(block.graph.num_variables for block in examples))
         seed, validation = int(check_random_state(self.random_state).randint(2**31)), None
         if self.early_stopping:
-            examples, held_out = hold_out(examples, self.validation_fraction, seed)
-            validation = Validation(held_out, patience=self.n_iter_no_change)
+            train, held_out = hold_out(examples, origins, self.validation_fraction, seed)
+            validation = Validation(take(examples, held_out), patience=self.n_iter_no_change)
+            examples, origins = take(examples, train), [origins[k] for k in train]
         with threads(self.n_jobs):
             self._train(
                 examples,
+                origins,
                 stages,
                 seed=seed,
                 validation=validation,
@@ -325,10 +328,10 @@ class AbstractCRF(NestedParameters):
         return self.decoder
 
     def _train(
-        self, examples: Sequence[Examples], stages: Sequence[Stage], *, validation: Validation | None, **settings: Any
+        self, examples: Sequence[Examples], origins: Sequence[int], stages: Sequence[Stage], **settings: Any
     ) -> None:
-        """Fit `model_` to examples and set `results_`. `settings` are further arguments of `fit_stages`."""
-        self.results_ = fit_stages(self.model_, examples, stages, validation=validation, **settings)
+        """Fit `model_` with settings of `fit_stages`. Examples are, or are parts of, those of X numbered `origins`."""
+        self.results_ = fit_stages(self.model_, examples, stages, **settings)
 
     def _ridge(self) -> float:
         return self.ridge

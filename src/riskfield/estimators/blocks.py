@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,10 @@ class Blocks:
             own = None if weights is None else torch.from_numpy(weights[members])
             yield Examples(graph, torch.from_numpy(labels), joined, weights=own).to(self.device)
         next(inputs, None)  # ends the progress bar
+
+    def origins(self, designs: Sequence[Design]) -> list[int]:
+        """The number of the design that each example of `labelled` comes from, in their order."""
+        return list(chain.from_iterable(by_structure(designs)))
 
     def unlabelled(self, designs: Sequence[Design]) -> Examples:
         """Examples of one structure, to be predicted."""

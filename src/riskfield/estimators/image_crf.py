@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Self, cast
 
 import numpy as np
@@ -21,16 +20,24 @@ from riskfield.estimators.defaults import LOSS, PATIENCE, RIDGE, VALIDATION_FRAC
 from riskfield.estimators.design import DIRECTIONS, Design, Sizes
 from riskfield.estimators.image_tiles import ImageBlocks, ImageDesign, MappedBlocks, TileDesign, tiling_of
 from riskfield.estimators.labels import Array
-from riskfield.estimators.ridge_path import SearchInterrupted, Trial, best_ridge, independent_stage, ridge_path
-from riskfield.examples import Examples, blocks
+from riskfield.estimators.ridge_path import (
+    Parameters,
+    SearchInterrupted,
+    Trial,
+    best_ridge,
+    ridge_path,
+    stages_after,
+)
+from riskfield.examples import Examples, blocks, take
 from riskfield.features.image import ImageFeatures
 from riskfield.features.window import Tile
 from riskfield.infer import InferenceChoice
 from riskfield.learning.checkpoint import Checkpoints
 from riskfield.learning.optimiser import AbstractOptimiser
-from riskfield.learning.result import Fit, Reason
-from riskfield.learning.stages import Stage, fit_stages
-from riskfield.learning.validation import Validation, hold_out, is_counted
+from riskfield.learning.result import Fit
+from riskfield.learning.stages import LAST, Stage
+from riskfield.learning.validation import Validation, counted_origins, hold_out
+from riskfield.losses.likelihood import SurrogateEM, SurrogateLikelihood
 from riskfield.losses.loss import LossLike, as_loss
 from riskfield.losses.piecewise import Independent
 from riskfield.progress import note
@@ -161,7 +168,7 @@ class ImageCRF(AbstractCRF):
         self.features_ = ImageFeatures() if self.features is None else self.features
         if not isinstance(self.features_, ImageFeatures):
             raise TypeError(f"`features` must be an object such as `ImageFeatures()`. Got {self.features_!r}.")
-        self.ridge_ = RIDGE if self.ridge is None else self.ridge
+        self.ridge_, self.path_ = RIDGE if self.ridge is None else self.ridge, ()
         self._cache = None if cache is None else FeatureCache(cache)
         try:
             return super().fit(X, y, sample_weight, checkpoint=checkpoint, resume=resume)
@@ -185,41 +192,48 @@ class ImageCRF(AbstractCRF):
         other.model_.load_state_dict(self.baseline_)
         return other
 
+    def stages(self) -> list[Stage]:
+        """The stages of `fit`, as for `AbstractCRF`. Once a ridge is chosen: those of training on all images."""
+        path = getattr(self, "path_", ())
+        return stages_after(path, super().stages()) if path else super().stages()
+
     def _train(
-        self, examples: Sequence[Examples], stages: Sequence[Stage], *, validation: Validation | None, **settings: Any
+        self, examples: Sequence[Examples], origins: Sequence[int], stages: Sequence[Stage], **settings: Any
     ) -> None:
         """Choose the ridge if it is not given, fit the model to all examples, and keep the baseline."""
-        self.path_, self.baseline_, self.baseline_results_ = (), None, []
-        if self.ridge is None and sum(int(is_counted(block).sum()) for block in examples) >= _FEWEST:
+        self.baseline_, self.baseline_results_ = None, []
+        start: Parameters | None = None
+        if self.ridge is None and len(counted_origins(examples, origins)) >= _FEWEST:
+            validation: Validation | None = settings["validation"]
             if validation is None:
-                train, held_out = hold_out(examples, self.validation_fraction, settings["seed"])
+                parts = hold_out(examples, origins, self.validation_fraction, settings["seed"])
+                train, held_out = (take(examples, part) for part in parts)
             else:
                 train, held_out = tuple(examples), blocks(validation.data)
             model = self._model().to(as_device(self.device))
             try:
-                self.path_ = tuple(ridge_path(model, train, held_out, stages, **settings))
+                path, found = ridge_path(model, train, held_out, stages, **{**settings, "validation": None})
             except SearchInterrupted as interrupted:
                 self.ridge_, self.results_ = interrupted.ridge, interrupted.results
                 self.model_.load_state_dict(model.state_dict())
                 return
-            self.ridge_ = best_ridge(self.path_, "model")
+            self.path_, self.ridge_ = tuple(path), best_ridge(path, "model")
             note(f"training on all images with a ridge of {self.ridge_:g}", shown=settings.get("progress", False))
-            stages = [replace(stage, ridge=self.ridge_) for stage in stages]
+            stages = stages_after(path, stages)
+            start = Parameters(found[self.ridge_].model, found[best_ridge(path, "independent")].independent)
+            if isinstance(as_loss(stages[-1].loss), SurrogateLikelihood | SurrogateEM):
+                # With truncated inference, long training exploits the error of the log-partition value.
+                start = None
+            else:
+                self.model_.load_state_dict(start.model if len(stages) == 1 else start.independent)
 
         def keep(number: int, fit: Fit) -> None:
             if isinstance(as_loss(stages[number].loss), Independent):
                 self.baseline_, self.baseline_results_ = copy.deepcopy(self.model_.state_dict()), [fit]
+                if start is not None and fit.reason not in LAST:
+                    self.model_.load_state_dict(start.model)
 
-        super()._train(examples, stages, after=keep, validation=validation, **settings)
-        if self.path_ and best_ridge(self.path_, "independent") != self.ridge_ and self.baseline_ is not None:
-            self.baseline_, self.baseline_results_ = None, []  # it has another ridge
-            if self.results_[-1].reason is Reason.INTERRUPTED:
-                return
-            alone = self._model().to(as_device(self.device))
-            stage = replace(independent_stage(stages), ridge=best_ridge(self.path_, "independent"))
-            settings |= {"checkpoint": None, "resume": False, "validation": validation}
-            self.baseline_results_ = fit_stages(alone, examples, [stage], **settings)
-            self.baseline_ = alone.state_dict()
+        super()._train(examples, origins, stages, after=keep, **settings)
 
     def _ridge(self) -> float:
         return getattr(self, "ridge_", RIDGE) if self.ridge is None else self.ridge

@@ -157,6 +157,10 @@ class ImageBlocks(Blocks):
         """All images with their labels, for training."""
         yield from super().labelled(*_in_parts(designs, codes, weights, self.num_states), verbose=verbose)
 
+    def origins(self, designs: Sequence[Design]) -> list[int]:
+        """The number of the image that each example of `labelled` comes from."""
+        return _origins(designs, self.num_states)
+
 
 @dataclass(frozen=True)
 class MappedBlocks(Blocks):
@@ -186,6 +190,10 @@ class MappedBlocks(Blocks):
             own = None if weights is None else torch.from_numpy(weights[k : k + 1])
             yield Examples(graphs[grid], labels, inputs, weights=own)
 
+    def origins(self, designs: Sequence[Design]) -> list[int]:
+        """The number of the image that each example of `labelled` comes from."""
+        return _origins(designs, self.num_states)
+
 
 def _in_parts(
     designs: Sequence[Design], codes: Sequence[Codes], weights: Array | None, num_states: int
@@ -204,6 +212,17 @@ def _in_parts(
             labels += [coarse[part.tile.window.slices] for part in parts]
         rows += [k] * (1 if parts is None else len(parts))
     return found, labels, None if weights is None else weights[rows]
+
+
+def _origins(designs: Sequence[Design], num_states: int) -> list[int]:
+    """The number of the image of each design of `_in_parts`, in the order of their blocks."""
+    found, numbers = list[Design](), list[int]()
+    for k, design in enumerate(designs):
+        assert isinstance(design, ImageDesign)
+        parts: Sequence[Design] = design.parts(num_states) or [design]
+        found += parts
+        numbers += [k] * len(parts)
+    return [numbers[k] for k in chain.from_iterable(by_structure(found))]
 
 
 def tiling_of(features: ImageFeatures, shape: tuple[int, ...], num_classes: int) -> list[Tile] | None:

@@ -1,4 +1,9 @@
-"""The choice of a ridge on held-out examples."""
+"""The choice of a ridge on held-out examples.
+
+Each ridge starts from the parameters of the one before, and training on all examples starts from those of the chosen
+ridge. A model with edges needs this: it starts from parameters fitted without edges, and adding edges to these counts
+the evidence of neighbouring variables twice. It takes many iterations to remove this overconfidence.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +12,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.nn import Module
 
 from riskfield.examples import Examples
@@ -37,6 +43,13 @@ class Trial:
     independent: float
 
 
+class Parameters(NamedTuple):
+    """The state of the model after training with a ridge, and after training it without edges."""
+
+    model: dict[str, Tensor]
+    independent: dict[str, Tensor]
+
+
 class SearchInterrupted(Exception):
     """The search was interrupted by Ctrl-C.
 
@@ -58,7 +71,7 @@ def ridge_path(
     *,
     checkpoint: Checkpoints | None = None,
     **settings: Any,
-) -> list[Trial]:
+) -> tuple[list[Trial], dict[float, Parameters]]:
     """Train with smaller and smaller ridges until the log loss on held-out examples grows.
 
     It must have grown both for the model and for the model without edges. Each ridge starts from the parameters of the
@@ -71,10 +84,14 @@ def ridge_path(
         checkpoint: the folder below which every fit has its own.
         settings: further arguments of `fit_stages`.
 
+    Returns:
+        A trial for every ridge that was tried, and the parameters that training with this ridge found.
+
     Raises:
         SearchInterrupted: if a fit was interrupted. The model has the best parameters of that fit.
     """
     trials: list[Trial] = []
+    found: dict[float, Parameters] = {}
     alone, joint = copy.deepcopy(model.state_dict()), None
     for number, ridge in enumerate(RIDGES):
         note(
@@ -98,9 +115,10 @@ def ridge_path(
             joint = copy.deepcopy(model.state_dict())
         score = _log_loss(model, held_out, rest[-1], settings) if rest else independent
         trials.append(Trial(ridge, score, independent))
+        found[ridge] = Parameters(alone if joint is None else joint, alone)
         if len(trials) > 1 and score > trials[-2].model and independent > trials[-2].independent:
             break
-    return trials
+    return trials, found
 
 
 def _check_finished(ridge: float, results: list[Fit]) -> None:
@@ -116,6 +134,19 @@ def best_ridge(trials: Sequence[Trial], name: str) -> float:
     """
     losses = [getattr(trial, name) for trial in trials]
     return trials[min(range(len(trials)), key=lambda k: losses[k] if math.isfinite(losses[k]) else math.inf)].ridge
+
+
+def stages_after(trials: Sequence[Trial], stages: Sequence[Stage]) -> list[Stage]:
+    """The stages of training on all examples: the one without edges, and the last one, each with its best ridge.
+
+    Other losses that come before the last one are needed only once, on the path.
+    """
+    first = [
+        replace(stage, ridge=best_ridge(trials, "independent"))
+        for stage in stages[:-1]
+        if isinstance(as_loss(stage.loss), Independent)
+    ]
+    return [*first[:1], replace(stages[-1], ridge=best_ridge(trials, "model"))]
 
 
 def independent_stage(stages: Sequence[Stage]) -> Stage:

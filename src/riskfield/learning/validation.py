@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 import numpy as np
 import torch
 from torch.nn import Module
 
-from riskfield.examples import DataSet, Examples, take
+from riskfield.examples import DataSet, Examples
 from riskfield.infer import InferenceChoice
 from riskfield.learning.objective import Objective
 from riskfield.learning.optimiser import check_counts
@@ -78,28 +79,38 @@ def evaluating(model: Module) -> Iterator[None]:
 
 
 def hold_out(
-    examples: Sequence[Examples], fraction: float, seed: int
-) -> tuple[tuple[Examples, ...], tuple[Examples, ...]]:
+    examples: Sequence[Examples], origins: Sequence[int], fraction: float, seed: int
+) -> tuple[list[int], list[int]]:
     """Divide examples at random into those to train on and a fraction that is held out, at least one.
 
-    Only examples with a label and a positive weight are held out.
+    Arguments:
+        examples: all of them.
+        origins: what each example is a part of, such as the number of a photograph. Parts of one are not separated:
+            they resemble each other, so that the risk on one would be too low after training on the others.
+        fraction: the share of the origins to hold out. Only those with a label and a positive weight are held out.
+        seed: of the choice.
+
+    Returns:
+        The numbers of the examples in both parts.
     """
-    counted = torch.cat([is_counted(block) for block in examples])
-    numbers = counted.nonzero()[:, 0].numpy()
+    numbers = counted_origins(examples, origins)
     if len(numbers) < 2:
         raise ValueError(
             f"`X` must hold at least two examples with labels, since one is held out. Got {len(numbers)}: "
             "do not stop early."
         )
     count = min(max(1, round(fraction * len(numbers))), len(numbers) - 1)
-    chosen = np.random.default_rng(seed).permutation(numbers)[:count]
-    test = np.zeros(len(counted), np.bool_)
-    test[chosen] = True
-    train, held_out = np.flatnonzero(~test).tolist(), np.flatnonzero(test).tolist()
-    return take(examples, train), take(examples, held_out)
+    is_held_out = np.isin(origins, np.random.default_rng(seed).permutation(numbers)[:count])
+    return np.flatnonzero(~is_held_out).tolist(), np.flatnonzero(is_held_out).tolist()
 
 
-def is_counted(block: Examples) -> torch.Tensor:
+def counted_origins(examples: Sequence[Examples], origins: Sequence[int]) -> list[int]:
+    """The origins that have an example with a label and a positive weight, in the order of the examples."""
+    counted = torch.cat([_is_counted(block) for block in examples]).tolist()
+    return list(dict.fromkeys(compress(origins, counted)))
+
+
+def _is_counted(block: Examples) -> torch.Tensor:
     """Which examples have a label and a positive weight."""
     labelled = (block.labels >= 0).any(-1).cpu()
     return labelled if block.weights is None else labelled & (block.weights > 0).cpu()
