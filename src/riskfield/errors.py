@@ -60,7 +60,7 @@ class ConvergenceWarning(UserWarning):
 
 
 class PerformanceWarning(UserWarning):
-    """Inference is much slower than it could be on this device. The message names the reason. It is given once."""
+    """Inference is much slower than it could be on this device. The message names the reason. Each is issued once."""
 
 
 class AdjointError(RiskfieldError):

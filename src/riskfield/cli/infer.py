@@ -100,8 +100,8 @@ def infer(
     """Compute the marginals of a model and its log-partition function (or its most probable state).
 
     bp is loopy belief propagation. It is exact on trees and usually good elsewhere, but with strong couplings it may
-    not converge: then use --damping, or trw, which gives an upper bound of Z if rho comes from spanning trees.
-    mean-field gives a lower bound of Z and is overconfident. exact needs a small treewidth. max-product searches for
+    not converge: then use --damping, or trw, which gives an upper bound on Z if rho comes from spanning trees.
+    mean-field gives a lower bound on Z and is overconfident. exact needs a small treewidth. max-product searches for
     the most probable joint state; if message passing does not certify one, elimination finds it, provided that its
     tables fit in --memory.
 
