@@ -67,7 +67,9 @@ class Ticker {
 // Calls body(a, b) for pieces [a, b) of [begin, end) and ticks after each. `work` is that of one member.
 template <class Body>
 inline void in_chunks(std::int64_t begin, std::int64_t end, std::int64_t work, Ticker& tick, Body body) {
-  const std::int64_t chunk = work < Ticker::kWorkBetweenPolls ? Ticker::kWorkBetweenPolls / work : 1;
+  constexpr std::int64_t kMost = Ticker::kWorkBetweenPolls;
+  // Most pieces are whole; then no time is lost by a division.
+  const std::int64_t chunk = (end - begin) * work <= kMost ? end - begin : work < kMost ? kMost / work : 1;
   while (begin < end) {
     const std::int64_t next = end - begin < chunk ? end : begin + chunk;
     body(begin, next);

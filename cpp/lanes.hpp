@@ -1,10 +1,12 @@
-// Where the operands of a factor tile lie.
+// Where the operands of a factor tile lie, and how sweeps ask for them early.
 #pragma once
 
 #include <algorithm>
 #include <vector>
 
+#include "item.hpp"
 #include "plan.hpp"
+#include "ratio.hpp"
 #include "simd_dual.hpp"
 
 namespace riskfield::RISKFIELD_ISA {
@@ -47,6 +49,18 @@ class TileLanes<T, true> {
   RF_INLINE TileLanes(const Plan&, const Group& group, const FactorTile& tile)
       : group_(group), tile_(tile), operands_(&group.operands[tile.operands]) {}
 
+  // Goes on to the next tile of a run, whose tables lie `step` further.
+  RF_INLINE void advance(Index step) {
+    shift_ += kLanes<T>;
+    tile_.first += kLanes<T>;
+    tile_.table += step;
+  }
+  // The last tile of a run may have spare lanes.
+  RF_INLINE void trim(bool is_last, const FactorTile& last) {
+    tile_.count = is_last ? last.count : tile_.count;
+    tile_.table_stride = is_last ? last.table_stride : tile_.table_stride;
+  }
+
   RF_INLINE Index factor(int lane) const { return tile_.first + lane; }
   RF_INLINE V<T> per_factor(const std::vector<T>& values) const { return load<T>(values.data() + tile_.first); }
 
@@ -68,15 +82,16 @@ class TileLanes<T, true> {
     return tile_.shared ? 0 : std::max<Index>(kAhead, group_.table_size * tile_.table_stride);
   }
   RF_INLINE V<T> belief(const T* beliefs, int slot, int x) const {
-    return load<T>(beliefs + operands_[slot].node + Index(x) * operands_[slot].node_stride);
+    return load<T>(beliefs + shift_ + operands_[slot].node + Index(x) * operands_[slot].node_stride);
   }
   RF_INLINE V<T> message(const T* messages, int slot, int x) const {
-    return load<T>(messages + operands_[slot].message + Index(x) * operands_[slot].message_stride);
+    return load<T>(messages + shift_ + operands_[slot].message + Index(x) * operands_[slot].message_stride);
   }
   // `value` with the lanes beyond the last factor set to 0.
   RF_INLINE V<T> valid(V<T> value) const { return first_lanes<T>(value, V<T>{}, tile_.count); }
   RF_INLINE void set_message(T* messages, int slot, int x, V<T> value) const {
-    store_some<T>(messages + operands_[slot].message + Index(x) * operands_[slot].message_stride, value, tile_.count);
+    store_some<T>(messages + shift_ + operands_[slot].message + Index(x) * operands_[slot].message_stride, value,
+                  tile_.count);
   }
 
   // For gradients: those of messages and nodes, in rows, and what is added to a factor or a table entry. Only tiles
@@ -88,7 +103,7 @@ class TileLanes<T, true> {
     return {first + first_entry<Algebra, S>(group_, slot) * tile_.count, tile_.count, tile_.count};
   }
   RF_INLINE TileRows<T> node_rows(T* nodes, int slot) const {
-    return {nodes + operands_[slot].node, operands_[slot].node_stride, tile_.count};
+    return {nodes + shift_ + operands_[slot].node, operands_[slot].node_stride, tile_.count};
   }
   // One by one: numbers of factors have no room between those of different threads.
   RF_INLINE void add_factor(T* values, V<T> value) const {
@@ -108,8 +123,9 @@ class TileLanes<T, true> {
 
  private:
   const Group& group_;
-  const FactorTile& tile_;
+  FactorTile tile_;
   const Operand* operands_;
+  Index shift_ = 0;  // from the first tile of the run
 };
 
 template <class T>
@@ -226,5 +242,129 @@ RF_INLINE void with_lanes(const Plan& plan, const Group& group, const FactorTile
   else
     body(TileLanes<T, false>(plan, group, tile));
 }
+
+// Goes ahead of a sweep and asks for the numbers that it will need. Hardware prefetching follows a stream of numbers
+// to its end only, and the streams of a level are short. Gathered tiles and shared tables are left out.
+template <class T>
+class Lookahead {
+ public:
+  // For the parts [first, last) of every stage.
+  Lookahead(const Plan& plan, const Item<T>& item, int first, int last)
+      : plan_(plan), item_(item), first_(first), last_(last), on_(worth_it(item)) {}
+
+  // To be called before the update of each contiguous tile of factors, with the size of its tables, and of nodes.
+  RF_INLINE void at_factors(Index numbers) {
+    if (on_ && (tables_.lead -= numbers) < kLead - kStep) fetch_tables();
+  }
+  RF_INLINE void at_nodes() {
+    if (on_ && (nodes_.lead -= rows_used_ * kLanes<T>) < kLead - kStep) fetch_nodes();
+  }
+  // The nodes of a tile are about to be updated, or those of a run that it begins.
+  RF_INLINE void begin_nodes(const NodeTile& tile) { rows_used_ = on_ ? num_rows(tile) : 0; }
+
+ private:
+  static constexpr Index kLead = 16384 / sizeof(T), kStep = 1024 / sizeof(T);  // numbers
+  static constexpr int kMostRows = 64;
+
+  struct Position {
+    Index stage = -1, tile = 0, end = 0;  // the next tile to look at, and where those of its range or stage end
+    Index left = 0;                       // tiles of the present run
+    Index lead = 0;                       // numbers asked for that the sweep has not come to yet
+  };
+
+  // Whether the item is too large for a cache.
+  static bool worth_it(const Item<T>& item) {
+    constexpr Index kBytes = Index(12) << 20;
+    const Index numbers = item.tables.size() + item.messages[0].size() + item.beliefs.size() + item.node_theta.size();
+    return numbers * static_cast<Index>(sizeof(T)) > kBytes;
+  }
+  static int first_row(const NodeTile& tile) { return tile.states == Ratio<T>::kStates ? Ratio<T>::kFirstStored : 0; }
+  static int num_rows(const NodeTile& tile) {
+    return std::min(kMostRows, tile.states * 2 + tile.degree * (tile.states - first_row(tile)));
+  }
+
+  RF_NOINLINE void fetch_tables() {
+    constexpr Index kLine = 64 / sizeof(T);
+    while (tables_.lead < kLead && (tables_.left > 0 || next_run())) {
+      for (const T* end = table_ + table_size_; table_ < end; table_ += kLine) __builtin_prefetch(table_, 0, 2);
+      --tables_.left;
+      tables_.lead += table_size_;
+    }
+  }
+  RF_NOINLINE void fetch_nodes() {
+    while (nodes_.lead < kLead && (nodes_.left > 0 || next_nodes())) {
+      for (int k = 0; k < rows_; ++k) __builtin_prefetch(row_[k] + shift_, 0, 2);
+      shift_ += kLanes<T>;
+      --nodes_.left;
+      nodes_.lead += rows_ * kLanes<T>;
+    }
+  }
+
+  // The next run of factors with tables of their own; false after the last.
+  bool next_run() {
+    Position& at = tables_;
+    for (;; ++at.tile) {
+      while (at.tile >= at.end) {
+        while (range_ == ranges_end_) {
+          if (at.stage + 1 >= plan_.num_stages()) return false;
+          const Part* parts = &plan_.stages[++at.stage * plan_.parts];
+          range_ = parts[first_].ranges_begin;
+          ranges_end_ = parts[last_ - 1].ranges_end;
+        }
+        const TileRange& range = plan_.ranges[range_++];
+        at.tile = range.begin;
+        at.end = range.end;
+        table_size_ = plan_.groups[range.group].table_size * kLanes<T>;
+      }
+      const FactorTile& tile = plan_.factor_tiles[at.tile];
+      if (!tile.contiguous || tile.shared) continue;
+      at.left = std::min<Index>(tile.run, at.end - at.tile);
+      at.tile += at.left;
+      table_ = item_.tables.get() + tile.table;
+      return true;
+    }
+  }
+
+  bool next_nodes() {
+    Position& at = nodes_;
+    for (;; ++at.tile) {
+      while (at.tile >= at.end) {
+        if (at.stage + 1 >= plan_.num_stages()) return false;
+        const Part* parts = &plan_.stages[++at.stage * plan_.parts];
+        at.tile = parts[first_].nodes_begin;
+        at.end = parts[last_ - 1].nodes_end;
+      }
+      const NodeTile& tile = plan_.node_tiles[at.tile];
+      if (!tile.contiguous) continue;
+      at.left = std::min<Index>(tile.run, at.end - at.tile);
+      at.tile += at.left;
+      shift_ = 0;
+      rows_ = num_rows(tile);
+      const T* messages = item_.messages[item_.current].get();
+      int k = 0;
+      for (int x = 0; x < tile.states; ++x)
+        for (const T* numbers : {item_.node_theta.get(), item_.beliefs.get()})
+          if (k < rows_) row_[k++] = numbers + tile.address + Index(x) * tile.stride;
+      for (int d = 0; d < tile.degree; ++d) {
+        const Connection& connection = plan_.connections[tile.connections + d];
+        for (int x = first_row(tile); x < tile.states && k < rows_; ++x)
+          row_[k++] = messages + connection.message + Index(x) * connection.stride;
+      }
+      return true;
+    }
+  }
+
+  const Plan& plan_;
+  const Item<T>& item_;
+  const int first_, last_;
+  const bool on_;
+  Position tables_, nodes_;
+  int range_ = 0, ranges_end_ = 0;
+  const T* table_ = nullptr;
+  Index table_size_ = 0;  // of a tile
+  Index shift_ = 0;       // from the first tile of a run of nodes
+  int rows_ = 0, rows_used_ = 0;
+  const T* row_[kMostRows];
+};
 
 }  // namespace riskfield::RISKFIELD_ISA

@@ -36,12 +36,13 @@ struct GroupInput {
 enum class Sweep { kForwardBackward, kAllAtOnce, kLevelByLevel };
 
 // Up to one vector of factors whose message to one slot is updated together. Contiguous tiles carry the addresses of
-// their first factor; others list their factors in `lanes`.
+// their first factor; others list their factors in `lanes`. Sweeps read the first tile of a run only.
 struct FactorTile {
   Index first;     // first factor, or start in Group::lanes
   Index table;     // address of the first table
   Index operands;  // contiguous tiles: start in Group::operands, one per slot
-  std::int32_t table_stride;
+  std::int16_t table_stride;
+  std::int16_t run;  // so many tiles from this one on are a vector apart in every respect; all but the last are full
   std::int16_t count;
   bool contiguous;
   bool shared;  // all lanes use one table, stored once
@@ -94,7 +95,8 @@ struct NodeTile {
   Index address;
   Index connections;
   std::int32_t stride, degree, states;
-  std::int16_t count;
+  std::int16_t run;  // as in FactorTile
+  std::int8_t count;
   bool contiguous;  // all connections are
 };
 

@@ -110,7 +110,10 @@ struct Placer {
 
   // Entry x of all members of a block is a row. Vectors are read whole, past the end of a row if they begin near it.
   // Where threads share a plan, rows end with room for that, so that no thread reads what another one may be writing.
-  Index row_length(Index members) const { return plan.parts == 1 ? members : members + plan.lanes - 1; }
+  Index row_length(Index members) const { return whole_vectors(plan.parts == 1 ? members : members + plan.lanes - 1); }
+
+  // Rows and tables begin where a vector may, so that most vectors are in one cache line.
+  Index whole_vectors(Index count) const { return (count + plan.lanes - 1) / plan.lanes * plan.lanes; }
 
   // Sort the variables of every factor by rank and gather factors of equal (re-ordered) shape.
   void collect_factors() {
@@ -261,6 +264,7 @@ struct Placer {
         Index size = 1;
         while (long_run && size < std::min(kLongestBlock, last - f) && !parted(group, f + size - 1)) ++size;
         const Index stride = long_run ? row_length(size) : 1;
+        if (long_run) plan.message_size = whole_vectors(plan.message_size);
         for (int k = 0; k < group.arity; ++k) {
           for (Index i = 0; i < size; ++i) {
             group.message[(f + i) * group.arity + k] = plan.message_size + i;
@@ -270,7 +274,13 @@ struct Placer {
         }
         for (Index start = f; start < f + size; start += plan.lanes) {
           const Index count = std::min<Index>(plan.lanes, f + size - start);
-          out.pieces[g].push_back({start, static_cast<std::int32_t>(count), long_run});
+          out.pieces[g].push_back(
+              {start, static_cast<std::int32_t>(count), long_run, static_cast<Index>(group.operands.size())});
+          for (int k = 0; k < group.arity && long_run; ++k) {
+            const Index c = start * group.arity + k, p = group.position[c];
+            group.operands.push_back(
+                {group.message[c], plan.node_address[p], group.message_stride[start], plan.node_stride[p]});
+          }
           // As rows do, tables end with room where threads share a plan: the backward pass writes their gradients.
           place_tables(group, g, start, count, plan.parts > 1 && long_run ? plan.lanes - count : 0);
         }
@@ -281,6 +291,7 @@ struct Placer {
   }
 
   void place_tables(Group& group, std::size_t g, Index start, Index count, Index room) {
+    if (shared_key[g][start] < 0 && 2 * count >= plan.lanes) plan.table_size = whole_vectors(plan.table_size);
     for (Index i = 0; i < count; ++i) {
       const Index shared = shared_key[g][start + i];
       group.shared[start + i] = static_cast<std::int32_t>(shared);

@@ -13,7 +13,8 @@ namespace riskfield {
 struct Piece {
   Index first;
   std::int32_t count;
-  bool long_run;  // whether the run it belongs to fills at least half a vector
+  bool long_run;   // whether the run it belongs to fills at least half a vector
+  Index operands;  // of a long run: start in Group::operands
 };
 
 // What the second step needs to know of the first, beside the plan itself.

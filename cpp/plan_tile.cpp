@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <limits>
 #include <numeric>
 #include <utility>
 
@@ -76,6 +77,40 @@ struct Tiler {
       first = last;
     }
     begin_parts(placement.num_levels * plan.parts + 1);
+    find_runs(plan.node_tiles, 0, static_cast<Index>(plan.node_tiles.size()),
+              [&](const NodeTile& a, const NodeTile& b) { return follows(a, b); });
+  }
+
+  // Counts the tiles of each run, from the last on: follows(a, b) says whether tile b continues the run of a.
+  template <class Tile, class Follows>
+  static void find_runs(std::vector<Tile>& tiles, Index begin, Index end, Follows follows) {
+    constexpr std::int16_t kLongest = std::numeric_limits<std::int16_t>::max();
+    for (Index t = end - 2; t >= begin; --t)
+      if (tiles[t + 1].run < kLongest && follows(tiles[t], tiles[t + 1]))
+        tiles[t].run = static_cast<std::int16_t>(tiles[t + 1].run + 1);
+  }
+
+  bool follows(const NodeTile& a, const NodeTile& b) const {
+    bool found = a.contiguous && b.contiguous && a.count == plan.lanes && b.first == a.first + plan.lanes &&
+                 b.address == a.address + plan.lanes && a.stride == b.stride && a.degree == b.degree &&
+                 a.states == b.states;
+    for (Index d = 0; d < a.degree && found; ++d) {
+      const Connection &from = plan.connections[a.connections + d], &to = plan.connections[b.connections + d];
+      found = to.message == from.message + plan.lanes && from.stride == to.stride;
+    }
+    return found;
+  }
+
+  // Of factor tiles, in all but their tables.
+  bool follows(const Group& group, const FactorTile& a, const FactorTile& b) const {
+    bool found = a.contiguous && b.contiguous && a.count == plan.lanes && a.shared == b.shared &&
+                 b.first == a.first + plan.lanes;
+    for (int k = 0; k < group.arity && found; ++k) {
+      const Operand &from = group.operands[a.operands + k], &to = group.operands[b.operands + k];
+      found = to.message == from.message + plan.lanes && to.node == from.node + plan.lanes &&
+              from.message_stride == to.message_stride && from.node_stride == to.node_stride;
+    }
+    return found;
   }
 
   // The level and part of a packed node as one number, which grows along the packed nodes.
@@ -97,8 +132,8 @@ struct Tiler {
     Index most = 0;
     for (Index p = first; p < first + count; ++p) most = std::max(most, degree(p));
     plan.node_tiles.push_back({first, plan.node_address[first], static_cast<Index>(plan.connections.size()),
-                               plan.node_stride[first], static_cast<std::int32_t>(most), plan.states[first],
-                               static_cast<std::int16_t>(count), true});
+                               plan.node_stride[first], static_cast<std::int32_t>(most), plan.states[first], 1,
+                               static_cast<std::int8_t>(count), true});
     for (Index d = 0; d < most; ++d) {
       connect_lanes(plan.node_tiles.back(), d);
       plan.node_tiles.back().contiguous &= plan.connections.back().contiguous;
@@ -127,24 +162,6 @@ struct Tiler {
     }
   }
 
-  // A tile of `count` factors from `first` on, which lie side by side in every respect.
-  FactorTile contiguous_tile(Group& group, Index first, Index count) const {
-    const auto operands = static_cast<Index>(group.operands.size());
-    for (int k = 0; k < group.arity; ++k) {
-      const Index c = first * group.arity + k;
-      const Index p = group.position[c];
-      group.operands.push_back(
-          {group.message[c], plan.node_address[p], group.message_stride[first], plan.node_stride[p]});
-    }
-    return {first,
-            group.table[first],
-            operands,
-            group.table_stride[first],
-            static_cast<std::int16_t>(count),
-            true,
-            plan.copies == 1 && group.shared[first] >= 0};
-  }
-
   // Collects factors that stand alone into tiles whose lanes are gathered one by one.
   struct Pool {
     Group& group;
@@ -159,16 +176,20 @@ struct Tiler {
     }
     void flush() {
       if (waiting.empty()) return;
-      tiles.push_back(
-          {static_cast<Index>(group.lanes.size()), 0, 0, 0, static_cast<std::int16_t>(waiting.size()), false, false});
+      tiles.push_back({static_cast<Index>(group.lanes.size()), 0, 0, 0, 1, static_cast<std::int16_t>(waiting.size()),
+                       false, false});
       group.lanes.insert(group.lanes.end(), waiting.begin(), waiting.end());
       waiting.clear();
     }
   };
 
+  // The factors of a long run lie side by side in every respect.
   void add_piece(Group& group, const Piece& piece, Pool& pool) const {
     if (piece.long_run)
-      pool.tiles.push_back(contiguous_tile(group, piece.first, piece.count));
+      pool.tiles.push_back({piece.first, group.table[piece.first], piece.operands,
+                            static_cast<std::int16_t>(group.table_stride[piece.first]), 1,
+                            static_cast<std::int16_t>(piece.count), true,
+                            plan.copies == 1 && group.shared[piece.first] >= 0});
     else
       pool.add(piece.first, piece.count);
   }
@@ -185,15 +206,22 @@ struct Tiler {
 
   void tile_all_factors(std::size_t g) {
     Group& group = plan.groups[g];
-    for (int part = 0; part <= plan.parts; ++part) {
-      group.part_tiles.push_back(static_cast<Index>(group.all_tiles.size()));
-      if (plan.parts == 1 && part == 1) break;
-      Pool pool{group, group.all_tiles, plan.lanes, {}};
-      for (const Piece& piece : placement.pieces[g])
-        if (only_part(group, piece) == part) add_piece(group, piece, pool);
-      pool.flush();
+    const auto& pieces = placement.pieces[g];
+    std::vector<std::int32_t> order(pieces.size());
+    std::iota(order.begin(), order.end(), 0);
+    if (plan.parts > 1) stable_sort_by(order, [&](Index k) { return Index(only_part(group, pieces[k])); }, tick);
+    Pool pool{group, group.all_tiles, plan.lanes, {}};
+    auto begin_parts = [&](int count) {
+      while (static_cast<int>(group.part_tiles.size()) < count) {
+        pool.flush();
+        group.part_tiles.push_back(static_cast<Index>(group.all_tiles.size()));
+      }
+    };
+    for (const std::int32_t k : order) {
+      begin_parts(only_part(group, pieces[k]) + 1);
+      add_piece(group, pieces[k], pool);
     }
-    group.part_tiles.push_back(static_cast<Index>(group.all_tiles.size()));
+    begin_parts(plan.parts + 2);
   }
 
   void build_stages() {
@@ -261,6 +289,9 @@ struct Tiler {
       for (const Piece& piece : between) add_piece(group, piece, pool);
       pool.flush();
       const auto end = static_cast<Index>(plan.factor_tiles.size());
+      find_runs(plan.factor_tiles, begin, end, [&](const FactorTile& a, const FactorTile& b) {
+        return follows(group, a, b) && (b.table == a.table || b.table == a.table + plan.lanes * group.table_size);
+      });
       found.push_back({key, {static_cast<std::int32_t>(g), slot, begin, end, middle}});
     }
   }

@@ -80,19 +80,28 @@ class Sweeps {
   }
 
   template <class Algebra>
-  void update_range(Item<T>& item, const TileRange& range, const T* in, T* out, Scratch<T>& scratch) const {
+  void update_range(Item<T>& item, const TileRange& range, const T* in, T* out, Scratch<T>& scratch,
+                    Lookahead<T>& ahead) const {
     const Group& group = plan_.groups[range.group];
     with_states<Algebra>(square_states(group), [&](auto states) {
-      const Index ahead = tiles_ahead<T>(group);
-      constexpr bool kWhole = decltype(states)::value > 0 || IsLogarithm<Algebra>::value;
-      for (Index t = range.begin; t < range.end; ++t) {
-        if (kWhole && t + ahead < range.end) prefetch_tables(group, plan_.factor_tiles[t + ahead], item.tables.get());
+      constexpr bool kWhole = decltype(states)::value > 0 || IsLogarithm<Algebra>::value;  // else see `contract`
+      for (Index t = range.begin; t < range.end;) {
         const FactorTile& tile = plan_.factor_tiles[t];
-        if (tile.contiguous)
-          update_message<Algebra, T, decltype(states)::value>(context_, item, range.group, range.slot,
-                                                              TileLanes<T, true>(plan_, group, tile), in, out, scratch);
-        else
+        if (!tile.contiguous) {
           update_gathered<Algebra>(item, range, tile, in, out, scratch);
+          ++t;
+          continue;
+        }
+        const Index last = std::min<Index>(t + tile.run, range.end) - 1;
+        const Index step = t < last ? plan_.factor_tiles[t + 1].table - tile.table : 0;
+        const Index fetched = tile.shared || !kWhole ? 0 : group.table_size * kLanes<T>;
+        TileLanes<T, true> lanes(plan_, group, tile);
+        for (; t <= last; ++t, lanes.advance(step)) {
+          lanes.trim(t == last, plan_.factor_tiles[last]);
+          ahead.at_factors(fetched);
+          update_message<Algebra, T, decltype(states)::value>(context_, item, range.group, range.slot, lanes, in, out,
+                                                              scratch);
+        }
       }
     });
   }
@@ -112,6 +121,7 @@ class Sweeps {
     const T* in = item.messages[item.current].get();
     T* out = item.messages[at_once ? 1 - item.current : item.current].get();
     const TapeLayout<T> layout(context_, item);
+    Lookahead<T> ahead(plan_, item, first, last);
     for (Index s = 0; s < plan_.num_stages(); ++s) {
       const Part* parts = &plan_.stages[s * plan_.parts];
       scratch.tape = tape ? tape + layout.ranges_size(parts[0].ranges_begin, parts[first].ranges_begin) : nullptr;
@@ -119,7 +129,7 @@ class Sweeps {
         const TileRange& range = plan_.ranges[r];
         with_algebra(context_, item, range.group, [&](auto algebra) {
           in_chunks(range.begin, range.end, plan_.groups[range.group].table_size, scratch.tick, [&](Index a, Index b) {
-            update_range<decltype(algebra)>(item, {range.group, range.slot, a, b}, in, out, scratch);
+            update_range<decltype(algebra)>(item, {range.group, range.slot, a, b}, in, out, scratch, ahead);
           });
         });
       }
@@ -131,7 +141,7 @@ class Sweeps {
         tape += layout.nodes_size(parts[0].nodes_begin, parts[plan_.parts - 1].nodes_end);
       }
       in_chunks(parts[first].nodes_begin, parts[last - 1].nodes_end, plan_.max_states, scratch.tick,
-                [&](Index a, Index b) { update_nodes(context_, item, a, b, out, scratch); });
+                [&](Index a, Index b) { update_nodes(context_, item, a, b, out, scratch, &ahead); });
       if (barrier) barrier->wait();
     }
     scratch.tape = nullptr;

@@ -191,43 +191,43 @@ V<T> undamped_change(const V<T>* belief, const T* old, Index stride, int states,
 
 template <class Algebra, class T, int S, bool Contiguous>
 RF_INLINE void update_belief(const Context<T>& context, Item<T>& item, const NodeTile& tile, const T* messages,
-                             Scratch<T>& scratch) {
+                             Scratch<T>& scratch, Index shift, int count) {
   const Plan& plan = *context.plan;
   const int states = S ? S : tile.states;
   V<T> fixed[S ? S : 1];
   V<T>* b = S ? fixed : scratch.out;
   const int first = Algebra::template first_state<S>(states);
-  RF_FOR (x, 0, states) b[x] = load<T>(item.node_theta.get() + tile.address + Index(x) * tile.stride);
+  RF_FOR (x, 0, states) b[x] = load<T>(item.node_theta.get() + tile.address + shift + Index(x) * tile.stride);
   for (int d = 0; d < tile.degree; ++d) {
     const Connection& connection = plan.connections[tile.connections + d];
     if (Contiguous || connection.contiguous) {
       RF_FOR (x, first, states)
-        b[x] = Algebra::join(b[x], load<T>(messages + connection.message + Index(x) * connection.stride));
+        b[x] = Algebra::join(b[x], load<T>(messages + connection.message + shift + Index(x) * connection.stride));
     } else {
       const Index* address = &plan.lane_messages[connection.message];
       const std::int32_t* stride = &plan.lane_strides[connection.message];
       RF_FOR (x, first, states) {
         V<T> m = splat<T>(1);
-        for (int l = 0; l < tile.count; ++l) set_lane<T>(m, l, messages[address[l] + Index(x) * stride[l]]);
+        for (int l = 0; l < count; ++l) set_lane<T>(m, l, messages[address[l] + Index(x) * stride[l]]);
         b[x] = Algebra::join(b[x], m);
       }
     }
   }
   V<T> possible = Algebra::template finish_belief<S>(b, states, context.node_power,
-                                                     load<T>(context.node_inverse.data() + tile.first));
-  T* beliefs = item.beliefs.get() + tile.address;
+                                                     load<T>(context.node_inverse.data() + tile.first + shift));
+  T* beliefs = item.beliefs.get() + tile.address + shift;
   if (scratch.measure) {
     V<T> change{};
     if (context.damping > 0)
       change = undamped_change<Algebra, T>(b, beliefs, tile.stride, states, context.damping, scratch);
     else
       change = Algebra::template change<S>(b, states, [&](int x) { return load<T>(beliefs + Index(x) * tile.stride); });
-    scratch.change = vmax<T>(scratch.change, first_lanes<T>(change, V<T>{}, tile.count));
+    scratch.change = vmax<T>(scratch.change, first_lanes<T>(change, V<T>{}, count));
   }
-  RF_FOR (x, 0, states) store_some<T>(beliefs + Index(x) * tile.stride, b[x], tile.count);
+  RF_FOR (x, 0, states) store_some<T>(beliefs + Index(x) * tile.stride, b[x], count);
   if (std::is_same<Algebra, Expectation<T>>::value && scratch.tape)
     for (int x = 0; x < states; ++x, scratch.tape += kLanes<T>) store<T>(scratch.tape, b[x]);
-  possible = first_lanes<T>(possible, splat<T>(1), tile.count);
+  possible = first_lanes<T>(possible, splat<T>(1), count);
   scratch.least = select<T>(possible < scratch.least, possible, scratch.least);
 }
 
@@ -297,22 +297,31 @@ inline int square_states(const Group& group) {
 template <class Algebra, class T, int S>
 RF_NOINLINE void update_gathered_belief(const Context<T>& context, Item<T>& item, const NodeTile& tile,
                                         const T* messages, Scratch<T>& scratch) {
-  update_belief<Algebra, T, S, false>(context, item, tile, messages, scratch);
+  update_belief<Algebra, T, S, false>(context, item, tile, messages, scratch, 0, tile.count);
 }
 
 template <class T>
 void update_nodes(const Context<T>& context, Item<T>& item, Index begin, Index end, const T* messages,
-                  Scratch<T>& scratch) {
+                  Scratch<T>& scratch, Lookahead<T>* ahead = nullptr) {
   with_node_algebra(context, item, [&](auto algebra) {
     using Algebra = decltype(algebra);
-    for (Index t = begin; t < end; ++t) {
+    for (Index t = begin; t < end;) {
       const NodeTile& tile = context.plan->node_tiles[t];
       with_states<Algebra>(tile.states, [&](auto states) {
         constexpr int S = decltype(states)::value;
-        if (tile.contiguous)
-          update_belief<Algebra, T, S, true>(context, item, tile, messages, scratch);
-        else
+        if (tile.contiguous) {
+          const Index last = std::min<Index>(t + tile.run, end) - 1;
+          Index shift = 0;
+          if (ahead) ahead->begin_nodes(tile);
+          for (; t <= last; ++t, shift += kLanes<T>) {
+            if (ahead) ahead->at_nodes();
+            update_belief<Algebra, T, S, true>(context, item, tile, messages, scratch, shift,
+                                               t == last ? context.plan->node_tiles[last].count : kLanes<T>);
+          }
+        } else {
           update_gathered_belief<Algebra, T, S == 2 ? 2 : 0>(context, item, tile, messages, scratch);
+          ++t;
+        }
       });
     }
   });
