@@ -22,10 +22,9 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 import torch
-from numpy import broadcast_shapes  # torch's imports sympy, which takes a second
 from torch import Tensor
 
-from riskfield.graph._numbers import check_theta, check_values, checked_assignment
+from riskfield.graph._numbers import check_theta, check_values, checked_assignment, common_batch
 from riskfield.graph._scopes import IntArray, checked_names, checked_states, checked_tables, index_tensor, scope_blocks
 from riskfield.graph.groups import (
     FactorGroup,
@@ -305,7 +304,7 @@ class FactorGraph:
                 if tuple(tensor.shape[tensor.ndim - len(shape) :]) != shape:
                     raise ValueError(f"`{name}[{k}]` must have shape (*batch, {shape}). Got {tuple(tensor.shape)}.")
                 parts.append(tensor.flatten(tensor.ndim - len(shape)))
-        batch = _common_batch(*(p.shape[:-1] for p in parts)) if parts else ()
+        batch = common_batch(*(p.shape[:-1] for p in parts)) if parts else ()
         return torch.cat([p.expand(*batch, p.shape[-1]) for p in parts], dim=-1) if parts else torch.zeros(0)
 
     def expand(self, theta: Tensor) -> Tensor:
@@ -389,14 +388,8 @@ class FactorGraph:
 
 
 def _gather_last(vector: Tensor, index: Tensor) -> Tensor:
-    batch = _common_batch(vector.shape[:-1], index.shape[:-1])
+    batch = common_batch(vector.shape[:-1], index.shape[:-1])
     return vector.expand(*batch, vector.shape[-1]).gather(-1, index.expand(*batch, index.shape[-1]))
-
-
-def _common_batch(*shapes: torch.Size) -> tuple[int, ...]:
-    """The shape that all broadcast to. NumPy, which takes ten times as long, is only asked about mixed ones."""
-    longest = max(shapes, key=len)
-    return longest if all(not shape or shape == longest for shape in shapes) else broadcast_shapes(*shapes)
 
 
 def _span(low: int, high: int) -> str:
