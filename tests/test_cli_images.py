@@ -202,7 +202,7 @@ def test_a_file_of_options(folder, capsys):
     assert run.classes == CLASSES
     assert [m.shape for m in run.crf.predict_marginals([np.zeros((9, 7))])] == [(9, 7, 2)]
     for text, message in [
-        ("rige = 1", "fit.toml may set class, class-weight, device, early-stopping, every, ignore, images, "),
+        ("rige = 1", "fit.toml may set class, class-weight, device, dtype, early-stopping, every, ignore, images, "),
         ("ridge = ", "fit.toml: Invalid value (at "),
         (f"iterations = 0x{'f' * 5000}", "fit.toml: Exceeds the limit (4300 digits) for integer string conversion"),
         ('ridge = "much"', "Invalid value for '--ridge': "),

@@ -58,12 +58,6 @@ def physical_memory() -> int:
     return min(found)
 
 
-def gpu_memory(device: torch.device | str | None) -> int | None:
-    """The memory of a CUDA device in bytes; None for other devices."""
-    place = torch.device("cpu" if device is None else device)
-    return int(torch.cuda.mem_get_info(place)[1]) if place.type == "cuda" else None
-
-
 def _memory_limits(process: Path = Path("/proc/self/cgroup"), mounted: Path = Path("/sys/fs/cgroup")) -> Iterator[Path]:
     """The files with the memory limits of this process: those of its cgroups and of the groups they are in."""
     yield mounted / "memory.max"  # in a container, the path below may be that of the host

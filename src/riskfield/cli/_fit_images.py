@@ -20,7 +20,7 @@ import typer
 from riskfield.cli._common import BAD_IMAGE, DtypeName, complain, complain_of_image, print_divergence
 from riskfield.datasets.folders import MaskReading, image_files, image_folder, unmatched_masks
 from riskfield.datasets.images import few, size
-from riskfield.devices import gpu_memory, physical_memory
+from riskfield.devices import physical_memory
 from riskfield.entropy import TRW, Bethe
 from riskfield.estimators.defaults import PATIENCE, RHO, VALIDATION_FRACTION
 from riskfield.features.image import LARGEST_SHARE, PART_SIDE, ImageFeatures, graph_bytes
@@ -29,7 +29,7 @@ from riskfield.inference.algorithm import AbstractAlgorithm
 from riskfield.inference.mean_field import MeanField
 from riskfield.inference.message_passing import MessagePassing
 from riskfield.inference.stop import Stop
-from riskfield.kernels import default_schedule
+from riskfield.kernels import default_schedule, gpu_memory
 from riskfield.learning.checkpoint import Checkpoints
 from riskfield.learning.lbfgs import LBFGS
 from riskfield.learning.result import Reason

@@ -51,6 +51,7 @@ __all__ = [
     "check_kernels",
     "default_schedule",
     "fits_once_more",
+    "gpu_memory",
     "has_tangent",
     "is_differentiated",
     "is_transformed",
@@ -185,6 +186,12 @@ def fits_once_more(tensors: Iterable[Tensor]) -> bool:
     return all(
         device.type != "cuda" or 4 * size <= torch.cuda.mem_get_info(device)[0] for device, size in needed.items()
     )
+
+
+def gpu_memory(device: torch.device | str | None) -> int | None:
+    """The memory of a CUDA device in bytes; None for other devices."""
+    place = torch.device("cpu" if device is None else device)
+    return int(torch.cuda.mem_get_info(place)[1]) if place.type == "cuda" else None
 
 
 @cache
