@@ -1,8 +1,8 @@
 """The choice of a ridge on held-out examples.
 
 Each ridge starts from the parameters of the one before, and training on all examples starts from those of the chosen
-ridge. A model with edges needs this: it starts from parameters fitted without edges, and adding edges to these counts
-the evidence of neighbouring variables twice. It takes many iterations to remove this overconfidence.
+ridge. A model with edges needs this: it starts from parameters fitted without edges, and its calibration improves for
+many iterations. Edges that are added to such parameters probably count the evidence of neighbours a second time.
 """
 
 from __future__ import annotations
