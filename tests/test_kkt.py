@@ -20,7 +20,7 @@ from differences import (
     random_quadratic,
     univariate_logistic,
 )
-from riskfield.adjoints._convex import unsettled_convex
+from riskfield.adjoints.kkt import unsettled_convex
 from strategies import graphs, potentials, seeds
 
 MESSAGE_PASSING = rows(lambda case: case.marginals and case.kernels and case.name not in ("mean-field", "exact"))

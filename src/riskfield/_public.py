@@ -33,8 +33,7 @@ from riskfield.graph.grids import grid
 from riskfield.graph.schedule import Coloured, Parallel, Sequential
 from riskfield.infer import ExactOnForests, Inference, infer
 from riskfield.inference.convex import ConvexFreeEnergy
-from riskfield.inference.exact import Exact
-from riskfield.inference.exact_map import ExactMAP
+from riskfield.inference.exact import Exact, ExactMAP
 from riskfield.inference.gibbs import sample
 from riskfield.inference.mean_field import MeanField
 from riskfield.inference.message_passing import MaxProduct, MessagePassing

@@ -22,8 +22,7 @@ from riskfield.infer import Inference, as_inference
 from riskfield.inference.algorithm import AbstractAlgorithm, ValueIs
 from riskfield.inference.ancestral import sample_exactly
 from riskfield.inference.evidence import Evidence, clamp
-from riskfield.inference.exact import Exact
-from riskfield.inference.exact_map import ExactMAP
+from riskfield.inference.exact import Exact, ExactMAP
 from riskfield.inference.gibbs import sample
 from riskfield.inference.message_passing import MaxProduct
 from riskfield.inference.solution import Solution, inner_product

@@ -2,8 +2,7 @@
 
 from riskfield.learning.lbfgs import LBFGS
 from riskfield.learning.optimiser import AbstractOptimiser
-from riskfield.learning.smd import SMD
-from riskfield.learning.stochastic import Torch
+from riskfield.learning.stochastic import SMD, Torch
 
 __all__ = [
     "LBFGS",

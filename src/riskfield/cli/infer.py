@@ -24,8 +24,7 @@ from riskfield.graph.grids import grid
 from riskfield.graph.schedule import Coloured, Parallel, Schedule, Sequential
 from riskfield.infer import infer as run_inference
 from riskfield.inference.algorithm import AbstractAlgorithm
-from riskfield.inference.exact import Exact
-from riskfield.inference.exact_map import ExactMAP
+from riskfield.inference.exact import Exact, ExactMAP
 from riskfield.inference.mean_field import MeanField
 from riskfield.inference.message_passing import MaxProduct, MessagePassing
 from riskfield.inference.solution import JointMode, Solution

@@ -35,15 +35,13 @@ from riskfield.features.kinds import (
 )
 from riskfield.graph.schedule import Coloured, Parallel, Sequential
 from riskfield.infer import ExactOnForests, Inference
-from riskfield.inference.exact import Exact
-from riskfield.inference.exact_map import ExactMAP
+from riskfield.inference.exact import Exact, ExactMAP
 from riskfield.inference.mean_field import MeanField
 from riskfield.inference.message_passing import MaxProduct, MessagePassing
 from riskfield.inference.stop import Stop
 from riskfield.io.codec import Registry
 from riskfield.learning.lbfgs import LBFGS
-from riskfield.learning.smd import SMD
-from riskfield.learning.stochastic import Torch
+from riskfield.learning.stochastic import SMD, Torch
 from riskfield.losses.contrastive_divergence import ContrastiveDivergence
 from riskfield.losses.hybrid import Hybrid
 from riskfield.losses.l1_mse_f_measure import L1, MSE, FMeasure

@@ -13,8 +13,7 @@ from riskfield.inference.convex import (
     Term,
 )
 from riskfield.inference.evidence import clamp
-from riskfield.inference.exact import Exact
-from riskfield.inference.exact_map import ExactMAP
+from riskfield.inference.exact import Exact, ExactMAP
 from riskfield.inference.gibbs import effective_sample_size, frequencies, sample
 from riskfield.inference.mean_field import MeanField
 from riskfield.inference.message_passing import MaxProduct, MessagePassing

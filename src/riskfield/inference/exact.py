@@ -13,7 +13,15 @@ of which the marginal of every gathered table is a sum. The tables t_v are compu
 messages are held. States that are impossible in every batch item, such as those evidence excludes, are cut away first,
 and a variable left with one state joins nothing.
 
-Time and memory grow exponentially with the treewidth; beyond `max_bytes` it refuses. Use message passing there.
+For the most probable joint state a maximum takes the place of the sum,
+
+    m_v(x_later) = max_{x_v} t_v(x_v, x_later),
+
+and backwards through the order every variable takes the state that attains it, x_v = argmax t_v(., x_later). Ties go to
+the lowest state.
+
+Time and memory grow exponentially with the treewidth; beyond `max_bytes` it refuses. Use `MessagePassing` or
+`MaxProduct` there.
 """
 
 from __future__ import annotations
@@ -28,8 +36,9 @@ from torch import Tensor
 
 from riskfield.devices import check_max_bytes
 from riskfield.errors import KernelError
+from riskfield.graph._scopes import index_tensor
 from riskfield.graph.factor_graph import FactorGraph
-from riskfield.inference._buckets import NEG_INF, BucketTree, gather, plan
+from riskfield.inference._buckets import NEG_INF, BucketTree, backtrack, gather, plan
 from riskfield.inference.algorithm import AbstractAlgorithm, ValueIs
 from riskfield.kernels import ExactRun, ForestProblem, Run, is_differentiated
 from riskfield.kernels import start as start_kernels
@@ -67,15 +76,15 @@ class Exact(AbstractAlgorithm):
 
     def start(self, graph: FactorGraph, theta: Tensor, messages: Tensor | None, kernels: str | None) -> Run:
         """Choose the order, and refuse before anything is computed if the tables do not fit."""
-        if messages is not None:
-            raise ValueError("`messages` must be None: exact inference has no state to start from.")
+        _refuse_messages(messages)
         problem = self.problem(graph)
         if problem is not None and kernels != "torch":
             try:
                 return start_kernels(problem, theta)
             except KernelError:  # another device, or a derivative that autograd is to follow
                 pass
-        return EliminationRun(graph, theta, self.max_bytes)
+        differentiable = theta.requires_grad and torch.is_grad_enabled()
+        return EliminationRun(graph, theta, self.max_bytes, differentiable=differentiable)
 
     def problem(self, graph: FactorGraph) -> ForestProblem | None:
         """On a forest the kernels do it."""
@@ -98,12 +107,62 @@ class Exact(AbstractAlgorithm):
         return run.log_partition().reshape(theta.shape[:-1])
 
 
-class EliminationRun:
+@dataclass(frozen=True)
+class ExactMAP(AbstractAlgorithm):
+    """The most probable joint state by variable elimination: `solution.mode()`, certified.
+
+    The "marginals" are 1 at that state and 0 elsewhere, and `log_partition` is its score theta . f(x). It computes in
+    float64 on theta's device, takes one sweep and has no messages to start from.
+
+    Arguments:
+        max_bytes: how much memory the tables of one run may take. Batches are processed in parts that fit.
+
+    Raises:
+        TreewidthError: on use, if not even one batch item fits.
+
+    >>> from riskfield import FactorGraph, infer
+    >>> graph = FactorGraph([2, 2, 2], [(0, 1), (1, 2), (2, 0)])
+    >>> theta = graph.zeros()
+    >>> graph.factor_views(theta)[0][:, [0, 1], [0, 1]] = float("-inf")  # all three differ: two states are too few
+    >>> graph.factor(theta, 2)[1, 1] = -3.0  # unless the last two are allowed to agree
+    >>> mode = infer(graph, theta, ExactMAP()).joint_mode()
+    >>> mode.states, float(mode.score), bool(mode.certified)
+    (tensor([1, 0, 1]), -3.0, True)
+    """
+
+    max_bytes: int = 2 * 2**30
+
+    iterative: ClassVar[bool] = False
+    unrolls: ClassVar[bool] = False
+    nonsmooth_because: ClassVar[str] = "a maximiser does not vary smoothly. Use MessagePassing."
+
+    def __post_init__(self) -> None:
+        check_max_bytes(self.max_bytes)
+
+    def start(self, graph: FactorGraph, theta: Tensor, messages: Tensor | None, kernels: str | None) -> Run:
+        """Choose the order, and refuse before anything is computed if the tables do not fit."""
+        _refuse_messages(messages)
+        return ExactMAPRun(graph, theta, self.max_bytes, differentiable=False)
+
+    def log_partition(self, graph: FactorGraph, theta: Tensor, mu: Tensor) -> Tensor:
+        """The score of the best state."""
+        return graph.score(theta, self.mode(graph, theta, mu))
+
+    def upper_bound(self, graph: FactorGraph, theta: Tensor, mu: Tensor, messages: Tensor | None) -> Tensor:
+        """The score of the best state: no other is higher."""
+        return graph.score(theta.double(), self.mode(graph, theta, mu))
+
+
+def _refuse_messages(messages: Tensor | None) -> None:
+    if messages is not None:
+        raise ValueError("`messages` must be None: exact inference has no state to start from.")
+
+
+class _Elimination:
     """Variable elimination on a batch of thetas. Nothing is computed before it is asked for."""
 
-    def __init__(self, graph: FactorGraph, theta: Tensor, max_bytes: int):
+    def __init__(self, graph: FactorGraph, theta: Tensor, max_bytes: int, *, differentiable: bool):
         self.graph, self.theta = graph, theta
-        differentiable = theta.requires_grad and torch.is_grad_enabled()
         self.cut, self.tree, self._items = plan(graph, theta, max_bytes, differentiable=differentiable)
         self._ran = False
 
@@ -115,6 +174,15 @@ class EliminationRun:
 
     def messages(self) -> None:
         """There is nothing to start another run from."""
+
+    def _parts(self) -> list[Tensor]:
+        """Batches of theta, in float64, that fit into the memory."""
+        theta = self.theta.double()
+        return [theta[k : k + self._items] for k in range(0, max(len(theta), 1), self._items)]
+
+
+class EliminationRun(_Elimination):
+    """Sums of the tables: marginals and the log-partition function."""
 
     def marginals(self) -> Tensor:
         """Mu, of shape (batch, mu)."""
@@ -139,9 +207,36 @@ class EliminationRun:
             values.append(value)
         return torch.cat(values).to(self.theta.dtype), torch.cat(marginals).to(self.theta.dtype)
 
-    def _parts(self) -> list[Tensor]:
-        theta = self.theta.double()
-        return [theta[k : k + self._items] for k in range(0, max(len(theta), 1), self._items)]
+
+class ExactMAPRun(_Elimination):
+    """Maxima of the tables: the best joint state."""
+
+    def marginals(self) -> Tensor:
+        """1 at the best state, of shape (batch, mu)."""
+        return self._marginals
+
+    @cached_property
+    def _marginals(self) -> Tensor:
+        parts = []
+        for theta in self._parts():
+            tables = self.cut.tables(theta)
+            value, messages = self.tree.collect(theta, tables, lambda table: table.amax(1))
+            item = torch.arange(len(theta), device=theta.device)
+            states = backtrack(self.tree, self.cut, tables, messages, item, lambda scores: scores.argmax(1))
+            mu = indicator(self.graph, states).to(theta)
+            # An impossible model has no best state; NaN marks it, and `infer` reports it.
+            parts.append(torch.where((value == NEG_INF)[:, None], float("nan"), mu))
+        return torch.cat(parts).to(self.theta.dtype)
+
+
+def indicator(graph: FactorGraph, states: Tensor) -> Tensor:
+    """f(x): 1 at `states`, of shape (batch, variable), and 0 elsewhere, of shape (batch, mu), float64."""
+    entries = [index_tensor(graph.node_start, states.device) + states]
+    for group in graph.factor_groups:
+        start = group.mu_start + group.table_size * torch.arange(group.num_factors, device=states.device)
+        entries.append(start + group.joint_states(states))
+    mu = torch.zeros(len(states), graph.mu_size, dtype=torch.float64, device=states.device)
+    return mu.scatter(1, torch.cat(entries, dim=1), 1.0)
 
 
 def _distribute(tree: BucketTree, tables: list[Tensor], messages: list[Tensor]) -> list[Tensor]:

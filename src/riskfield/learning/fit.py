@@ -30,8 +30,7 @@ from riskfield.learning.objective import Diverged, Objective
 from riskfield.learning.optimiser import AbstractOptimiser, check_counts
 from riskfield.learning.ranks import Ranks
 from riskfield.learning.result import Fit, Reason, Record
-from riskfield.learning.truncation import overstatement
-from riskfield.learning.validation import Validation, Watch
+from riskfield.learning.validation import Validation, Watch, overstatement
 from riskfield.learning.warm_start import check_warm_start
 from riskfield.losses.loss import LossLike, as_loss
 from riskfield.progress import Progress

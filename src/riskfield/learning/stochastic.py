@@ -1,17 +1,37 @@
-"""Optimisers that use one batch of examples per update. One iteration is one pass through all examples."""
+r"""Optimisers that use one batch of examples per update. One iteration is one pass through all examples.
+
+`SMD` is stochastic meta-descent (Schraudolph 1999), as used by Stoyanov, Ropson & Eisner (2011, section 4.2). Every
+parameter has its own gain eta. With g the gradient and H the Hessian of the objective on a batch,
+
+    eta    <-  eta * max(1/2, 1 - meta_gain * g * v)
+    gamma  <-  gamma - eta * g
+    v      <-  decay * v - eta * (g + decay * H v),
+
+entry by entry. v is the derivative of gamma with respect to log eta, with exponentially fading memory. Gains grow while
+updates keep their direction, and shrink when they reverse it. H v is exact: the gradient is differentiated once more
+(Pearlmutter 1994). Inference therefore needs an adjoint with second derivatives, `Unroll()`.
+"""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from riskfield.learning.objective import Evaluation, Objective, flat, unflatten
-from riskfield.learning.optimiser import AbstractOptimiser, Step, check_counts, check_saved, seed_of
+from riskfield.learning.objective import Evaluation, Objective, assign, flat, unflatten
+from riskfield.learning.optimiser import (
+    AbstractOptimiser,
+    Step,
+    check_counts,
+    check_positive,
+    check_saved,
+    seed_of,
+)
 
 
 class EpochRun(ABC):
@@ -76,12 +96,12 @@ class Torch(AbstractOptimiser):
         """One per epoch."""
         return self.epochs
 
-    def start(self, objective: Objective, seed: int) -> _Run:
+    def start(self, objective: Objective, seed: int) -> _TorchRun:
         """Start with the initial state of the torch optimiser."""
-        return _Run(self, objective, seed)
+        return _TorchRun(self, objective, seed)
 
 
-class _Run(EpochRun):
+class _TorchRun(EpochRun):
     def __init__(self, settings: Torch, objective: Objective, seed: int):
         super().__init__(objective, seed, settings.batch_size)
         self.torch = settings.optimiser(objective.parameters, **settings.settings)
@@ -103,3 +123,83 @@ class _Run(EpochRun):
                 raise ValueError(f"`torch` must be of {len(parameters)} parameters. Got number {number!r}.")
             check_saved(own, f"torch/{number}", parameters[number].numel())
         self.torch.load_state_dict({**self.torch.state_dict(), "state": kept})
+
+
+@dataclass(frozen=True)
+class SMD(AbstractOptimiser):
+    """Stochastic meta-descent: gradient descent on batches, with one gain per parameter that adapts to the curvature.
+
+    Arguments:
+        gain: the initial eta of all parameters.
+        meta_gain: how fast gains adapt; with 0 they are constant. It multiplies products of gradients, so it may be
+            larger if gradients are small, as those of a risk per variable are.
+        decay: the memory of v, below 1. A larger value means a longer memory.
+        batch_size: the number of examples per update.
+        epochs: the maximum number of passes through the data.
+        tol: stop if a pass lowers the objective by less than this fraction; 0 runs all passes. The objective is the
+            mean over the pass, during which the parameters change.
+
+    >>> SMD(gain=0.05)
+    SMD(gain=0.05, meta_gain=1.0, decay=0.99, batch_size=16, epochs=25, tol=0.0)
+    """
+
+    gain: float = 0.1
+    meta_gain: float = 1.0
+    decay: float = 0.99
+    batch_size: int = 16
+    epochs: int = 25
+    tol: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_counts(batch_size=self.batch_size, epochs=self.epochs)
+        check_positive(gain=self.gain)
+        if not 0 <= self.meta_gain < float("inf"):
+            raise ValueError(f"`meta_gain` must be a non-negative number. Got {self.meta_gain!r}.")
+        if not 0 <= self.decay < 1:
+            raise ValueError(f"`decay` must lie in [0, 1). Got {self.decay!r}.")
+        if not 0 <= self.tol < 1:
+            raise ValueError(f"`tol` must lie in [0, 1). Got {self.tol!r}.")
+
+    @property
+    def max_iterations(self) -> int:
+        """One per epoch."""
+        return self.epochs
+
+    def start(self, objective: Objective, seed: int) -> _SMDRun:
+        """Start with equal gains and v = 0."""
+        return _SMDRun(self, objective, seed)
+
+
+class _SMDRun(EpochRun):
+    def __init__(self, settings: SMD, objective: Objective, seed: int):
+        super().__init__(objective, seed, settings.batch_size)
+        self.settings = settings
+        self.gains = torch.full_like(flat(objective.parameters).detach(), settings.gain)
+        self.past = torch.zeros_like(self.gains)  # v
+        self.lowest = math.inf  # objective of a pass
+
+    def step(self, iteration: int) -> Step:
+        step, lowest = super().step(iteration), self.lowest
+        self.lowest = min(lowest, step.at.value)
+        tol = self.settings.tol
+        if tol > 0 and step.at.value > lowest - tol * abs(lowest):
+            return replace(step, converged=f"a pass lowered the objective by less than a fraction of {tol:g}")
+        return step
+
+    def update(self, batch: Tensor) -> Evaluation:
+        settings, past = self.settings, self.past
+        at = self.objective(batch, along=past)
+        assert at.product is not None
+        self.gains = self.gains * (1 - settings.meta_gain * at.gradient * past).clamp(min=0.5)
+        gamma = flat(self.objective.parameters).detach()
+        assign(self.objective.parameters, gamma - self.gains * at.gradient)
+        self.past = settings.decay * past - self.gains * (at.gradient + settings.decay * at.product)
+        return at
+
+    def state(self) -> dict[str, Any]:
+        return {"gains": self.gains, "past": self.past, "lowest": self.lowest}
+
+    def load(self, state: dict[str, Any]) -> None:
+        check_saved(state, "optimiser", self.gains.numel())
+        self.gains, self.past = (state[name].to(self.gains).view_as(self.gains) for name in ("gains", "past"))
+        self.lowest = float(state["lowest"])

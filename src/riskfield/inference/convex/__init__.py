@@ -1,7 +1,6 @@
 """Inference as the minimisation of a convex free energy."""
 
-from riskfield.inference.convex.free_energy import ConvexFreeEnergy
-from riskfield.inference.convex.solver import InteriorPoint, SumProduct
+from riskfield.inference.convex.free_energy import ConvexFreeEnergy, InteriorPoint, SumProduct
 from riskfield.inference.convex.terms import NEGATIVE_ENTROPY, NEGATIVE_LOG, SQUARE, ConvexFunction, Term
 
 __all__ = [
