@@ -1,6 +1,6 @@
-"""The program `python -m papers`: a command for each study, in a module of its name."""
+"""The program `python -m papers`: a command for each study. `pictures` has the commands of the studies of pictures."""
 
-from papers.commands import backgrounds, convex, denoising, erm, gradients, horses, misspecification
+from papers.commands import convex, erm, gradients, misspecification, pictures
 from papers.commands._app import app, main
 
-__all__ = ["app", "backgrounds", "convex", "denoising", "erm", "gradients", "horses", "main", "misspecification"]
+__all__ = ["app", "convex", "erm", "gradients", "main", "misspecification", "pictures"]

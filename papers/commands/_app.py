@@ -113,15 +113,3 @@ def _complain(message: str) -> int:
 def folder(data: Path | None) -> str | None:
     """The folder of data sets, as studies take it."""
     return None if data is None else str(data)
-
-
-def chosen(rows: str | None, finished: bool, everything: tuple[str, ...]) -> tuple[str, ...]:
-    """The lines of a table to compute."""
-    if finished:
-        return ()
-    return everything if rows is None else tuple(name.strip() for name in rows.split(","))
-
-
-def given(rows: str | None, finished: bool) -> list[str]:
-    """These options, to be written down."""
-    return [*(["--rows", f'"{rows}"'] if rows else []), *(["--finished"] if finished else [])]

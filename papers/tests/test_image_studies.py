@@ -13,10 +13,8 @@ from naive import NaiveMeanField
 from papers import horses
 from papers.backgrounds import table as backgrounds
 from papers.cells import Cells, with_parameters
-from papers.commands import backgrounds as cli_backgrounds
-from papers.commands import denoising as cli_denoising
-from papers.commands import horses as cli_horses
 from papers.commands import main
+from papers.commands.pictures import QUICK
 from papers.denoising import table_2010 as denoising_2010
 from papers.denoising import table_2013 as denoising
 from papers.pictures.criteria import ApproximateLikelihood, Criterion, closure, fit_all, train
@@ -69,7 +67,7 @@ def folder(tmp_path, monkeypatch):
 
 def test_denoising_gives_the_table_of_2013(data, folder, monkeypatch, capsys, written):
     sizes = {"num_train": 2, "num_test": 2, "shape": (12, 18), "levels": (5.0,), "again": False}
-    monkeypatch.setitem(cli_denoising._QUICK, cli_denoising.Table.PAMI, sizes)
+    monkeypatch.setitem(QUICK, "denoising 2013", sizes)
     assert main(["denoising", "--data", str(data), "--quick", "--out", "out", "--table", "2013"]) == 0
     assert "wrote out/table-2013.png" in capsys.readouterr().out
     records = written["table-2013"]
@@ -84,7 +82,7 @@ def test_denoising_gives_the_table_of_2013(data, folder, monkeypatch, capsys, wr
 
 def test_denoising_gives_the_table_of_2010(data, folder, monkeypatch, written):
     sizes = {"num_pictures": 2, "num_tests": 2, "shape": (12, 18), "tol": 1e-3}
-    monkeypatch.setitem(cli_denoising._QUICK, cli_denoising.Table.NIPS, sizes)
+    monkeypatch.setitem(QUICK, "denoising 2010", sizes)
     monkeypatch.setattr(denoising_2010, "STAND_INS", {"Gaussian": denoising_2010.STAND_INS["Gaussian"]})
     command = ["denoising", "--data", str(data), "--quick", "--out", "out", "--table", "2010"]
     assert main([*command, "--rows", "univariate likelihood"]) == 0
@@ -100,7 +98,7 @@ def test_denoising_gives_the_table_of_2010(data, folder, monkeypatch, written):
 
 def test_horses_in_parts(data, folder, monkeypatch, written):
     tiny = {"num_train": 2, "num_test": 2, "iterations": 3, "scale": 0.2, "sweeps": (1, 2)}
-    monkeypatch.setattr(cli_horses, "_QUICK", tiny)
+    monkeypatch.setitem(QUICK, "horses", tiny)
     command = ["horses", "--data", str(data), "--quick", "--out", "out", "--quiet"]
     assert main([*command, "--rows", "smooth class. 5"]) == 0
     first = written["scale-0.2"]
@@ -118,7 +116,7 @@ def test_horses_in_parts(data, folder, monkeypatch, written):
 
 def test_horses_in_order(data, folder, monkeypatch, written):
     tiny = {"num_train": 2, "num_test": 2, "iterations": 3, "scale": 0.2, "sweeps": (1,)}
-    monkeypatch.setattr(cli_horses, "_QUICK", tiny)
+    monkeypatch.setitem(QUICK, "horses", tiny)
     command = [
         "horses",
         "--data",
@@ -143,7 +141,7 @@ def test_horses_in_order(data, folder, monkeypatch, written):
 
 def test_horses_with_other_thresholds(data, folder, monkeypatch, written):
     tiny = {"num_train": 2, "num_test": 2, "iterations": 3, "scale": 0.2, "sweeps": (1,)}
-    monkeypatch.setattr(cli_horses, "_QUICK", tiny)
+    monkeypatch.setitem(QUICK, "horses", tiny)
     rows = ["--rows", "pseudolikelihood", "--quiet"]
     command = ["horses", "--data", str(data), "--quick", "--out", "out", *rows]
     parameters = []
@@ -167,9 +165,9 @@ def test_horses_with_other_thresholds(data, folder, monkeypatch, written):
 
 def test_backgrounds_in_folds(data, folder, monkeypatch, written):
     tiny = {"folds": (0,), "num_train": 3, "num_test": 2, "scale": 0.2, "iterations": 4, "first": 2, "sweeps": (2,)}
-    monkeypatch.setitem(cli_backgrounds._QUICK, cli_backgrounds.Part.TABLE, tiny)
+    monkeypatch.setitem(QUICK, "backgrounds table", tiny)
     tiny = {"num_pictures": 2, "scale": 0.2, "iterations": 2, "sweeps": (2,), "tolerances": (1e-2,)}
-    monkeypatch.setitem(cli_backgrounds._QUICK, cli_backgrounds.Part.CURVES, tiny)
+    monkeypatch.setitem(QUICK, "backgrounds curves", tiny)
     command = ["backgrounds", "--data", str(data), "--quick", "--out", "out", "--quiet"]
     shown = []
     monkeypatch.setattr(backgrounds, "gallery", lambda heads, rows: shown.append(rows) or gallery(heads, rows))
