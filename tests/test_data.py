@@ -97,6 +97,16 @@ def test_numbers_count_through_the_blocks():
     assert torch.equal(first.labels, LABELS[[3, 0]])
     assert torch.equal(second.labels, torch.tensor([[0, 0], [1, 1]]))
     assert [len(part) for part in take(data, [5])] == [0, 1]
+    for wrong in (-1, 7):
+        with pytest.raises(ValueError, match=f"`indices` must lie in 0..6. Got {wrong}."):
+            take(data, [0, wrong])
+
+
+@pytest.mark.parametrize("indices", [LABELS[:, 0] == 0, [0.5]], ids=["mask", "fractions"])
+def test_examples_are_chosen_by_number(indices):
+    for choose in (rf.Examples(GRAPH, LABELS).select, lambda chosen: take(rf.Examples(GRAPH, LABELS), chosen)):
+        with pytest.raises(TypeError, match="`indices` must be integers"):
+            choose(indices)
 
 
 def test_a_data_set_holds_examples():

@@ -209,6 +209,16 @@ def test_losses_on_hard_decodings_are_the_metrics():
             ValueError,
             "`labels` must hold at least one target",
         ),
+        (
+            lambda: rf.metrics.f_measure(torch.tensor([0, 2]), torch.tensor([0, 1])),
+            ValueError,
+            "`predicted` must hold states 0 and 1. Got 2.",
+        ),
+        (
+            lambda: rf.metrics.confusion_matrix(torch.ones(3).long(), torch.ones(3).long(), 2, torch.tensor([0, 1, 1])),
+            TypeError,
+            "`mask` must be booleans. Got torch.int64.",
+        ),
     ],
 )
 def test_bad_arguments(call, error, message):

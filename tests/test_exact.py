@@ -333,6 +333,19 @@ def test_a_gap_above_rounding_is_not_certified_in_float32():
         assert bool(mode.certified) == agrees
 
 
+@pytest.mark.parametrize("constant", [0.0, 1e7])
+def test_a_constant_in_a_table_does_not_certify_another_state(constant):
+    graph = rf.FactorGraph([2, 2, 2], [(0, 1), (1, 2), (2, 0)])
+    theta = graph.zeros()
+    graph.factor_views(theta)[0][:, [0, 1], [0, 1]] = -1.0  # no state satisfies all three
+    graph.node(theta, 0)[1] = 0.3
+    graph.node(theta, 1)[:] += constant
+    mode = rf.infer(graph, theta, rf.MaxProduct(rf.TRW(2 / 3))).joint_mode()
+    assert float(mode.score) < float(mode.upper_bound) - 0.1
+    assert not mode.certified
+    assert rf.infer(graph, theta, rf.ExactMAP()).joint_mode().certified
+
+
 @pytest.mark.parametrize("algorithm", [rf.MaxProduct(), rf.ExactMAP()], ids=str)
 def test_an_empty_batch_has_a_joint_mode(algorithm):
     graph = rf.chain(3, 2)
@@ -500,6 +513,26 @@ def test_potentials_that_could_underflow_are_left_to_message_passing():
     assert chain_log_partition(graph, theta, rf.Exact(), rf.Stop()) is None
     labels = torch.ones(6000, dtype=torch.int64)
     assert float(rf.losses.SurrogateLikelihood()(graph, theta, labels, ONE_SWEEP)) == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("coupling", [-20.0, -60.0, -95.0, -103.0])
+def test_expectations_in_single_precision_are_right_or_left_to_message_passing(coupling):
+    """The best path has a transition whose probability has few digits, or none, in float32."""
+    graph = chains([10] * 1000, 2)
+    theta = graph.zeros()
+    nodes = graph.node_views(theta)[0].view(1000, 10, 2)
+    nodes[:, :5, 1] = nodes[:, 5:, 0] = -20.0
+    graph.factor_views(theta)[0][0, [0, 1], [1, 0]] = coupling
+    single = theta.float().requires_grad_()
+    labels = torch.ones(10_000, dtype=torch.int64)
+    (found,) = torch.autograd.grad(
+        rf.losses.SurrogateLikelihood()(graph, single, labels, rf.Inference(rf.Exact())), single
+    )
+    double = theta.requires_grad_()
+    (truth,) = torch.autograd.grad(rf.losses.SurrogateLikelihood()(graph, double, labels, ONE_SWEEP), double)
+    torch.testing.assert_close(found.double(), truth, rtol=1e-4, atol=1e-2)
+    value = chain_log_partition(graph, single.detach(), rf.Exact(), rf.Stop())
+    assert (value is None) == (coupling < -20)
 
 
 @pytest.mark.parametrize("inference", [rf.Inference(rf.Exact()), ONE_SWEEP])

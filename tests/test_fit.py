@@ -485,12 +485,18 @@ def test_no_bar_is_shown_unless_asked_for(capsys, monkeypatch):
         ({"seed": -3}, ValueError, "`seed` must be an integer from 0. Got -3."),
         ({"resume": True}, ValueError, "`resume` needs `checkpoint`"),
         ({"checkpoint": 3}, TypeError, r"`checkpoint` must be a folder or `Checkpoints\(...\)`. Got 3."),
-        ({"validation": [3]}, TypeError, "`data` must be `Examples` or a sequence of them. Got int."),
+        ({"validation": [3]}, TypeError, "`validation` must be `Examples` or a sequence of them. Got int."),
     ],
 )
 def test_bad_arguments_are_refused(settings, error, message):
     with pytest.raises(error, match=message):
         fit(chain_model(), chain_examples(), **settings)
+
+
+def test_validation_needs_labels():
+    unlabelled = rf.Examples(rf.chain(3, 2), torch.full((4, 3), -1))
+    with pytest.raises(ValueError, match="`validation` must hold an example of positive weight"):
+        fit(chain_model(), chain_examples(), validation=unlabelled)
 
 
 @pytest.mark.parametrize(

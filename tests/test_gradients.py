@@ -444,4 +444,12 @@ def test_solutions_made_in_inference_mode_have_values():
     theta = potentials(graph, 0)
     with torch.inference_mode():
         found = rf.infer(graph, theta * 1.0).log_partition
+        risk = rf.losses.SurrogateLikelihood()(graph, theta * 1.0, torch.zeros(9).long(), rf.Inference())
     torch.testing.assert_close(found.clone(), rf.infer(graph, theta).log_partition)
+    torch.testing.assert_close(risk.clone(), found - graph.score(theta, torch.zeros(9).long()))
+
+
+def test_a_misspelt_field_of_a_solution_is_refused():
+    graph = rf.chain(2, 2)
+    with pytest.raises(TypeError, match="A `Solution` has no _nu"):
+        rf.infer(graph, graph.zeros()).replaced(_nu=graph.zeros())

@@ -572,6 +572,15 @@ def test_orders_must_be_permutations(kernels, make, order):
         rf.infer(graph, graph.zeros(), make(order), kernels=kernels)
 
 
+@pytest.mark.parametrize("make", [rf.Sequential, rf.MeanField])
+def test_orders_hold_integers(make):
+    assert make(torch.tensor([1, 0])).order == (1, 0)
+    with pytest.raises(ValueError, match="`order` must hold integers"):
+        make([0.9, 1.2])
+    with pytest.raises(ValueError, match="`order` must be one-dimensional"):
+        make([[0, 1]])
+
+
 def test_settings_of_message_passing_are_checked():
     for kind in (rf.MessagePassing, rf.MaxProduct):
         for damping in (-0.1, 1.0, float("nan")):

@@ -227,6 +227,14 @@ def test_one_theta_serves_many_examples(row):
     torch.testing.assert_close(shared, repeated, **close)
 
 
+@losses()
+def test_no_examples_have_no_losses(row):
+    graph = suitable(row)
+    theta, labels = potentials(graph, 1), torch.empty(0, graph.num_variables, dtype=torch.int64)
+    for own in (theta, theta.expand(0, -1)):
+        assert row.loss(graph, own, labels, INFERENCE).shape == (0,)
+
+
 @losses(lambda row: row.hidden)
 def test_masked_variables_are_hidden(row):
     graph = suitable(row)

@@ -510,6 +510,11 @@ def test_edges_from_a_network(shape):
     assert not given.grad[:, 0, ..., 3].any()  # no edge begins in the last column
 
 
+def test_an_empty_batch_with_edges_from_a_network():
+    given = torch.zeros(0, 2, 3, 4, dtype=torch.float64)
+    assert grid_layer()(logits(3, 4)[:0], pairwise=given).shape == (0, CLASSES, 3, 4)
+
+
 def test_pixels_outside_the_mask_take_no_part():
     crf, scores = grid_layer(), logits(3, 4)
     mask = torch.ones(2, 3, 4, dtype=torch.bool)

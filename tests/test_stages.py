@@ -162,6 +162,20 @@ def test_examples_find_their_own_messages_in_batches(sweeps):
     assert {count for _, count in sweeps[half:]} == {1.0}
 
 
+def test_a_patch_pseudolikelihood_leaves_the_messages_of_the_examples_alone():
+    """Its runs have an axis for the colours of patches, which those of other losses do not have."""
+    graph = rf.grid(3, 4, 2)
+    data = rf.Examples(graph, torch.randint(2, (5, 12), generator=torch.Generator().manual_seed(0)))
+    patches = rf.losses.PatchPseudolikelihood(torch.arange(3).repeat_interleave(4))
+    loss = rf.losses.Hybrid(rf.losses.UnivariateLogistic(), patches, weight=0.5)
+    inference = rf.Inference(rf.MessagePassing(rf.TRW(0.5)), rf.Stop(tol=1e-10), rf.FixedPoint())
+    for own in (patches, loss):
+        cold, warm = rf.models.Generative(graph), rf.models.Generative(graph)
+        for model, warm_start in ((cold, False), (warm, True)):
+            rf.fit(model, data, own, inference, ridge=0.1, warm_start=warm_start)
+        assert torch.allclose(values(cold), values(warm), atol=1e-5)
+
+
 def test_one_theta_for_all_examples_has_one_set_of_messages(sweeps):
     """A generative model with hidden variables: a free run of one theta, and a clamped one per example."""
     graph = rf.grid(2, 3, 2)

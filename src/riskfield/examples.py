@@ -128,7 +128,7 @@ class Examples:
 
     def select(self, indices: Tensor | Sequence[int] | slice) -> Examples:
         """Return the examples with the given indices, in that order."""
-        chosen = indices if isinstance(indices, slice) else torch.as_tensor(indices, dtype=torch.int64)
+        chosen = indices if isinstance(indices, slice) else _as_indices(indices)
         return self._mapped(lambda tensor: tensor[chosen if isinstance(chosen, slice) else chosen.to(tensor.device)])
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Examples:
@@ -180,7 +180,10 @@ def take(data: DataSet, indices: Tensor | Sequence[int]) -> tuple[Examples, ...]
     [1, 2]
     """
     parts, start, taken = blocks(data), 0, []
-    numbers = torch.as_tensor(indices, dtype=torch.int64)
+    numbers, count = _as_indices(indices), sum(map(len, parts))
+    if ((numbers < 0) | (numbers >= count)).any():
+        wrong = int(numbers[(numbers < 0) | (numbers >= count)][0])
+        raise ValueError(f"`indices` must lie in 0..{count - 1}. Got {wrong}.")
     for part in parts:
         inside = (numbers >= start) & (numbers < start + len(part))
         own = numbers[inside] - start
@@ -297,6 +300,14 @@ def _joined(inputs: Sequence[Any]) -> Any:
     if isinstance(first, Tensor):
         return torch.cat([own.reshape(1, -1, *own.shape[2:]) for own in inputs], 1)
     raise TypeError(f"`parts` must have tensors or dictionaries of tensors for inputs. Got {type(first).__name__}.")
+
+
+def _as_indices(indices: Tensor | Sequence[int]) -> Tensor:
+    """Numbers of examples. A mask would pass for the numbers 0 and 1."""
+    numbers = torch.as_tensor(indices)
+    if numbers.numel() and (numbers.dtype == torch.bool or numbers.is_floating_point()):
+        raise TypeError(f"`indices` must be integers. Got {numbers.dtype}.")
+    return numbers.long()
 
 
 def _role(name: str, role: Tensor, states: Tensor) -> Tensor:

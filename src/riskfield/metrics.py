@@ -72,6 +72,9 @@ def f_measure(predicted: Tensor, labels: Tensor, mask: Tensor | None = None) -> 
     0.6667
     """
     mask = _checked_mask(predicted, labels, mask)
+    for name, states in (("predicted", predicted[mask]), ("labels", labels[mask])):
+        if states.max() > 1:
+            raise ValueError(f"`{name}` must hold states 0 and 1. Got {int(states.max())}.")
     return float(soft_f_measure(predicted.double(), labels, mask).mean())
 
 
@@ -170,6 +173,8 @@ def _checked_mask(predicted: Tensor, labels: Tensor, mask: Tensor | None) -> Ten
         raise ValueError(
             f"`predicted` must have the shape {tuple(labels.shape)} of labels. Got {tuple(predicted.shape)}."
         )
+    if mask is not None and mask.dtype != torch.bool:  # others would select by number
+        raise TypeError(f"`mask` must be booleans. Got {mask.dtype}.")
     targets = labels >= 0 if mask is None else mask & (labels >= 0)
     if not targets.any():
         raise ValueError("`labels` must hold at least one target: an unmasked variable with a label. Got none.")

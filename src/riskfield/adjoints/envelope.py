@@ -19,7 +19,7 @@ from riskfield.adjoints._refusals import require_convergence, require_theta_only
 from riskfield.adjoints.adjoint import AbstractAdjoint
 from riskfield.errors import AdjointError
 from riskfield.inference.request import Request
-from riskfield.inference.solution import Deferred, Solution
+from riskfield.inference.solution import Deferred, Solution, version_of
 from riskfield.kernels import is_differentiated, is_transformed
 
 _NO_MARGINALS = (
@@ -75,10 +75,10 @@ class Envelope(AbstractAdjoint):
 
 def _unchanged(statistics: Tensor) -> Callable[[], Tensor]:
     """The statistics; an error if they, which may be the marginals of the solution, have been changed since."""
-    version = statistics._version
+    version = version_of(statistics)
 
     def read() -> Tensor:
-        if statistics._version != version:
+        if version_of(statistics) != version:
             raise AdjointError("`Envelope`: the marginals, its gradient, were changed in place. Change a copy of them.")
         return statistics
 

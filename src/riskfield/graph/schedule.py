@@ -43,8 +43,7 @@ class Sequential:
     order: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
-        if self.order is not None:
-            object.__setattr__(self, "order", tuple(int(v) for v in self.order))
+        object.__setattr__(self, "order", as_order(self.order))
 
 
 @dataclass(frozen=True)
@@ -65,6 +64,16 @@ class Coloured:
     >>> infer(graph, graph.zeros(), MessagePassing(schedule=Coloured())).node_marginals[0][0]
     tensor([0.5000, 0.5000], dtype=torch.float64)
     """
+
+
+def as_order(order: Sequence[int] | None) -> tuple[int, ...] | None:
+    """An order of variables as Python numbers, checked to be integers."""
+    if order is None:
+        return None
+    array = integers(order, "order")
+    if array.ndim != 1:
+        raise ValueError(f"`order` must be one-dimensional. Got shape {array.shape}.")
+    return tuple(array.tolist())
 
 
 Schedule = Sequential | Coloured | Parallel

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from riskfield.entropy import negative_xlogx
 from riskfield.graph.factor_graph import FactorGraph
+from riskfield.graph.schedule import as_order
 from riskfield.inference.algorithm import AbstractAlgorithm, FixedPointMap, ValueIs
 from riskfield.inference.solution import inner_product
 from riskfield.kernels import MeanFieldProblem, one_sweep
@@ -49,8 +50,7 @@ class MeanField(AbstractAlgorithm):
     )
 
     def __post_init__(self) -> None:
-        if self.order is not None:
-            object.__setattr__(self, "order", tuple(int(v) for v in self.order))
+        object.__setattr__(self, "order", as_order(self.order))
 
     def visits(self, graph: FactorGraph) -> Sequence[int] | None:
         """The order of `graph`'s variables; None for colour by colour."""

@@ -24,7 +24,7 @@ from riskfield.errors import PrecisionError
 from riskfield.graph._scopes import index_tensor
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.inference.request import Request
-from riskfield.inference.solution import Deferred, Solution
+from riskfield.inference.solution import Deferred, Solution, sum_of_maxima
 
 NEG_INF = float("-inf")
 _RESOLUTION = 1e-3  # of a log-probability
@@ -48,7 +48,7 @@ def is_resolved(graph: FactorGraph, theta: Tensor, low: float, high: float) -> b
 def recentred(request: Request, solve: Callable[[Request], Solution]) -> Solution:
     """Solve with every table shifted to a maximum of 0, and refuse if what is left does not fit the precision."""
     graph, theta = request.graph, request.theta
-    shift, total = _shift(graph, theta.detach())
+    shift, total = _shift(graph, theta.detach()), sum_of_maxima(graph, theta.detach())
     penalties = theta - shift
     solution = solve(replace(request, theta=penalties))
     _check_conflicts(graph, penalties.detach(), solution.mu.detach())
@@ -70,20 +70,18 @@ def _shifted_value(
     return value(graph, theta - shift, mu) + total.to(theta)
 
 
-def _shift(graph: FactorGraph, theta: Tensor) -> tuple[Tensor, Tensor]:
-    """The maximum of each table, at all its entries, and their sum over all variables and factors."""
-    parts, total, dim = [], theta.new_zeros(theta.shape[:-1], dtype=torch.float64), theta.ndim - 1
+def _shift(graph: FactorGraph, theta: Tensor) -> Tensor:
+    """The maximum of each table, at all its entries."""
+    parts, dim = [], theta.ndim - 1
     for view in graph.node_views(theta):
         top = view.amax(-1, keepdim=True)
         top = torch.where(top == NEG_INF, 0.0, top)
         parts.append(top.expand_as(view).flatten(dim))
-        total = total + top.double().flatten(dim).sum(-1)
     for group, view in zip(graph.factor_groups, graph.factor_views(theta), strict=True):
         top = view.flatten(dim + 1).amax(-1)
         top = torch.where(top == NEG_INF, 0.0, top)
         parts.append(top.unsqueeze(-1).expand(*top.shape, group.table_size).flatten(dim))
-        total = total + top.double()[..., index_tensor(group.tables, theta.device)].sum(-1)
-    return torch.cat(parts, dim=-1), total
+    return torch.cat(parts, dim=-1)
 
 
 def _check_conflicts(graph: FactorGraph, penalties: Tensor, mu: Tensor) -> None:

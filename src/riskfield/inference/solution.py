@@ -51,6 +51,7 @@ class JointMode:
     states: Tensor  # (*batch, variable)
     score: Tensor  # (*batch)  theta . f(x); -inf for an impossible state
     upper_bound: Tensor  # (*batch)  no joint state scores higher; +inf where no bound is known
+    _penalty: Tensor  # (*batch)  what the score is below the sum of the maxima of all tables
 
     @property
     def possible(self) -> Tensor:
@@ -60,8 +61,9 @@ class JointMode:
     @property
     def certified(self) -> Tensor:
         """Whether no state scores higher, up to rounding, of shape (*batch)."""
-        # Messages in float32 leave the bound that far above a score it should meet.
-        rounding = torch.finfo(torch.float32).eps * (1 + self.score.abs())
+        # Messages in float32 leave the bound that far above a score it should meet. A constant added to a whole table
+        # does not make them less accurate, since messages are normalised.
+        rounding = torch.finfo(torch.float32).eps * (1 + self._penalty)
         return self.possible.logical_and(self.upper_bound - self.score <= rounding)
 
 
@@ -85,7 +87,7 @@ class Solution:
     _statistics: Callable[[], Tensor] | None = None  # (*batch, theta)  mu summed over tied tables, without gradients
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_version", _version(self.theta))
+        object.__setattr__(self, "_version", version_of(self.theta))
 
     def __getstate__(self) -> dict[str, Any]:
         """What pickle and copy take: everything computed, since a run cannot be taken along."""
@@ -100,7 +102,7 @@ class Solution:
 
     def _check_theta(self) -> None:
         """Refuse to combine marginals with another theta than theirs."""
-        if _version(self.theta) != self.__dict__["_version"]:
+        if version_of(self.theta) != self.__dict__["_version"]:
             raise RuntimeError(
                 "`theta` was changed in place after inference, so its log-partition value and joint states are lost. "
                 "Read them before the change, or give `infer` a copy: `theta.clone()`."
@@ -156,8 +158,11 @@ class Solution:
 
     def replaced(self, **changes: Any) -> Solution:
         """The same solution with some fields replaced, in a fraction of the time that `dataclasses.replace` takes."""
+        state = {name: self.__dict__[name] for name in _FIELDS} | changes
+        if len(state) > len(_FIELDS):
+            raise TypeError(f"A `Solution` has no {', '.join(state.keys() - set(_FIELDS))}.")
         other = object.__new__(Solution)
-        other.__setstate__({name: self.__dict__[name] for name in _FIELDS} | changes)
+        other.__setstate__(state)
         return other
 
     @cached_property
@@ -222,15 +227,29 @@ class Solution:
         with torch.no_grad():
             states = self.mode()
             bound = self._algorithm.upper_bound(self.graph, self.theta, self.mu, self.messages)
-            return JointMode(states, self.graph.score(self.theta.double(), states), bound)
+            theta = self.theta.double()
+            score = self.graph.score(theta, states)
+            return JointMode(states, score, bound, sum_of_maxima(self.graph, theta) - score)
 
 
 _FIELDS = tuple(field.name for field in fields(Solution))
 
 
-def _version(theta: Tensor) -> int:
-    """How often theta was changed in place, which tensors made in inference mode do not count."""
-    return -1 if theta.is_inference() else theta._version
+def version_of(tensor: Tensor) -> int:
+    """How often a tensor was changed in place, which those made in inference mode do not count."""
+    return -1 if tensor.is_inference() else tensor._version
+
+
+def sum_of_maxima(graph: FactorGraph, theta: Tensor) -> Tensor:
+    """The sum of the maxima of all tables, 0 for those without a possible entry: of shape (*batch), float64."""
+    dim = theta.ndim - 1
+    parts = [view.amax(-1) for view in graph.node_views(theta)]
+    for group, view in zip(graph.factor_groups, graph.factor_views(theta), strict=True):
+        parts.append(view.flatten(dim + 1).amax(-1)[..., index_tensor(group.tables, theta.device)])
+    total = theta.new_zeros(theta.shape[:-1], dtype=torch.float64)
+    for part in parts:
+        total = total + torch.where(part == float("-inf"), 0.0, part).double().sum(-1)
+    return total
 
 
 def modes(graph: FactorGraph, mu: Tensor) -> Tensor:

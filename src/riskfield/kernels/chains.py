@@ -25,7 +25,7 @@ from riskfield.graph.factor_graph import FactorGraph
 # A step over the chains takes about as long as the message-passing kernels take for this many table entries.
 _ENTRIES_PER_STEP = 2000
 # The largest range of finite log-potentials, and the smallest probability. One step from it cannot underflow.
-_MOST_SPREAD, _SMALLEST = 200.0, 1e-200
+_LIMITS = {torch.float64: (200.0, 1e-200), torch.float32: (40.0, 1e-20)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +109,8 @@ def expectations(graph: FactorGraph, chains: Chains, theta: Tensor) -> Expectati
     pair = (tables[0] - top_pair).exp_()
     spread = _spread(weights) + _spread(pair)
     zeros = (weights == 0).sum() + (pair == 0).sum()
-    if not spread <= _MOST_SPREAD or zeros != finite:  # also NaN, or a variable without a possible state
+    most_spread, smallest = _LIMITS[theta.dtype]
+    if not spread <= most_spread or zeros != finite:  # also NaN, or a variable without a possible state
         return None
     alpha, beta = torch.empty_like(weights), torch.ones_like(weights)
     total = weights.new_empty(weights.shape[1])
@@ -133,7 +134,7 @@ def expectations(graph: FactorGraph, chains: Chains, theta: Tensor) -> Expectati
         torch.mm(pair, own.mul_(backward), out=earlier[:, :count])
         sums.addmm_(before[:, :count], own.T)
     value = total.log().sum() + top.sum() + top_pair * (len(order) - chains.counts[0])
-    if not torch.isfinite(value) or (zeros > 0 and not (_is_safe(alpha) and _is_safe(beta))):
+    if not torch.isfinite(value) or (zeros > 0 and not (_is_safe(alpha, smallest) and _is_safe(beta, smallest))):
         return None
     statistics = torch.empty_like(theta)
     marginals = alpha.mul_(beta).T.contiguous()
@@ -150,6 +151,6 @@ def _spread(probabilities: Tensor) -> float:
     return float(-lowest.log())
 
 
-def _is_safe(numbers: Tensor) -> bool:
+def _is_safe(numbers: Tensor, smallest: float) -> bool:
     positive = torch.where(numbers > 0, numbers, 1.0)
-    return bool(positive.min() >= _SMALLEST) and bool(positive.max() <= 1 / _SMALLEST)
+    return bool(positive.min() >= smallest) and bool(positive.max() <= 1 / smallest)

@@ -71,6 +71,7 @@ class Objective:
         chunk_size: how many examples are evaluated at once, to limit memory; None for all that share a graph.
         warm_start: start runs of inference to a tolerance from the messages of the evaluation before.
         ranks: the processes that share the work.
+        name: of `data` in errors.
     """
 
     def __init__(
@@ -86,12 +87,13 @@ class Objective:
         chunk_size: int | None = None,
         warm_start: bool = False,
         ranks: Ranks | None = None,
+        name: str = "data",
     ):
         if inference is not None and not isinstance(inference, InferenceChoice):
             raise TypeError(f"`inference` must be an object such as `Inference(MessagePassing())`. Got {inference!r}.")
         self.model, self.loss, self.inference, self.ridge = model, loss, inference, ridge
         self.lasso = lasso
-        self.data, self.chunk_size = blocks(data), chunk_size
+        self.data, self.chunk_size = blocks(data, name), chunk_size
         self.ranks = Ranks() if ranks is None else ranks
         self.parameters = trainable(model)
         self.evaluations = 0
@@ -105,7 +107,7 @@ class Objective:
         totals = torch.stack([counted.sum(), weights.sum(), torch.tensor(len(weights), dtype=torch.float64)])
         variables, weight, number = self.ranks.sum_(totals.to(self.ranks.device)).tolist()
         if not variables > 0:
-            raise ValueError("`data` must hold an example of positive weight with at least one target.")
+            raise ValueError(f"`{name}` must hold an example of positive weight with at least one target.")
         # What each example adds to the denominator. If the risk is not divided, they add up to 1, and a batch estimates
         # the whole sum.
         self._amounts = counted if per_variable else weights / weight

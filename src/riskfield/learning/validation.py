@@ -58,7 +58,7 @@ class Watch:
         self.settings = validation
         loss = loss if validation.loss is None else as_loss(validation.loss)
         inference = inference if validation.inference is None else validation.inference
-        self.objective = Objective(model, validation.data, loss, inference, **settings)
+        self.objective = Objective(model, validation.data, loss, inference, name="validation", **settings)
 
     def look(self, iteration: int) -> float | None:
         """Return the risk on the validation set, or None if it is not due in this iteration."""

@@ -73,6 +73,8 @@ class ContrastiveDivergence(AbstractLoss):
         # When all examples share one model, each example is a chain of it and theta is not repeated.
         shared = theta.ndim == 1 and (evidence is None or evidence.ndim == 1)
         start = data.reshape(-1, graph.num_variables) if shared else data.unsqueeze(-2)
+        if not len(start):
+            return data
         if evidence is not None and not shared:
             evidence = evidence.expand(data.shape)
         drawn = sample(

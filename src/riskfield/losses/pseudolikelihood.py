@@ -9,7 +9,7 @@ factors that contain i. The second needs inference inside each patch. Larger pat
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -100,7 +100,8 @@ class PatchPseudolikelihood(AbstractLoss):
         freed = colour == torch.arange(count, device=theta.device).unsqueeze(-1)  # (colour, variable)
         freed = freed.reshape(count, *[1] * (target.labels.ndim - 1), graph.num_variables)
         outside = torch.where(freed & target.mask, -1, target.known)  # (colour, *batch, variable)
-        free = value_inference(inference)(graph, theta, evidence=outside)
+        # Its batch is larger than that of the examples, whose messages a warm start keeps.
+        free = replace(value_inference(inference), memory=None)(graph, theta, evidence=outside)
         return free.log_partition.sum(0) - count * clamped_value(graph, theta, target, inference)
 
     def _colour(self, graph: FactorGraph) -> IntArray:

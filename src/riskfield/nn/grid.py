@@ -157,10 +157,11 @@ class GridCRF(Module):
         if alike is not None:
             edges = edges + alike[k].to(logits)[..., None, None] * self.contrast_pairwise[k].to(logits)
         if given is not None:
-            own = given[:, k].to(logits.dtype).reshape(len(logits), -1, *logits.shape[2:])[:, :, *first]
-            own = own.flatten(2).transpose(1, 2).unflatten(2, (-1, own.shape[1] // self.num_classes or 1))
-            equal = torch.eye(self.num_classes).to(logits)
-            edges = edges + (own * equal if given.ndim == 2 + self.num_axes else own)
+            for_equal = given.ndim == 2 + self.num_axes  # one number for each edge
+            side = 1 if for_equal else self.num_classes
+            own = given[:, k].to(logits.dtype).reshape(len(logits), side**2, *logits.shape[2:])[:, :, *first]
+            own = own.flatten(2).transpose(1, 2).unflatten(2, (side, side))
+            edges = edges + (own * torch.eye(self.num_classes).to(logits) if for_equal else own)
         if mask is not None:
             joined = mask[:, *first] & mask[:, *second]
             edges = torch.where(joined.flatten(1)[..., None, None], edges, 0)
