@@ -106,6 +106,12 @@ def test_bad_evidence_is_refused(evidence, message):
         rf.infer(graph, graph.zeros(), evidence=evidence)
 
 
+def test_batches_of_evidence_fit_those_of_theta():
+    graph = rf.chain(3, 2)
+    with pytest.raises(ValueError, match=r"`evidence` must have batch axes that broadcast with \(4,\), .* Got \(2,\)"):
+        rf.infer(graph, graph.zeros(4), evidence=torch.zeros(2, 3, dtype=torch.int64))
+
+
 def test_evidence_must_be_integers():
     graph = rf.chain(3, 2)
     with pytest.raises(TypeError, match="`evidence` must be integers"):

@@ -1,6 +1,7 @@
 """Exact inference: marginals, the most probable joint state, elimination orders and chains."""
 
 import math
+import pickle
 import warnings
 
 import numpy as np
@@ -92,8 +93,12 @@ def test_log_partition_can_be_had_from_theta_alone():
 
 def test_refuses_with_treewidth_memory_and_limit():
     graph = rf.grid(20, 20, 2)
-    with pytest.raises(rf.errors.TreewidthError, match=r"treewidth 2\d .* needs .* GiB; `max_bytes` allows 1 MiB"):
+    with pytest.raises(
+        rf.errors.TreewidthError, match=r"treewidth 2\d .* needs .* GiB; `max_bytes` allows 1 MiB"
+    ) as info:
         rf.infer(graph, graph.zeros(), rf.Exact(max_bytes=2**20))
+    received = pickle.loads(pickle.dumps(info.value))  # as from another process
+    assert (str(received), received.need) == (str(info.value), info.value.need)
 
 
 def test_refuses_hopeless_graphs_soon():

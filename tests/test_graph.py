@@ -583,7 +583,7 @@ def test_orders_hold_integers(make):
 
 def test_settings_of_message_passing_are_checked():
     for kind in (rf.MessagePassing, rf.MaxProduct):
-        for damping in (-0.1, 1.0, float("nan")):
+        for damping in (-0.1, 1.0, float("nan"), "0.5"):
             with pytest.raises(ValueError, match=r"`damping` must lie in \[0, 1\)"):
                 kind(damping=damping)
         with pytest.raises(TypeError, match=r"`entropy` must be an entropy such as `TRW\(0.5\)`. Got 0.5"):

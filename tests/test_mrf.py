@@ -277,6 +277,10 @@ def test_bad_counts_are_refused(options, message):
         rf.sample(graph, graph.zeros(), **{"num_samples": 1, **options})
 
 
+def test_no_variables_have_no_marginals():
+    assert rf.MRF(rf.FactorGraph([]), torch.zeros(2, 0)).marginals.shape == (2, 0, 0)
+
+
 def test_states_have_no_mean():
     graph = rf.chain(2, num_states=2)
     model = rf.MRF(graph, graph.zeros())

@@ -192,6 +192,8 @@ def test_what_it_refuses():
         rf.Perturb(3)
     with pytest.raises(ValueError, match="`multiplier` must be above 0"):
         rf.Perturb(multiplier=0)
+    with pytest.raises(ValueError, match="`multiplier` must be above 0 and finite"):
+        rf.Perturb(multiplier="1")
     with pytest.raises(ValueError, match="`tol` must be a non-negative number"):
         rf.Perturb(tol=-1)
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from scipy.sparse import issparse
+from scipy.sparse import csr_array, issparse
 from sklearn.base import ClassifierMixin, clone
 from sklearn.feature_selection import SelectKBest
 from sklearn.model_selection import GridSearchCV
@@ -169,6 +169,13 @@ def test_a_transformer_sees_the_labels():
     assert pipeline[0].transformer_.get_support().tolist() == [True, False, False]
     with pytest.raises(ValueError, match="`y` must hold a label for each of 20 variables"):
         PerVariable(SelectKBest(k=1)).fit(X, [[0, 1, 0]])
+
+
+def test_a_transformer_needs_rows():
+    with pytest.raises(ValueError, match=r"`X\[1\]` must be an array with the features of a variable in each row"):
+        PerVariable(SelectKBest(k=1)).fit([X[0], csr_array(X[1])])
+    with pytest.raises(ValueError, match="`X` must hold at least one example"):
+        PerVariable(SelectKBest(k=1)).fit([])
 
 
 def test_examples_with_and_without_cycles_do_not_mix():

@@ -276,6 +276,7 @@ def test_forbidden_pairs_and_ends():
     (best,) = crf.predict_k_best(X[:1], 27)
     found = ["".join(labels) for labels, _ in best]
     assert found[0] == "".join(crf.predict(X[:1])[0])
+    assert len(crf.predict_k_best(iter(X), 2)) == 4
     expected = {"".join(own) for own in itertools.product("abc", repeat=3)}
     assert set(found) == {own for own in expected if "ca" not in own and own[0] != "c" and own[-1] != "a"}
     assert sum(probability for _, probability in best) == pytest.approx(1)

@@ -51,8 +51,11 @@ class TreewidthError(RiskfieldError, MemoryError):
     """Exact inference would need more memory than the limit allows. `need` says how much."""
 
     def __init__(self, need: str, remedy: str):
-        super().__init__(f"{need}; {remedy}")
+        super().__init__(need, remedy)  # with both, it can be pickled
         self.need = need
+
+    def __str__(self) -> str:
+        return "; ".join(self.args)
 
 
 class ConvergenceWarning(UserWarning):

@@ -135,7 +135,7 @@ class MRF(Distribution):
         views = solution.node_marginals
         if len(views) == 1:
             return views[0]
-        most = int(graph.num_states.max())
+        most = int(graph.num_states.max(initial=0))
         out = solution.mu.new_zeros(*self.batch_shape, graph.num_variables, most)
         for group, view in zip(graph.node_groups, views, strict=True):
             padded = torch.nn.functional.pad(view, (0, most - group.num_states))

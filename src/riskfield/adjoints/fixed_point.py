@@ -89,7 +89,7 @@ class FixedPoint(AbstractAdjoint):
     solver: AbstractLinearSolver = field(default_factory=Iterate)
 
     def __post_init__(self) -> None:
-        if not 0 < self.tol < 1:
+        if isinstance(self.tol, str) or not 0 < self.tol < 1:
             raise ValueError(f"`tol` must lie in (0, 1). Got {self.tol!r}.")
         if not isinstance(self.max_steps, int | np.integer) or self.max_steps < 1:
             raise ValueError(f"`max_steps` must be a positive integer. Got {self.max_steps!r}.")

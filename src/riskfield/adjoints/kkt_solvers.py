@@ -171,5 +171,5 @@ def _refined(
 
 
 def _check_tol(tol: float) -> None:
-    if not 0 < tol < 1:
+    if isinstance(tol, str) or not 0 < tol < 1:
         raise ValueError(f"`tol` must lie between 0 and 1. Got {tol!r}.")

@@ -84,9 +84,9 @@ class Perturb(AbstractAdjoint):
     def __post_init__(self) -> None:
         if self.sides not in _SCHEMES:
             raise ValueError(f"`sides` must be 1, 2 or 4. Got {self.sides!r}.")
-        if not 0 < self.multiplier < float("inf"):
+        if isinstance(self.multiplier, str) or not 0 < self.multiplier < float("inf"):
             raise ValueError(f"`multiplier` must be above 0 and finite. Got {self.multiplier!r}.")
-        if self.tol is not None and not 0 <= self.tol < float("inf"):
+        if self.tol is not None and (isinstance(self.tol, str) or not 0 <= self.tol < float("inf")):
             raise ValueError(f"`tol` must be a non-negative number or None. Got {self.tol!r}.")
 
     def apply(self, request: Request) -> Solution:

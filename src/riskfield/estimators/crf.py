@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -164,6 +164,7 @@ class CRF(AbstractCRF):
         """
         check_counts(k=k)
         self._require_chains("predict_k_best")
+        X = list(X) if isinstance(X, Iterator) else X  # it is gone through twice
         for number, example in enumerate(X):
             if len(_unpacked(example, f"X[{number}]")[0]) > 1:
                 raise ValueError(f"`predict_k_best` needs chains. `X[{number}]` has edges of its own.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Self
 
 import numpy as np
+import numpy.typing as npt
 from sklearn.base import BaseEstimator, TransformerMixin, clone
 from sklearn.utils.validation import check_is_fitted
 
@@ -32,7 +33,9 @@ class PerVariable(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     def fit(self, X: Any, y: Any = None) -> Self:
         """Fit the transformer to the rows of all examples, and to their labels where `y` is given."""
-        parts = [np.asarray(_first(example)) for example in X]
+        parts = [_features(example, f"X[{k}]") for k, example in enumerate(X)]
+        if not parts:
+            raise ValueError("`X` must hold at least one example. Got none.")
         rows = np.concatenate([part.reshape(-1, part.shape[-1]) for part in parts])
         labels = None if y is None else np.concatenate([np.asarray(own).reshape(-1) for own in y])
         if labels is not None and len(labels) != len(rows):
@@ -44,13 +47,16 @@ class PerVariable(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         """X with transformed features, in the same form."""
         check_is_fitted(self)
         out = []
-        for example in X:
-            features = np.asarray(_first(example))
+        for k, example in enumerate(X):
+            features = _features(example, f"X[{k}]")
             rows = np.asarray(self.transformer_.transform(features.reshape(-1, features.shape[-1])))
             changed = rows.reshape(*features.shape[:-1], rows.shape[-1])
             out.append((changed, *example[1:]) if isinstance(example, tuple) else changed)
         return np.stack(out) if isinstance(X, np.ndarray) and X.dtype != object and out else out
 
 
-def _first(example: Any) -> Any:
-    return example[0] if isinstance(example, tuple) else example
+def _features(example: Any, name: str) -> npt.NDArray[Any]:
+    features = np.asarray(example[0] if isinstance(example, tuple) else example)
+    if features.ndim < 2:
+        raise ValueError(f"`{name}` must be an array with the features of a variable in each row. Got {example!r:.80}.")
+    return features

@@ -15,7 +15,6 @@ layouts of theta and mu coincide.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from difflib import get_close_matches
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -24,6 +23,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from riskfield.errors import did_you_mean
 from riskfield.graph._numbers import check_theta, check_values, checked_assignment, common_batch
 from riskfield.graph._scopes import IntArray, checked_names, checked_states, checked_tables, index_tensor, scope_blocks
 from riskfield.graph.groups import (
@@ -157,8 +157,7 @@ class FactorGraph:
         """
         if isinstance(which, str):
             if which not in self._numbers:
-                near = get_close_matches(which, self._numbers, 1)
-                hint = f" Did you mean {near[0]!r}?" if near else "" if self._numbers else " The graph has no names."
+                hint = did_you_mean(which, self._numbers) if self._numbers else " The graph has no names."
                 raise ValueError(f"`variable` must be the name of a variable. Got {which!r}.{hint}")
             return self._numbers[which]
         if not 0 <= which < self.num_variables:

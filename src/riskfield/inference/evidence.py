@@ -39,7 +39,13 @@ def clamp(graph: FactorGraph, theta: Tensor, evidence: Evidence) -> Tensor:
     elif not isinstance(evidence, Tensor):
         raise TypeError(f"`evidence` must be a dict or an integer tensor. Got {type(evidence).__name__}.")
     states = graph.check_states(evidence, "evidence", allow_unobserved=True).to(theta.device)
-    batch = broadcast_shapes(theta.shape[:-1], states.shape[:-1])
+    try:
+        batch = broadcast_shapes(theta.shape[:-1], states.shape[:-1])
+    except ValueError:
+        raise ValueError(
+            f"`evidence` must have batch axes that broadcast with {tuple(theta.shape[:-1])}, those of theta. "
+            f"Got {tuple(states.shape[:-1])}."
+        ) from None
     excluded = torch.zeros(*batch, graph.theta_size, dtype=torch.bool, device=theta.device)
     for group, view in zip(graph.node_groups, graph.node_views(excluded), strict=True):
         observed = states[..., index_tensor(group.variables, theta.device)].unsqueeze(-1)

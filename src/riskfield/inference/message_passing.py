@@ -238,5 +238,5 @@ def _check_settings(entropy: object, schedule: object, damping: float | Tensor) 
         raise TypeError(f"`schedule` must be `Sequential(...)`, `Coloured()` or `Parallel()`. Got {schedule!r}.")
     if isinstance(damping, Tensor) and damping.ndim:
         raise ValueError(f"`damping` must be one number. Got a tensor of shape {tuple(damping.shape)}.")
-    if not 0 <= damping < 1:
-        raise ValueError(f"`damping` must lie in [0, 1). Got {damping}.")
+    if isinstance(damping, str) or not 0 <= damping < 1:
+        raise ValueError(f"`damping` must lie in [0, 1). Got {damping!r}.")

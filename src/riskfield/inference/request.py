@@ -168,7 +168,7 @@ class Steps:
 def _flat_messages(messages: Tensor | None, batch: torch.Size) -> Tensor | None:
     if messages is None:
         return None
-    if messages.shape[:-1] != batch:
+    if messages.ndim == 0 or messages.shape[:-1] != batch:
         raise ValueError(f"`messages` must have the batch shape {tuple(batch)} of theta. Got {tuple(messages.shape)}.")
     if not messages.sum() < float("inf"):  # one pass; -inf may be among them
         raise ValueError("`messages` must not hold NaN or +inf.")
