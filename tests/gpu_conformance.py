@@ -27,6 +27,7 @@ GRAPHS = {
     "tied": rf.FactorGraph([2, 2, 2, 3], [(0, 1), (1, 2), (2, 0), (3, 1)], tables=[0, 0, 0, 1]),
     "grid": rf.grid(3, 4, 2),
     "chain": rf.chain(5, 3, tied=True),
+    "tree": rf.FactorGraph([2, 3, 2, 2, 3, 2], [(1, 0), (1, 2), (3, 4, 1), (4,)]),
 }
 COLOURED = [
     Case("bp-coloured", lambda g, o: rf.MessagePassing(rf.Bethe(), rf.Coloured())),
@@ -104,12 +105,26 @@ def backward(case: Case, graph: rf.FactorGraph, device: str) -> Iterator[tuple[s
         yield name, error(results[0], results[1].cpu()), tol
 
 
+def counting(case: Case, graph: rf.FactorGraph, device: str) -> Iterator[tuple[str, float, float]]:
+    algorithm = case.make(graph, None)
+    if not offered(case, "Unroll") or not algorithm.recorded_parameters:
+        return
+    results = []
+    for place, kernels in ((device, None), ("cpu", "torch")):
+        numbers = tuple(number.detach().clone().requires_grad_() for number in algorithm.parameters(graph))
+        theta = potentials(graph, 1).to(place)
+        mu = rf.infer(graph, theta, algorithm.with_parameters(graph, numbers), stop=TRUNCATED, kernels=kernels).mu
+        results.append(torch.autograd.grad((mu**2).sum(), numbers))
+    for name, found, expected in zip(("factors", "variables"), *results, strict=True):
+        yield f"Unroll, counting of {name}", error(found, expected), 1e-8
+
+
 def compare(cases: list[Case], device: str) -> int:
     """Print a line for each comparison; how many failed."""
     failed = 0
     for case in cases:
         for kind, graph in GRAPHS.items():
-            for check in (forward, backward):
+            for check in (forward, backward, counting):
                 rows = check(case, graph, device)
                 while True:
                     try:

@@ -162,8 +162,7 @@ def test_what_the_engine_lacks_has_a_name():
     assert "autograd" in found(tree_like(), tree_like().zeros()[None].requires_grad_())
     assert "forward mode" in found(tangent=graph.zeros()[None])
     assert "several steps" in found(along=(graph.zeros()[None], torch.ones(2, 1)))
-    tree = tree_like()
-    assert "not chains" in lacks(Task(ForestProblem(tree), tree.zeros()[None]))
+    assert lacks(Task(ForestProblem(tree_like()), tree_like().zeros()[None])) is None
     assert lacks(Task(ForestProblem(graph), graph.zeros()[None])) is None
     assert "max-product" in found(maximise=True, record=kernels.EVERY_SWEEP)
     assert lacks(Task(kernels.MeanFieldProblem(graph), graph.zeros()[None])) is None
@@ -348,7 +347,9 @@ def test_chains_are_solved_exactly(name):
     reference.advance(1, -1.0)
     mu = reference.marginals()
     chains = chains_of(graph, theta.device)
-    run = ChainRun(graph, chains, theta, None, lambda: reference)
+    given = theta.detach().clone()
+    run = ChainRun(graph, chains, given, None, lambda: reference)
+    given.zero_()  # results that are not computed yet do not change
     run.advance(1, -1.0)
     nodes = mu[:, : graph.node_size]
     value = rf.MessagePassing().log_partition(graph, theta.detach(), mu.detach())
@@ -364,6 +365,76 @@ def test_chains_are_solved_exactly(name):
         grad = torch.randn(part.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2)).to(DEVICE)
         (gradient,) = torch.autograd.grad(part, theta, grad, retain_graph=True)
         torch.testing.assert_close(run.backward(grad), gradient, rtol=1e-8, atol=1e-10)
+
+
+FORESTS = {  # a graph, and whether some states are impossible
+    "star": (lambda: rf.FactorGraph([3] * 5, [(0, 1), (2, 0), (0, 3)], tables=[0, 0, 1]), False),
+    "mixed": (lambda: rf.FactorGraph([2, 3, 2, 1, 3, 2], [(0, 4, 2), (1,), (3, 4), (4, 1)]), True),
+    "of four": (lambda: rf.FactorGraph([2, 2, 3, 2, 2], [(2, 0, 1, 3), (4, 2)]), True),
+    "no factors": (lambda: rf.FactorGraph([2, 3], []), False),
+}
+
+
+@on_engine
+@pytest.mark.parametrize("name", FORESTS)
+def test_forests_are_solved_exactly(gpu, name):
+    from riskfield.kernels.gpu.run import ForestRun
+
+    make, impossible = FORESTS[name]
+    graph = make()
+    theta = numbers(graph, 3)
+    if impossible:
+        theta[0, 1] = theta[1, graph.node_size] = -torch.inf
+        graph.node(theta, 2)[2] = -torch.inf  # an impossible model
+    given = theta.to(DEVICE, copy=True)
+    run = kernels.start(ForestProblem(graph), given, record=kernels.EVERY_SWEEP)
+    given.zero_()  # results that are not computed yet do not change
+    assert isinstance(run, ForestRun)
+    residual, _ = run.advance(1, 1.0)
+    assert torch.isnan(residual).tolist() == [False, False, impossible]
+    leaf = theta.to(DEVICE).requires_grad_()
+    truth = rf.Exact().start(graph, leaf, None, "torch")
+    mu = truth.marginals()
+    nodes = mu[:, : graph.node_size]
+    for found, expected in (
+        (run.log_partition(), truth.log_partition()),
+        (run.node_marginals(), nodes),
+        (run.statistics(), graph.collapse(mu)),
+        (run.marginals(), mu),
+    ):
+        torch.testing.assert_close(found, expected.detach(), rtol=1e-9, atol=1e-11, equal_nan=True)
+    for part in (mu[:2], nodes[:2]):
+        grad = torch.randn(part.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2)).to(DEVICE)
+        (gradient,) = torch.autograd.grad(part, leaf, grad, retain_graph=True)
+        cotangent = torch.cat([grad, grad.new_zeros(1, grad.shape[1])])
+        torch.testing.assert_close(run.backward(cotangent)[:2], gradient[:2], rtol=1e-8, atol=1e-10)
+
+
+@on_engine
+def test_infer_solves_forests_exactly(gpu):
+    graph = rf.FactorGraph([2, 3, 2, 2], [(0, 1), (1, 2), (1, 3)])
+    theta, weights = numbers(graph), torch.arange(graph.mu_size, dtype=torch.float64)
+    expected = rf.infer(graph, theta, rf.Exact(), evidence={2: 1}, kernels="torch")
+    start = torch.randn(2, graph.message_size, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    for algorithm, given in ((rf.Exact(), {}), (rf.MessagePassing(), {"messages": start.to(DEVICE)})):
+        for dtype, tol in ((torch.float64, 1e-10), (torch.float32, 1e-5)):
+            leaf = theta.to(DEVICE, dtype, copy=True).requires_grad_()
+            found = rf.infer(graph, leaf, algorithm, stop=rf.Stop(5), evidence={2: 1}, **given)
+            assert found.lazy
+            (gradient,) = torch.autograd.grad(found.log_partition.sum(), leaf, retain_graph=True)
+            for one, other in (
+                (found.mu, expected.mu),
+                (gradient, expected.mu),
+                (found.log_partition, expected.log_partition),
+            ):
+                torch.testing.assert_close(one.detach().cpu().double(), other, rtol=tol, atol=tol)
+    other = theta.clone().requires_grad_()
+    loss = (rf.infer(graph, other, rf.Exact(), evidence={2: 1}, kernels="torch").mu ** 2 * weights).sum()
+    (gradient,) = torch.autograd.grad((found.mu**2 * weights.to(found.mu)).sum(), leaf)
+    torch.testing.assert_close(gradient.cpu().double(), torch.autograd.grad(loss, other)[0], rtol=1e-3, atol=1e-3)
+    unswept = rf.MessagePassing().start(graph, theta.to(DEVICE), start.to(DEVICE), None)
+    reference = Reference(rf.MessagePassing().problem(graph), theta, start)
+    torch.testing.assert_close(unswept.messages().cpu(), reference.messages())
 
 
 @on_engine
@@ -396,9 +467,10 @@ def test_gradients_of_counting_numbers(gpu, schedule, damping):
     for device, names in ((DEVICE, None), ("cpu", "torch")):
         rho = torch.tensor([0.5, 0.6, 0.7, 0.8], dtype=torch.float64, requires_grad=True)
         leaf = theta.to(device).requires_grad_()
-        algorithm = rf.MessagePassing(rf.TRW(rho), schedule, damping)
+        node = torch.tensor([0.3, -0.2, -0.4], dtype=torch.float64, requires_grad=True)
+        algorithm = rf.MessagePassing(rf.CountingNumbers(rho, node), schedule, damping)
         mu = rf.infer(graph, leaf, algorithm, stop=rf.Stop(2, tol=None), kernels=names).mu
-        grads = torch.autograd.grad((mu**2 * torch.arange(mu.shape[-1], device=device)).sum(), [leaf, rho])
+        grads = torch.autograd.grad((mu**2 * torch.arange(mu.shape[-1], device=device)).sum(), [leaf, rho, node])
         results.append([mu.detach().cpu(), *(grad.cpu() for grad in grads)])
     for found, expected in zip(*results, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-9)

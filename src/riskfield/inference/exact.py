@@ -48,8 +48,9 @@ from riskfield.kernels import start as start_kernels
 class Exact(AbstractAlgorithm):
     """Exact marginals and log-partition function by variable elimination on a min-fill order.
 
-    It computes in float64 whatever the dtype of theta, on theta's device. A forest on the CPU is solved by the native
-    kernels in time linear in its tables, anything else in torch. It takes one sweep and has no messages to start from.
+    It computes in float64 whatever the dtype of theta, on theta's device. A forest is solved by the native or the GPU
+    kernels in time linear in its tables, anything else in torch; on a GPU a forest is solved in the dtype of theta. It
+    takes one sweep and has no messages to start from.
 
     Arguments:
         max_bytes: how much memory the tables of one run may take. Batches are processed in parts that fit.

@@ -54,7 +54,7 @@ class MessagePassing(AbstractAlgorithm):
 
     symmetric_jacobian: ClassVar[bool] = True
     parameter_name: ClassVar[str] = "counting numbers"
-    recorded_parameters: ClassVar[int] = 1
+    recorded_parameters: ClassVar[int] = 2
 
     entropy: AbstractEntropy = field(default_factory=Bethe)
     schedule: Schedule = field(default_factory=Sequential)

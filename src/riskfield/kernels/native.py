@@ -64,6 +64,8 @@ def lacks(task: Task) -> str | None:
         whole = task.record == EVERY_SWEEP and task.messages is None and task.theta.dtype == torch.float64
         if task.differentiates_counting() and not whole:
             return "gradients of counting numbers with checkpoints, from given messages or in float32"
+        if task.differentiates_node_counting():
+            return "gradients of the counting numbers of variables"
     return None
 
 
@@ -118,14 +120,14 @@ class _NativeRun:
         self._run.backward(as_array(grad_mu, self._dtype), out, get_num_threads())
         return torch.from_numpy(out)
 
-    def backward_counting(self, grad_mu: Tensor) -> tuple[Tensor, Tensor]:
+    def backward_counting(self, grad_mu: Tensor) -> tuple[Tensor, Tensor, None]:
         """The same, in float64, and d(grad_mu . mu) / dc_c of every factor, summed over the batch."""
         out = empty_array(self._batch, self._graph.theta_size, self._dtype)
         in_groups = np.zeros(self._graph.num_factors)
         self._run.backward_counting(as_array(grad_mu, self._dtype), out, in_groups, get_num_threads())
         counting = np.empty_like(in_groups)
         counting[_factor_order(self._graph)] = in_groups
-        return torch.from_numpy(out), torch.from_numpy(counting)
+        return torch.from_numpy(out), torch.from_numpy(counting), None
 
     def backward_fixed_point(self, grad_mu: Tensor, steps: int, tol: float) -> tuple[Tensor, Tensor, Tensor]:
         """The same as if the last recorded sweep had run for ever. See `kernels.protocols.RecordingRun`."""

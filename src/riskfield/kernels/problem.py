@@ -85,23 +85,28 @@ class Task:
     along: Along | None = None
 
     def needs_autograd(self) -> bool:
-        """Whether only autograd can differentiate this run: a tape leads back to theta and to counting numbers c_c."""
+        """Whether only autograd can differentiate this run: a tape leads back to theta and to counting numbers."""
         numbers = [self.theta] if self.messages is None else [self.theta, self.messages]
-        if isinstance(self.problem, MessagePassingProblem):
-            counting, damping = self.problem.counting, self.problem.damping
-            if isinstance(damping, Tensor):
-                numbers.append(damping)
-            if not counting.constant:
-                numbers.append(counting.node_total)
-                if self.record is None:
-                    numbers.append(counting.factor)
-        return any(map(is_differentiated, numbers)) or any(map(is_transformed, numbers))
+        if isinstance(self.problem, MessagePassingProblem) and isinstance(self.problem.damping, Tensor):
+            numbers.append(self.problem.damping)
+        counting = self._counting_numbers()
+        if any(map(is_differentiated, numbers if self.record is not None else (*numbers, *counting))):
+            return True
+        return any(map(has_tangent, counting)) or any(map(is_transformed, (*numbers, *counting)))
 
     def differentiates_counting(self) -> bool:
-        """Whether derivatives with respect to the counting numbers c_c of factors are required."""
+        """Whether derivatives with respect to counting numbers, of factors or of variables, are required."""
+        return any(map(is_differentiated, self._counting_numbers()))
+
+    def differentiates_node_counting(self) -> bool:
+        """Whether derivatives with respect to the counting numbers c^_i of variables are required."""
+        return any(map(is_differentiated, self._counting_numbers()[1:]))
+
+    def _counting_numbers(self) -> tuple[Tensor, ...]:
+        """The c_c and c^_i, unless they are constants."""
         if not isinstance(self.problem, MessagePassingProblem) or self.problem.counting.constant:
-            return False
-        return is_differentiated(self.problem.counting.factor)
+            return ()
+        return self.problem.counting.factor, self.problem.counting.node_total
 
 
 def is_differentiated(tensor: Tensor) -> bool:

@@ -93,8 +93,11 @@ class RecordingRun(Run, Protocol):
 class CountingRun(RecordingRun, Protocol):
     """A recording run of message passing with counting numbers that require a gradient."""
 
-    def backward_counting(self, grad_mu: Tensor) -> tuple[Tensor, Tensor]:
-        """`backward`, and d(grad_mu . mu) / dc_c of every factor, summed over the batch."""
+    def backward_counting(self, grad_mu: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """`backward`, and d(grad_mu . mu) / dc_c of every factor and / dc^_i of every variable, summed over the batch.
+
+        The last is None from kernels that lack it (see `Task.differentiates_node_counting`).
+        """
         ...
 
 

@@ -1,4 +1,6 @@
-"""Message passing, mean field and chains on GPUs, in Triton. See `plan` for the storage, `sweeps` for the kernels.
+"""Message passing, mean field and exact inference on forests on GPUs, in Triton.
+
+See `plan` for the storage, `sweeps` for the kernels.
 
 Importing this package does not import Triton.
 """
@@ -19,7 +21,7 @@ from riskfield.kernels.problem import EVERY_SWEEP, ForestProblem, MeanFieldProbl
 
 if TYPE_CHECKING:
     from riskfield.kernels.gpu.mean_field import MeanFieldRun
-    from riskfield.kernels.gpu.run import MessagePassingRun
+    from riskfield.kernels.gpu.run import ForestRun, MessagePassingRun
 
 _LARGEST_ARITY = 4
 _LARGEST_TILE = 8192  # entries of a table with axes padded to powers of two: what the registers of a program can hold
@@ -37,15 +39,13 @@ def lacks(task: Task) -> str | None:
         return "second derivatives or forward mode"
     if _chains(task) is not None:
         return "autograd, forward mode or `torch.func`" if task.needs_autograd() else None
-    if isinstance(task.problem, ForestProblem):
-        return "exact inference on forests that are not chains of variables with one number of states"
     shapes = [group.shape for group in task.problem.graph.factor_groups]
     if any(len(shape) > _LARGEST_ARITY for shape in shapes):
         return f"factors of more than {_LARGEST_ARITY} variables"
     if any(math.prod(map(power_of_two, shape)) > _LARGEST_TILE for shape in shapes):
         return f"tables of more than {_LARGEST_TILE} entries, with axes padded to powers of two"
     if task.needs_autograd():
-        return "autograd, forward mode, `torch.func`, or gradients of damping or of the counting numbers of variables"
+        return "autograd, forward mode, `torch.func`, or gradients of damping"
     if task.differentiates_counting() and (task.record != EVERY_SWEEP or task.messages is not None):
         return "gradients of counting numbers with checkpoints, at fixed points or from given messages"
     if task.record is not None and isinstance(task.problem, MessagePassingProblem) and task.problem.maximise:
@@ -61,24 +61,27 @@ def _chains(task: Task) -> Chains | None:
     return chains_of(problem.graph, task.theta.device)
 
 
-def start(task: Task) -> MessagePassingRun | MeanFieldRun | ChainRun:
+def start(task: Task) -> MessagePassingRun | MeanFieldRun | ChainRun | ForestRun:
     """Start a run."""
     from riskfield.kernels.gpu.mean_field import MeanFieldRun
-    from riskfield.kernels.gpu.run import MessagePassingRun
+    from riskfield.kernels.gpu.run import ForestRun, MessagePassingRun
 
-    if isinstance(task.problem, MeanFieldProblem):
-        return MeanFieldRun(task.problem, task.theta, task.messages, record=task.record)
-    chains = _chains(task)
-    if chains is not None:
-        unswept = None
-        if isinstance(task.problem, MessagePassingProblem):
-            unswept = partial(MessagePassingRun, task.problem, task.theta, task.messages)
-        return ChainRun(task.problem.graph, chains, task.theta, task.messages, unswept)
-    assert isinstance(task.problem, MessagePassingProblem)  # see `lacks`
-    run = MessagePassingRun(task.problem, task.theta, task.messages, record=task.record)
+    problem = task.problem
+    if isinstance(problem, MeanFieldProblem):
+        return MeanFieldRun(problem, task.theta, task.messages, record=task.record)
+    stateless = isinstance(problem, ForestProblem)
+    if isinstance(problem, ForestProblem):
+        problem = problem.as_message_passing()
+    if problem.exact:
+        unswept = None if stateless else partial(MessagePassingRun, problem, task.theta, task.messages)
+        chains = _chains(task)
+        if chains is not None:
+            return ChainRun(problem.graph, chains, task.theta, task.messages, unswept)
+        return ForestRun(problem, task.theta, task.messages, unswept, record=task.record)
+    run = MessagePassingRun(problem, task.theta, task.messages, record=task.record)
     if run.deep:
         warn_slow(
-            f"`{type(task.problem.schedule).__name__}` compiles into many small levels on this graph, which keep a GPU "
+            f"`{type(problem.schedule).__name__}` compiles into many small levels on this graph, which keep a GPU "
             "waiting. `schedule=Coloured()` has few large ones."
         )
     return run

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from riskfield.entropy import Counting
+from riskfield.graph._scopes import index_tensor
 from riskfield.kernels.gpu.buffers import Buffers, State
 from riskfield.kernels.gpu.cotangents import (
     belief_cotangent,
@@ -59,50 +61,58 @@ def backward(engine: Engine, buffers: Buffers, sweeps: Tensor, grad_mu: Tensor, 
 
 
 def backward_counting(
-    engine: Engine, buffers: Buffers, sweeps: Tensor, grad_mu: Tensor, segments: list[Segment], theta: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The same, and d(grad_mu . mu) / dc_c of every factor, summed over the batch, in float64 on the CPU.
+    engine: Engine,
+    buffers: Buffers,
+    sweeps: Tensor,
+    grad_mu: Tensor,
+    segments: list[Segment],
+    theta: Tensor,
+    counting: Counting,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same, and d(grad_mu . mu) / dc_c of every factor and / dc^_i of every variable.
 
-    The tape has the messages, too. A counting number divides a table, and multiplies messages.
+    These are summed over the batch, in float64 on the CPU. The tape has the messages, too. An update computes
+    log b_i = (theta_i + sum_c c_c log m_ci) / c^_i, with tables divided by c_c. The gradients of theta_i and of the c_c
+    in this sum, which are sums over all updates, give that of c^_i: it is -1 / c^_i times their products with both.
     """
     going = _passes(engine, buffers, max((segment.sweeps for segment in segments), default=0))
     going.grad_mu.copy_(grad_mu.t())
     going.ended.copy_(sweeps)
     going.counting = torch.zeros(engine.size_size, dtype=engine.dtype, device=engine.device)
-    going.run(segments, set(sweeps.tolist()), buffers.state(), together=False)
-    of_slots, going.counting = going.counting, None
-    graph, counting = engine.graph, torch.zeros(engine.graph.num_factors, dtype=torch.float64, device=engine.device)
-    for kind, own in engine.plan.kinds.items():  # each factor where its first variable sees it, then the others
-        if not own.mu.count:
-            continue
-        primary = own.primary.long()
-        total = _of_slots(engine, of_slots, kind)[primary]
-        for o, other in enumerate(own.other_kinds):
-            total = total + _of_slots(engine, of_slots, other)[own.cavities[o, primary].long()]
-        counting[own.slot_factor[primary]] = total
+    try:
+        going.run(segments, set(sweeps.tolist()), buffers.state(), together=False)
+        terms = {kind: _of_slots(engine, going.counting, kind) for kind in engine.plan.kinds}
+    finally:
+        going.counting = None  # of an interrupted pass, too
+    graph, plan = engine.graph, engine.plan
     gradient = rows(going.gradient)
     products = torch.where(torch.isfinite(expanded := graph.expand(theta)), expanded, 0.0) * gradient
-    numbers = _counting_numbers(engine, buffers)
-    for group, part in zip(graph.factor_groups, graph.factor_views(products), strict=True):
-        factors = torch.from_numpy(group.factors.copy()).to(engine.device)
-        counting[factors] -= part.flatten(2).double().sum((0, 2)) / numbers[factors]
-    return rows(engine.plan.collapse(going.gradient)), counting.cpu()
+    numbers, totals = (own.detach().to(engine.device) for own in (counting.factor, counting.node_total))
+    of_factors, of_variables = torch.zeros_like(numbers), torch.zeros_like(totals)
+    for kind, own in plan.kinds.items():  # each factor where its first variable sees it, then the others
+        if own.mu.count:
+            primary = own.primary.long()
+            total = terms[kind][primary]
+            for o, other in enumerate(own.other_kinds):
+                total = total + terms[other][own.cavities[o, primary].long()]
+            of_factors[own.slot_factor[primary]] = total
+    for group, view in zip(graph.factor_groups, graph.factor_views(products), strict=True):
+        factors = index_tensor(group.factors, engine.device)
+        of_factors[factors] -= view.flatten(2).double().sum((0, 2)) / numbers[factors]
+    for nodes, view in zip(graph.node_groups, graph.node_views(products), strict=True):
+        of_variables[index_tensor(nodes.variables, engine.device)] = view.double().sum((0, 2))
+    for block, part in plan.parts():
+        slots = slice(part.first, part.first + part.degree * block.count)
+        received = numbers[plan.kinds[part.kind].slot_factor[slots]] * terms[part.kind][slots]
+        variables = plan.variables[block.states][block.first : block.first + block.count]
+        of_variables[variables] += received.reshape(part.degree, block.count).sum(0)
+    return rows(plan.collapse(going.gradient)), of_factors.cpu(), (-of_variables / totals).cpu()
 
 
 def _of_slots(engine: Engine, numbers: Tensor, kind: Kind) -> Tensor:
-    """The numbers of all slots of a kind, summed over the batch."""
+    """The numbers of all slots of a kind, summed over the batch, in float64."""
     start, count = engine.size_start[kind], engine.plan.kinds[kind].slots
     return numbers[start : start + count * engine.batch].double().reshape(count, engine.batch).sum(1)
-
-
-def _counting_numbers(engine: Engine, buffers: Buffers) -> Tensor:
-    """The counting numbers of all factors, in float64."""
-    numbers = torch.ones(engine.graph.num_factors, dtype=torch.float64, device=engine.device)
-    for kind, own in engine.plan.kinds.items():
-        there = own.neighbours[0] >= 0
-        found = buffers.counting[kind].double()
-        numbers[own.slot_factor[there]] = found[there] if engine.counting_step else found
-    return numbers
 
 
 def backward_fixed_point(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +13,11 @@ from torch import Tensor
 
 from riskfield.entropy import Counting
 from riskfield.kernels.gpu.incidences import Kind
+
+
+def on_device(device: torch.device) -> AbstractContextManager[Any]:
+    """Make `device` the current one of CUDA, to which launches go."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ import torch
 from torch import Tensor
 
 from riskfield.graph.factor_graph import FactorGraph
+from riskfield.kernels.gpu.buffers import on_device
 from riskfield.kernels.gpu.storage import power_of_two
 from riskfield.kernels.initial_state import messages_like
 from riskfield.kernels.protocols import ExactRun, Run
@@ -121,17 +124,91 @@ def _walk(pairs: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray, np.nda
     return number[joined[0][rows]], joined[1][rows], joined[2][rows], joined[3][rows]
 
 
-class ChainRun(ExactRun):
-    """An `ExactRun` on chains that can also be differentiated. One sweep is all it takes, from whatever messages.
+class OneSweepRun(ExactRun):
+    """An `ExactRun` that can also be differentiated. One sweep is all it takes, from whatever messages.
 
     Arguments:
-        graph: a graph of chains.
-        chains: its chains.
+        graph: a forest.
         theta: of shape (batch, theta).
         messages: where an iterative run would start. They only matter if no sweep is run.
         unswept: makes a run that has not been swept, for the results in that case. None for an algorithm without
             sweeps and without messages.
     """
+
+    def __init__(self, graph: FactorGraph, theta: Tensor, messages: Tensor | None, unswept: Callable[[], Run] | None):
+        if messages is not None:
+            messages_like(graph, theta, messages)  # raises if they do not fit
+        self._graph, self._batch, self._unswept = graph, len(theta), unswept
+        self._ran = False
+        self.has_messages = unswept is not None
+
+    def advance(self, sweeps: int, tol: float) -> tuple[Tensor, Tensor]:
+        """One sweep is exact: its residual is 0, or NaN for an impossible model.
+
+        Without a tolerance all sweeps count as run: those after the first would change nothing.
+        """
+        count = sweeps if tol < 0 else int(sweeps > 0 and not self._ran)
+        self._ran |= sweeps > 0
+        residual = torch.zeros(self._batch, dtype=torch.float64).masked_fill_(self._impossible, torch.nan)
+        return residual, torch.full((self._batch,), count)
+
+    def node_marginals(self) -> Tensor:
+        """The node part of mu."""
+        if (before := self._before()) is not None:
+            return before.marginals()[:, : self._graph.node_size]
+        return self._possible(self._node_marginals())
+
+    def marginals(self) -> Tensor:
+        """Mu; NaN for an impossible model."""
+        before = self._before()
+        return self._possible(self._marginals()) if before is None else before.marginals()
+
+    def messages(self) -> Tensor:
+        """Normalised log-messages."""
+        if (before := self._before()) is not None:
+            found = before.messages()
+            assert found is not None
+            return found
+        return self._possible(self._messages())
+
+    @abstractmethod
+    def backward(self, grad_mu: Tensor) -> Tensor:
+        """d(grad_mu . mu) / dtheta; `grad_mu` may hold the node part alone."""
+
+    def backward_fixed_point(self, grad_mu: Tensor, steps: int, tol: float) -> tuple[Tensor, Tensor, Tensor]:
+        """The same: the sweep is at its fixed point."""
+        ones = torch.ones(self._batch, dtype=torch.int64)
+        return self.backward(grad_mu), torch.zeros(self._batch, dtype=torch.float64), ones
+
+    @abstractmethod
+    def _find_impossible(self) -> Tensor:
+        """Which models are impossible, of shape (batch,)."""
+
+    @abstractmethod
+    def _node_marginals(self) -> Tensor: ...
+
+    @abstractmethod
+    def _marginals(self) -> Tensor: ...
+
+    @abstractmethod
+    def _messages(self) -> Tensor: ...
+
+    @cached_property
+    def _impossible(self) -> Tensor:
+        return self._find_impossible().cpu()
+
+    def _possible(self, out: Tensor) -> Tensor:
+        """The same with NaN in the rows of impossible models."""
+        impossible = self._impossible
+        return out.masked_fill_(impossible.to(out.device)[:, None], torch.nan) if impossible.any() else out
+
+    def _before(self) -> Run | None:
+        """The run before its first sweep, if it is not past that."""
+        return None if self._ran or self._unswept is None else self._unswept()
+
+
+class ChainRun(OneSweepRun):
+    """Exact inference on a graph of chains."""
 
     def __init__(
         self,
@@ -143,14 +220,11 @@ class ChainRun(ExactRun):
     ):
         from riskfield.kernels.gpu import chain_passes
 
-        if messages is not None:
-            messages_like(graph, theta, messages)  # raises if they do not fit
-        self._passes = chain_passes
-        self._graph, self._chains, self._unswept = graph, chains, unswept
-        self._theta = theta.detach().contiguous()
-        self._ran = False
+        super().__init__(graph, theta, messages, unswept)
+        self._passes, self._chains = chain_passes, chains
+        # A copy: results are computed when they are needed, and the caller may have changed theta by then.
+        self._theta = theta.detach().clone(memory_format=torch.contiguous_format)
         self._nodes: Tensor | None = None  # node marginals, computed together with the messages back
-        self.has_messages = unswept is not None
         self._ahead, self._back = (self._empty(graph.num_variables, len(theta), chains.states) for _ in range(2))
         log_z = torch.empty(len(chains.begin), len(theta), dtype=torch.float64, device=theta.device)
         c = chains
@@ -159,17 +233,6 @@ class ChainRun(ExactRun):
             len(c.begin), len(theta), graph.theta_size, EVEN=-math.log(c.states),
         )  # fmt: skip
         self._log_z = log_z.sum(0)
-        self._impossible: Tensor | None = None  # on the CPU
-
-    def advance(self, sweeps: int, tol: float) -> tuple[Tensor, Tensor]:
-        """One sweep is exact: its residual is 0, or NaN for an impossible model.
-
-        Without a tolerance all sweeps count as run: those after the first would change nothing.
-        """
-        count = sweeps if tol < 0 else int(sweeps > 0 and not self._ran)
-        self._ran |= sweeps > 0
-        residual = torch.zeros(len(self._theta), dtype=torch.float64).masked_fill_(self._are_impossible(), torch.nan)
-        return residual, torch.full((len(self._theta),), count)
 
     def log_partition(self) -> Tensor:
         """log Z, of shape (batch,)."""
@@ -178,7 +241,7 @@ class ChainRun(ExactRun):
     def statistics(self) -> Tensor:
         """d log Z / dtheta, of shape (batch, theta)."""
         if not self._sums:
-            return self._graph.collapse(self._swept())
+            return self._graph.collapse(self._possible(self._marginals()))
         out = self._empty(len(self._theta), self._graph.theta_size)
         sums = self._tables()
         self._distribute(out, sums)
@@ -186,33 +249,10 @@ class ChainRun(ExactRun):
         self._add_up(out, sums)
         return self._possible(out)
 
-    def node_marginals(self) -> Tensor:
-        """The node part of mu."""
-        if (before := self._before()) is not None:
-            return before.marginals()[:, : self._graph.node_size]
-        return self._possible(self._node_marginals().clone())
-
-    def marginals(self) -> Tensor:
-        """Mu; NaN for an impossible model."""
-        before = self._before()
-        return self._swept() if before is None else before.marginals()
-
-    def messages(self) -> Tensor:
-        """Normalised log-messages."""
-        if (before := self._before()) is not None:
-            found = before.messages()
-            assert found is not None
-            return found
-        self._node_marginals()
-        out, c = self._empty(len(self._theta), self._graph.message_size), self._chains
-        for numbers, at, to in ((self._ahead, c.ahead_at, c.ahead_to), (self._back, c.back_at, c.back_to)):
-            out[:, at] = numbers[to].transpose(0, 1).flatten(1)
-        return self._possible(out)
-
     def backward(self, grad_mu: Tensor) -> Tensor:
         """d(grad_mu . mu) / dtheta; `grad_mu` may hold the node part alone."""
         graph, c = self._graph, self._chains
-        nodes = self._node_marginals()
+        nodes = self._swept_nodes()
         grad = grad_mu.detach().to(self._theta.dtype).contiguous()
         pairs = grad.shape[-1] > graph.node_size
         sums = self._tables() if self._sums else grad
@@ -226,11 +266,6 @@ class ChainRun(ExactRun):
             return graph.collapse(out)
         self._add_up(out, sums)
         return out
-
-    def backward_fixed_point(self, grad_mu: Tensor, steps: int, tol: float) -> tuple[Tensor, Tensor, Tensor]:
-        """The same: the sweep is at its fixed point."""
-        ones = torch.ones(len(self._theta), dtype=torch.int64)
-        return self.backward(grad_mu), torch.zeros(len(self._theta), dtype=torch.float64), ones
 
     # -- parts --------------------------------------------------------------------------------------------------------
 
@@ -247,17 +282,31 @@ class ChainRun(ExactRun):
         """Put the tables of all chains, summed, where the one table of theta is."""
         out[:, self._graph.node_size :] = sums[0] if len(sums) == 1 else sums.sum(0)
 
-    def _swept(self) -> Tensor:
+    def _find_impossible(self) -> Tensor:
+        return self._log_z == -torch.inf
+
+    def _marginals(self) -> Tensor:
         out = self._empty(len(self._theta), self._graph.mu_size)
         self._distribute(out, None, pairs=bool(self._graph.factor_groups))
         self._nodes = out[:, : self._graph.node_size].clone()  # the caller may change the whole
-        return self._possible(out)
+        return out
 
     def _node_marginals(self) -> Tensor:
+        return self._swept_nodes().clone()
+
+    def _swept_nodes(self) -> Tensor:
+        """Node marginals, with the messages back."""
         if self._nodes is None:
             self._nodes = self._empty(len(self._theta), self._graph.node_size)
             self._distribute(self._nodes, None)
         return self._nodes
+
+    def _messages(self) -> Tensor:
+        self._swept_nodes()
+        out, c = self._empty(len(self._theta), self._graph.message_size), self._chains
+        for numbers, at, to in ((self._ahead, c.ahead_at, c.ahead_to), (self._back, c.back_at, c.back_to)):
+            out[:, at] = numbers[to].transpose(0, 1).flatten(1)
+        return out
 
     def _distribute(self, out: Tensor, sums: Tensor | None, pairs: bool = False) -> None:
         c = self._chains
@@ -272,29 +321,10 @@ class ChainRun(ExactRun):
         walks = max(1, 256 // width**2)
         programs = -(-len(self._chains.begin) * len(self._theta) // walks)
         warps = 1 if width <= 16 else 2 if width <= 64 else 8
-        with _on(self._theta.device):
+        with on_device(self._theta.device):
             kernel[(programs,)](
                 *arguments, S=self._chains.states, SX=width, C=walks, SAME=self._chains.same, num_warps=warps, **options
             )
 
-    def _are_impossible(self) -> Tensor:
-        if self._impossible is None:
-            self._impossible = (self._log_z == -torch.inf).cpu()
-        return self._impossible
-
-    def _possible(self, out: Tensor) -> Tensor:
-        """The same with NaN in the rows of impossible models."""
-        impossible = self._are_impossible()
-        return out.masked_fill_(impossible.to(out.device)[:, None], torch.nan) if impossible.any() else out
-
-    def _before(self) -> Run | None:
-        """The run before its first sweep, if it is not past that."""
-        return None if self._ran or self._unswept is None else self._unswept()
-
     def _empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=self._theta.dtype, device=self._theta.device)
-
-
-def _on(device: torch.device) -> Any:
-    """Launches go to the current device of CUDA."""
-    return torch.cuda.device(device) if device.type == "cuda" else torch.no_grad()

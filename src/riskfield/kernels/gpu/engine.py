@@ -300,10 +300,18 @@ class Engine:
         buffers.replay(("marginals", buffers.current), lambda: self._marginals(buffers))
         return rows(buffers.mu)
 
+    def node_marginals(self, buffers: Buffers) -> Tensor:
+        """The node part of mu, of shape (batch, node_size)."""
+        buffers.replay(("node marginals", buffers.current), lambda: self._node_marginals(buffers))
+        return rows(buffers.mu[: self.graph.node_size])
+
+    def _node_marginals(self, buffers: Buffers) -> None:
+        for states, nodes in self.plan.nodes.items():
+            self.unpack(buffers.beliefs[buffers.current][self.node_start[states] :], buffers.mu, nodes, exp=True)
+
     def _marginals(self, buffers: Buffers) -> None:
         now = buffers.current
-        for states, nodes in self.plan.nodes.items():
-            self.unpack(buffers.beliefs[now][self.node_start[states] :], buffers.mu, nodes, exp=True)
+        self._node_marginals(buffers)
         for kind, own in self.plan.kinds.items():
             shape = factor_tile(kind, own.mu.count * self.batch, self.wide)
             if own.mu.count:
@@ -332,8 +340,7 @@ class Engine:
     def _gap(self, buffers: Buffers) -> None:
         buffers.gap.zero_()
         messages, beliefs = buffers.messages[buffers.current], buffers.beliefs[buffers.current]
-        blocks = [(block, part) for block in self.plan.blocks for part in block.parts]
-        for block, part in blocks:
+        for block, part in self.plan.parts():
             own, start, members = self.plan.kinds[part.kind], self.node_start[block.states], part.degree * block.count
             operand_sizes[programs(members * self.batch, NODES)](
                 messages, beliefs, buffers.node_theta[start:], buffers.rates[block.states], own.updated, buffers.sizes,
@@ -341,7 +348,7 @@ class Engine:
                 self.size_start[part.kind], self.rate_step, S=block.states, SX=power_of_two(block.states), BN=NODES,
                 WIDE=self.wide,
             )  # fmt: skip
-        for block, part in blocks:
+        for block, part in self.plan.parts():
             own, members = self.plan.kinds[part.kind], part.degree * block.count * self.batch
             shape = factor_tile(part.kind, members, self.wide)
             gap_block[programs(members, shape["BN"])](

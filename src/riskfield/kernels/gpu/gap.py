@@ -1,4 +1,7 @@
-"""Triton kernels that measure how far a state is from a fixed point. `torch_reference` has the formulas, in `gap`."""
+"""Triton kernels that measure a state: how far it is from a fixed point, and log Z at an exact one.
+
+`torch_reference` has the formulas of the first, in `gap`.
+"""
 
 from __future__ import annotations
 
@@ -90,3 +93,35 @@ def gap_block(
         largest = tl.maximum(largest, c * tl.sum(weighted, axis=0))
     _largest(marginals, largest, item, batch, valid)
     _largest(steps, c * tl.max(tl.abs(step), axis=0), item, batch, valid)
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def log_partition_block(
+    table, messages, beliefs, neighbours, cavities, tables, updated, starts, terms,
+    first_slot, degree, slots, first_node, count, batch, own_nodes, own_messages, own_sizes,
+    S: tl.constexpr, SX: tl.constexpr, OTHERS: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, D3: tl.constexpr,
+    Q1: tl.constexpr, Q2: tl.constexpr, Q3: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr, SHARED: tl.constexpr,
+):  # fmt: skip
+    """The share of each slot in log Z, where all counting numbers are 1 and messages m_ci are at a fixed point.
+
+    With beliefs b_i of normalisers Z_i it is the sum of all log Z_i and of log sum exp(theta_c) prod_i b_i / m_ci over
+    factors c, which is what the message to any of their variables, here the first one, was normalised by. As a mean,
+
+        log Z_i = sum_x b_i(x) (theta_i(x) - log b_i(x) + sum_c log m_ci(x)).
+
+    The share has the last term. `run.ForestRun` adds the others.
+    """
+    x = tl.arange(0, SX)
+    e, within, item, valid, _, possible, b, m = _operands(
+        messages, beliefs, updated, first_slot, degree, first_node, count, batch, own_nodes, own_messages, x,
+        S, BN, WIDE,
+    )  # fmt: skip
+    y1, y2, y3, exists, joint = _others(D1, D2, D3, Q1, Q2, Q3)
+    first = valid & ((tl.load(updated + e, mask=valid, other=0) >> 2) == 0)
+    _, total, _, _, _ = _update(
+        table, messages, beliefs, neighbours, cavities, tables, updated, starts, terms, 0, slots, batch, own_messages,
+        e, item, x, y1, y2, y3, exists, joint, first, S, OTHERS, D1, D2, D3, SHARED, False, False, False, True, False,
+    )  # fmt: skip
+    share = tl.sum(tl.where(possible, tl.exp(b) * m, 0.0), axis=0) + tl.where(first, total, 0.0)
+    there = within < degree * count  # empty slots, too: their share is 0
+    tl.store(terms + own_sizes + e * batch + item, tl.where(valid, share, 0.0), mask=there)

@@ -98,6 +98,10 @@ class Plan:
     at_once: bool
     tied: tuple[tuple[Tensor, Tensor | int], ...] | None  # see `collapse`; None where no tables are tied
 
+    def parts(self) -> list[tuple[Block, Part]]:
+        """All parts, each with its block."""
+        return [(block, part) for block in self.blocks for part in block.parts]
+
     def collapse(self, gradient: Tensor) -> Tensor:
         """Columns in the layout of mu -> columns in the layout of theta: sums over factors, in a fixed order."""
         if self.tied is None:

@@ -1,8 +1,12 @@
-"""Message passing on a GPU: theta is packed into the storage of a plan; sweeps and marginals are computed there."""
+"""Message passing on a GPU: theta is packed into the storage of a plan; sweeps and marginals are computed there.
+
+On a forest, one sweep of it is exact inference.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -10,9 +14,13 @@ from torch import Tensor
 
 from riskfield.kernels.convergence import Convergence, Gap
 from riskfield.kernels.gpu.backward import Segment, backward, backward_counting, backward_fixed_point
-from riskfield.kernels.gpu.buffers import release
+from riskfield.kernels.gpu.buffers import Buffers, release
+from riskfield.kernels.gpu.chains import OneSweepRun
 from riskfield.kernels.gpu.engine import Engine, engine_of
+from riskfield.kernels.gpu.gap import log_partition_block
+from riskfield.kernels.gpu.storage import factor_tile, programs, rows, sums
 from riskfield.kernels.problem import EVERY_SWEEP, LAST_SWEEP, MessagePassingProblem, is_differentiated
+from riskfield.kernels.protocols import Run
 
 _FEW_SWEEPS = 8  # before a run with a tolerance looks whether it has converged
 # A schedule is deep if it has more stages in a sweep than this, and they update fewer nodes than this on average.
@@ -68,7 +76,8 @@ class MessagePassingRun(GpuRun):
     ):
         super().__init__(engine_of(problem, theta), theta, float(problem.damping), record)
         self._problem = problem
-        self._keep = record == EVERY_SWEEP and is_differentiated(problem.counting.factor)
+        counting = problem.counting
+        self._keep = record == EVERY_SWEEP and any(map(is_differentiated, (counting.factor, counting.node_total)))
         self._segments: list[Segment] = []
         self._engine.start(self._buffers, problem, self._theta, messages)
 
@@ -119,13 +128,78 @@ class MessagePassingRun(GpuRun):
         """d(grad_mu . mu) / dtheta, of shape (batch, theta), through the recorded sweeps."""
         return backward(self._engine, self._buffers, self._sweeps, grad_mu, self._segments)
 
-    def backward_counting(self, grad_mu: Tensor) -> tuple[Tensor, Tensor]:
-        """The same, and d(grad_mu . mu) / dc_c of every factor, summed over the batch."""
-        return backward_counting(self._engine, self._buffers, self._sweeps, grad_mu, self._segments, self._theta)
+    def backward_counting(self, grad_mu: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The same, and d(grad_mu . mu) / dc_c of every factor and / dc^_i of every variable, summed over the batch."""
+        engine, counting = self._engine, self._problem.counting
+        return backward_counting(engine, self._buffers, self._sweeps, grad_mu, self._segments, self._theta, counting)
 
     def backward_fixed_point(self, grad_mu: Tensor, steps: int, tol: float) -> tuple[Tensor, Tensor, Tensor]:
         """The same as if the last sweep had run for ever. See `kernels.protocols.RecordingRun`."""
         return backward_fixed_point(self._engine, self._buffers, grad_mu, self.marginals(), steps, tol)
+
+
+class ForestRun(OneSweepRun):
+    """Exact inference on a forest, by one sweep of belief propagation from the leaves to the roots and back."""
+
+    def __init__(
+        self,
+        problem: MessagePassingProblem,
+        theta: Tensor,
+        messages: Tensor | None,
+        unswept: Callable[[], Run] | None,
+        *,
+        record: int | None = None,
+    ):
+        super().__init__(problem.graph, theta, messages, unswept)
+        self._run = MessagePassingRun(problem, theta, None, record=None if record is None else EVERY_SWEEP)
+        self._run.advance(1, -1.0)
+        self._engine, self._buffers = self._run._engine, self._run._buffers
+
+    def log_partition(self) -> Tensor:
+        """log Z, of shape (batch,). Its terms are added in float64."""
+        engine, buffers = self._engine, self._buffers
+        buffers.replay(("log partition",), lambda: _log_partition_terms(engine, buffers))
+        p, given = buffers.beliefs[0].exp(), buffers.node_theta - buffers.beliefs[0]
+        nodes = [(engine.node_start[states], states, own.count) for states, own in engine.plan.nodes.items()]
+        slots = [(engine.size_start[kind], 1, own.slots) for kind, own in engine.plan.kinds.items()]
+        batch = engine.batch
+        found = sums(torch.where(p > 0, p * given, p), nodes, batch) + sums(buffers.sizes, slots, batch)
+        return found.masked_fill_(self._impossible.to(found.device), -torch.inf).to(engine.dtype)
+
+    def statistics(self) -> Tensor:
+        """d log Z / dtheta, of shape (batch, theta)."""
+        self._marginals()
+        return self._possible(rows(self._engine.plan.collapse(self._buffers.mu)))
+
+    def backward(self, grad_mu: Tensor) -> Tensor:
+        """d(grad_mu . mu) / dtheta; `grad_mu` may hold the node part alone."""
+        factors = self._graph.mu_size - grad_mu.shape[-1]
+        return self._run.backward(torch.nn.functional.pad(grad_mu, (0, factors)))
+
+    def _find_impossible(self) -> Tensor:
+        return self._node_marginals().sum(1).isnan()
+
+    def _node_marginals(self) -> Tensor:
+        return self._engine.node_marginals(self._buffers)
+
+    def _marginals(self) -> Tensor:
+        return self._run.marginals()
+
+    def _messages(self) -> Tensor:
+        return self._run.messages()
+
+
+def _log_partition_terms(engine: Engine, buffers: Buffers) -> None:
+    """The shares of messages and factors in log Z, one for each slot and item."""
+    for block, part in engine.plan.parts():
+        own, members = engine.plan.kinds[part.kind], part.degree * block.count * engine.batch
+        shape = factor_tile(part.kind, members, engine.wide)
+        log_partition_block[programs(members, shape["BN"])](
+            buffers.tables[part.kind], buffers.messages[0], buffers.beliefs[0], own.neighbours, own.cavities,
+            own.tables, own.updated, engine.starts[part.kind], buffers.sizes, part.first, part.degree, own.slots,
+            block.first, block.count, engine.batch, engine.node_start[block.states], engine.message_start[part.kind],
+            engine.size_start[part.kind], SHARED=own.shared, **shape,
+        )  # fmt: skip
 
 
 def residuals(changes: Tensor) -> Tensor:

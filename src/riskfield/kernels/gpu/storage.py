@@ -88,8 +88,13 @@ def longer(tape: Tensor, size: int) -> Tensor:
 
 def norms(numbers: Tensor, pieces: list[tuple[int, int, int]], batch: int) -> Tensor:
     """The norm of each batch item, in float64. Pieces have a start in `numbers`, entries and members."""
-    squares = torch.zeros(batch, dtype=torch.float64, device=numbers.device)
+    return sums(numbers, pieces, batch, power=2).sqrt()
+
+
+def sums(numbers: Tensor, pieces: list[tuple[int, int, int]], batch: int, power: int = 1) -> Tensor:
+    """The sum of powers of the numbers of each batch item, in float64, over such pieces."""
+    total = torch.zeros(batch, dtype=torch.float64, device=numbers.device)
     for start, entries, members in pieces:
         own = numbers[start : start + entries * padded(members * batch)].double().reshape(-1, entries, LANES)
-        squares += own.square().sum(1).reshape(-1)[: members * batch].reshape(members, batch).sum(0)
-    return squares.sqrt()
+        total += own.pow(power).sum(1).reshape(-1)[: members * batch].reshape(members, batch).sum(0)
+    return total
