@@ -449,6 +449,32 @@ def test_solutions_made_in_inference_mode_have_values():
     torch.testing.assert_close(risk.clone(), found - graph.score(theta, torch.zeros(9).long()))
 
 
+@pytest.mark.parametrize("kernels", [pytest.param(None, marks=NEEDS_NATIVE), "torch"])
+@pytest.mark.parametrize(
+    "entropy", [rf.Bethe(), rf.TRW(0.5), rf.CountingNumbers(0.7, 0.2)], ids=["bethe", "trw", "own"]
+)
+def test_what_is_kept_with_a_graph_in_inference_mode_serves_gradients_later(kernels, entropy):
+    def gradient(graph):
+        theta = potentials(graph, 0).requires_grad_()
+        adjoint, stop = rf.FixedPoint(solver=rf.adjoints.GMRES()), rf.Stop(tol=1e-10)
+        mu = rf.infer(graph, theta, rf.MessagePassing(entropy), adjoint=adjoint, stop=stop, kernels=kernels).mu
+        return torch.autograd.grad(mu.square().sum(), theta)[0]
+
+    graph = rf.grid(3, 3, num_states=2, tied=True)
+    with torch.inference_mode():
+        rf.infer(graph, potentials(graph, 0) * 1.0, rf.MessagePassing(entropy), kernels=kernels).joint_mode()
+    assert torch.equal(gradient(graph), gradient(rf.grid(3, 3, num_states=2, tied=True)))
+
+
+def test_a_chain_model_used_in_inference_mode_can_be_trained():
+    graph, model = rf.chain(4, 2, tied=True), rf.models.ChainModel(2, 3, 1, boundaries=True)
+    inputs = {"nodes": torch.ones(1, 4, 3).double(), "factors": torch.ones(1, 1, 1).double()}
+    with torch.inference_mode():
+        model(graph, inputs)
+    model(graph, inputs).sum().backward()
+    assert model.ends["first"].grad.tolist() == [1.0, 1.0]
+
+
 def test_a_misspelt_field_of_a_solution_is_refused():
     graph = rf.chain(2, 2)
     with pytest.raises(TypeError, match="A `Solution` has no _nu"):

@@ -306,7 +306,8 @@ def _kept(graph: FactorGraph, key: Hashable, make: Callable[[], Counting]) -> Co
     if found is None:
         if len(kept) >= _MOST_KEPT:
             kept.clear()
-        found = kept[key] = replace(make(), constant=True)
+        with torch.inference_mode(False):  # as in `FactorGraph.derived`
+            found = kept[key] = replace(make(), constant=True)
     return found
 
 

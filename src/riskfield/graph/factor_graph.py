@@ -195,7 +195,8 @@ class FactorGraph:
         3
         """
         if key not in self._derived:
-            self._derived.setdefault(key, make())  # of two threads that made it, both get the first one's
+            with torch.inference_mode(False):  # tensors made in inference mode are of no use to later gradients
+                self._derived.setdefault(key, make())  # of two threads that made it, both get the first one's
         found: T = self._derived[key]
         return found
 
