@@ -441,6 +441,9 @@ def test_misspelt_names_get_a_suggestion(folder, capsys):
 def test_nothing_is_suggested_for_other_words():
     assert did_you_mean("hinge", ["loss", "ridge", "iterations"]) == " Did you mean 'ridge'?"
     assert did_you_mean("hinge", ["loss", "iterations"]) == ""
+    assert did_you_mean("likelihood", ["pseudolikelihood", "surrogate-likelihood"]) == (
+        " Did you mean 'surrogate-likelihood'?"
+    )
     assert did_you_mean(3, ["loss"]) == ""
 
 

@@ -305,7 +305,7 @@ def damage(folder, what):
         ("cut", "images/b.png cannot be read as an image: "),
         ("size", "masks/c.png must have the size of c.jpg, 15 x 16 pixels. It has 5 x 5."),
         ("value", "masks/d.png has the value 99, which is not among the classes 0, 200, nor the ignored value 7."),
-        ("missing", "--masks: masks has no mask for a.png. A mask has the name of its image."),
+        ("missing", "--masks: masks has no mask for a.png. A mask has the name of its image. The folder holds b"),
         ("empty", "--images: images has no images (.png, .jpg,"),
         ("none", "masks: --masks must be an existing folder."),
     ],
@@ -594,7 +594,9 @@ def test_values_that_jpeg_has_changed_are_explained(folder, capsys, monkeypatch)
     assert main([*FIT, "--out", "new"]) == 2
     said, more = capsys.readouterr().err.splitlines()
     assert "which are not among the classes" in said
-    assert "JPEG changes the values of masks. To group them into classes, set --threshold (two classes) or " in said
+    assert (
+        "JPEG and smooth resizing change the values of masks. To group them into classes, set --threshold (two " in said
+    )
     assert more == "riskfield: 3 more images or masks cannot be used."
 
 

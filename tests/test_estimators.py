@@ -642,15 +642,18 @@ def test_one_sequence_is_not_a_list_of_them():
     named, dense = CRF(optimiser=FEW).fit(WORDS, TAGS), CRF(optimiser=FEW).fit([np.eye(2)] * 2, [[0, 1]] * 2)
     sparse = pytest.importorskip("scipy.sparse")
     one = "Got what looks like one sequence: pass [X]."
-    for crf, X in [
-        (named, WORDS[0]),
-        (named, [["word:the", "upper"], ["word:cat"]]),
-        (dense, np.eye(2)),
-        (dense, sparse.csr_array(np.eye(2))),
+    strings = (
+        'if they are sentences, make each word a dictionary, such as {"word": "the"}; if they are the tokens of one'
+    )
+    for crf, X, message in [
+        (named, WORDS[0], one),
+        (named, [["word:the", "upper"], ["word:cat"]], strings),
+        (dense, np.eye(2), one),
+        (dense, sparse.csr_array(np.eye(2)), one),
     ]:
         with pytest.raises(ValueError) as caught:  # noqa: PT011
             crf.predict(X)
-        assert one in str(caught.value)
+        assert message in str(caught.value)
     with pytest.raises(ValueError, match=r"`X\[0\]` must have shape .* If `X` is one example, pass \[X\]"):
         dense.predict([[0.0, 1.0], [1.0, 0.0]])
     picture = np.zeros((3, 4, 1))

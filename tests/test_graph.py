@@ -293,7 +293,9 @@ def test_bad_vectors_are_refused():
         graph.factor(graph.zeros(), -1)
     with pytest.raises(ValueError, match=r"`mu` must have length 14"):
         graph.collapse(torch.zeros(3))
-    with pytest.raises(ValueError, match=r"`states` of variable 0 must lie in 0..1. Got 2"):
+    with pytest.raises(
+        ValueError, match=r"`states` of variable 0 must lie in 0..1. Got 2. States are numbered from 0."
+    ):
         graph.score(graph.zeros(), torch.tensor([2, 0, 0]))
 
 

@@ -192,6 +192,8 @@ IMAGE, MASK = np.zeros((3, 4), np.uint8), np.eye(3, 4, dtype=int)
         ({}, [], [], ValueError, "`X` must hold at least one example. Got none."),
         ({}, [IMAGE], [MASK, MASK], ValueError, "inconsistent numbers of samples"),
         ({}, [IMAGE], [MASK[:2]], ValueError, "`y[0]` must have shape (3, 4), a label for each variable. Got (2, 4)."),
+        ({}, [np.ones((3, 4, 4))], [MASK], ValueError, "is transparency, pass image[..., :3]."),
+        ({}, [np.ones((3, 5, 7))], [MASK], ValueError, "If the channels come first, pass np.moveaxis(image, 0, -1)."),
         ({}, [IMAGE, IMAGE[0]], [MASK, MASK], ValueError, "`X[1]` must have shape (row, column), (row, column, 1) or"),
         ({}, [IMAGE.astype(int)], [MASK], ValueError, "`X[0]` must be of type uint8, uint16, bool or floating. Got"),
         ({}, [IMAGE * np.nan], [MASK], ValueError, "`X[0]` must be finite."),

@@ -197,17 +197,21 @@ def test_modes_of_masks(tmp_path):
     palette.putpalette([200, 0, 0, 0, 200, 0, 0, 0, 200, 9, 9, 9, 0, 0, 0])
     palette.save(tmp_path / "palette.png")
     save(tmp_path / "grey.png", np.repeat(values[..., None], 3, axis=-1))
+    save(tmp_path / "opaque.png", np.dstack([values] * 3 + [np.full_like(values, 255)]))
     save(tmp_path / "deep.png", values.astype(np.uint16) * 1000)
     save(tmp_path / "colour.png", random_bytes(4, 6, 3))
+    save(tmp_path / "transparent.png", np.dstack([values] * 4))
     with Image.open(tmp_path / "palette.png") as image:
         assert image.mode == "P"
     np.testing.assert_array_equal(read_mask(tmp_path / "palette.png"), values)
     np.testing.assert_array_equal(read_mask(tmp_path / "grey.png"), values)
+    np.testing.assert_array_equal(read_mask(tmp_path / "opaque.png"), values)
     np.testing.assert_array_equal(read_mask(tmp_path / "deep.png"), values * 1000.0)
-    with pytest.raises(
-        rf.errors.FileFormatError, match=r"must be an image of one channel to be a mask. It has the mode RGB"
-    ):
-        read_mask(tmp_path / "colour.png")
+    for name, mode in (("colour", "RGB"), ("transparent", "RGBA")):
+        with pytest.raises(
+            rf.errors.FileFormatError, match=rf"must be an image of one channel to be a mask. It has the mode {mode}\."
+        ):
+            read_mask(tmp_path / f"{name}.png")
 
 
 def test_sets_are_sequences():

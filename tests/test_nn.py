@@ -401,7 +401,11 @@ def test_a_copy_is_independent():
         ),
         (lambda e, t, m: (e[:, :0], t[:, :0], m[:, :0]), "`emissions` must have at least one position"),
         (lambda e, t, m: (e, t[:, :2], m), r"`tags` must be integers of shape \(5, 7\). Got \(5, 2\)"),
-        (lambda e, t, m: (e, t + 3, m), r"`tags` must lie in 0..3 where the mask is True. Got "),
+        (
+            lambda e, t, m: (e, t + 3, m),
+            r"`tags` must lie in 0..3 where the mask is True. Got 4. Tags are numbered from 0.",
+        ),
+        (lambda e, t, m: (e, t - 9, m), "Pass a mask that is False at padding."),
         (lambda e, t, m: (e, t, m[:, :3]), r"`mask` must have shape \(5, 7\). Got \(5, 3\)"),
         (lambda e, t, m: (e, t, ~m), "`mask` must be True at the first position"),
         (lambda e, t, m: (e, t, m, "max"), "`reduction` must be one of none, sum, mean, token_mean. Got 'max'"),
@@ -412,6 +416,19 @@ def test_refusals_on_chains(change, message):
         chain_layer(batch_first=True)(*change(*batch()))
     with pytest.raises(ValueError, match="`num_tags` must be a positive integer"):
         LinearChainCRF(0)
+
+
+def test_arrays_are_not_tensors():
+    emissions, tags, mask = batch()
+    for given, name in [
+        ((emissions.numpy(force=True), tags, mask), "emissions"),
+        ((emissions, tags.numpy(), mask), "tags"),
+        ((emissions, tags, mask.numpy()), "mask"),
+    ]:
+        with pytest.raises(TypeError, match=f"`{name}` must be a torch.Tensor. Got ndarray"):
+            chain_layer(batch_first=True)(*given)
+    with pytest.raises(TypeError, match=r"`logits` must be a torch.Tensor. Got ndarray"):
+        grid_layer()(torch.zeros(1, CLASSES, 4, 5).numpy())
 
 
 # The grid layer: against `infer` on a graph built by hand.

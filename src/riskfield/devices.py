@@ -18,14 +18,16 @@ def as_device(device: torch.device | str | None) -> torch.device:
     >>> as_device("cpu")
     device(type='cpu')
     """
+    usable = '`device` must be one that PyTorch can use here, such as "cpu" or "cuda".'
     try:
         place = torch.device("cpu" if device is None else device)
+    except (RuntimeError, TypeError) as error:  # it lists all devices of all builds
+        raise ValueError(f"{usable} Got {device!r}.") from error
+    try:
         torch.empty(0, device=place)
-    except (AssertionError, RuntimeError, TypeError, ValueError) as error:
+    except (AssertionError, NotImplementedError, RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(
-            f'`device` must be one that PyTorch can use here, such as "cpu" or "cuda". Got {device!r}: {reason}'
-        ) from error
+        raise ValueError(f"{usable} Got {device!r}: {reason}") from error
     return place
 
 

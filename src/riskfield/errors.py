@@ -83,16 +83,19 @@ class DivergenceWarning(UserWarning):
 
 
 def did_you_mean(word: object, names: Iterable[str]) -> str:
-    """The end of an error message: the name that a misspelt word resembles most, if there is one.
+    """The end of an error message: the first name of which the word is a part, or else the one it resembles most.
 
     >>> did_you_mean("clique-logstic", ["univariate-logistic", "clique-logistic"])
     " Did you mean 'clique-logistic'?"
+    >>> did_you_mean("likelihood", ["pseudolikelihood", "surrogate-likelihood"])
+    " Did you mean 'surrogate-likelihood'?"
     >>> did_you_mean("hinge", ["univariate-logistic", "clique-logistic"])
     ''
     """
     from difflib import get_close_matches
 
-    close = get_close_matches(str(word), list(names), 1)
+    known = list(names)
+    close = [name for name in known if str(word) in name.split("-")] or get_close_matches(str(word), known, 1)
     return f" Did you mean {close[0]!r}?" if close else ""
 
 

@@ -21,7 +21,7 @@ from riskfield.errors import RiskfieldError
 
 # The first line of the help of each command, whose function and module have its name.
 COMMANDS = {
-    "infer": "Compute the marginals of a model and its log-partition function (or its most probable state).",
+    "infer": "Compute the marginals of a UAI model, or its best state.",
     "fit": "Fit a model that labels the pixels of images.",
     "run": "Fit the model that a Python file defines.",
     "predict": "Label the pixels of images.",

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # What can be wrong with one image of many: the file, its size, its values.
 BAD_IMAGE = (OSError, ValueError, MemoryError)
 # Options whose argument in Python has another name.
-_OPTIONS = {"max_bytes": "--memory", "runs": "MODEL", "num_shown": "--shown", "X": "--images"}
+_OPTIONS = {"max_bytes": "--memory", "runs": "MODEL", "num_shown": "--shown", "X": "--images", "y": "--masks"}
 # Options of `riskfield fit`, which decides for the later commands how masks are read.
 _OPTIONS_OF_FIT = {name: f"--{name.replace('_', '-')}" for name in ("threshold", "levels", "resize_masks")}
 
@@ -76,6 +76,7 @@ def message_of(error: BaseException) -> str:
     """What an error says, for people."""
     if isinstance(error, USAGE_ERROR):
         message = str(error.format_message()).replace("Value error, ", "")  # type: ignore[attr-defined]
+        message = re.sub(r"^Invalid value(?: for '[^']*')?: (?=--)", "", message)  # ours name the option themselves
         if choice := re.search(r"('[^']*') is not one of ('.*')", message):
             message += did_you_mean(choice[1].strip("'"), re.findall(r"'([^']*)'", choice[2]))
         return message if message.endswith((".", "?")) else f"{message}."

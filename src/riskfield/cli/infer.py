@@ -96,13 +96,13 @@ def infer(
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and errors.")] = False,
 ) -> None:
-    """Compute the marginals of a model and its log-partition function (or its most probable state).
+    """Compute the marginals of a UAI model, or its best state.
 
-    bp is loopy belief propagation. It is exact on trees and usually good elsewhere, but with strong couplings it may
-    not converge: then use --damping, or trw, which gives an upper bound on Z if rho comes from spanning trees.
-    mean-field gives a lower bound on Z and is overconfident. exact needs a small treewidth. max-product searches for
-    the most probable joint state; if message passing does not certify one, elimination finds it, provided that its
-    tables fit in --memory.
+    The command also prints the logarithm of the partition function Z. bp is loopy belief propagation. It is exact on
+    trees and usually good elsewhere, but with strong couplings it may not converge: then use --damping, or trw, which
+    gives an upper bound on Z if rho comes from spanning trees. mean-field gives a lower bound on Z and is
+    overconfident. exact needs a small treewidth. max-product searches for the most probable joint state; if message
+    passing does not certify one, elimination finds it, provided that its tables fit in --memory.
 
     A run that does not converge ends with a warning and still gives its result; with --strict, the exit code is 3.
     Files are written whole or not at all.

@@ -14,8 +14,8 @@ from riskfield.errors import FileFormatError
 
 MAX_CLASSES = 32  # values in masks; more are a photograph, or a mask that JPEG has changed
 _HINT = (
-    "JPEG changes the values of masks. To group them into classes, set `threshold` (two classes) or `levels` (a number "
-    "of grey levels)."
+    "JPEG and smooth resizing change the values of masks. To group them into classes, set `threshold` (two classes) or "
+    "`levels` (a number of grey levels)."
 )
 ENDINGS = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".webp")
 
@@ -100,7 +100,10 @@ def image_folder(
     mask_files = image_files(masks, "masks")
     without = [path.name for name, path in files.items() if name not in mask_files]
     if without:
-        raise ValueError(f"`masks`: {masks} has no mask for {few(without)}. A mask has the name of its image.")
+        raise ValueError(
+            f"`masks`: {masks} has no mask for {few(without)}. A mask has the name of its image. The folder holds "
+            f"{few([path.name for path in mask_files.values()])}."
+        )
     if classes is None:
         found = _find_values([mask_files[name] for name in files], reading, ignore)
         classes = {value: str(value) for value in found}

@@ -122,6 +122,8 @@ def read_image(path: str | os.PathLike[str]) -> npt.NDArray[Any]:
 def read_mask(path: str | os.PathLike[str]) -> Labels:
     """The integers in an image of one channel: grey levels, or the indices of a palette.
 
+    Several channels are read as one if they are equal, and an opaque alpha channel is ignored.
+
     Raises:
         FileFormatError: if the file holds no such image, or one of more than `MAX_PIXELS` pixels.
     """
@@ -129,8 +131,10 @@ def read_mask(path: str | os.PathLike[str]) -> Labels:
         if image.mode in ("1", "L", "P") or image.mode.startswith("I"):
             return np.asarray(image).astype(np.int64)
         channels = np.asarray(image)
-        if image.mode == "RGB" and (channels == channels[..., :1]).all():
-            return channels[..., 0].astype(np.int64)
+        levels = channels[..., :-1] if image.mode in ("LA", "RGBA") else channels
+        opaque = levels is channels or (channels[..., -1] == 255).all()
+        if image.mode in ("RGB", "LA", "RGBA") and opaque and (levels == levels[..., :1]).all():
+            return levels[..., 0].astype(np.int64)
         raise FileFormatError(
             f"{path} must be an image of one channel to be a mask. It has the mode {image.mode}. Save it as a grey or "
             "palette image with one value for each class."

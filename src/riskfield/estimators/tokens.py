@@ -101,6 +101,12 @@ def _add_entries(token: Mapping[str, Any], prefix: str, names: list[str], values
 
 def refuse_one_sequence(X: Any) -> None:
     """Raise if X is one sequence in place of several."""
+    if isinstance(X, list | tuple) and len(X) > 0 and _is_strings(X[0]):
+        raise ValueError(
+            "`X` must be a list of sequences, whose tokens are lists of strings or dictionaries of features. Got lists "
+            'of strings: if they are sentences, make each word a dictionary, such as {"word": "the"}; if they are the '
+            "tokens of one sequence, pass [X]."
+        )
     table = is_sparse(X) or is_table(X) or (isinstance(X, np.ndarray) and X.ndim == 2 and X.dtype.kind in "biuf")
     if table or (isinstance(X, list | tuple) and len(X) > 0 and _is_token(X[0])):
         raise ValueError("`X` must be a list of sequences. Got what looks like one sequence: pass [X].")
@@ -113,8 +119,13 @@ def is_empty(features: Any) -> bool:
 
 def _is_token(value: Any) -> bool:
     """Whether a value is a token with named features, and so no sequence."""
-    strings = isinstance(value, list | tuple) and len(value) > 0 and all(isinstance(own, str) for own in value)
-    return strings or (isinstance(value, Mapping | set | frozenset) and not is_sparse(value))  # SciPy's `dok` is a dict
+    return _is_strings(value) or (
+        isinstance(value, Mapping | set | frozenset) and not is_sparse(value)  # SciPy's `dok` is a dict
+    )
+
+
+def _is_strings(value: Any) -> bool:
+    return isinstance(value, list | tuple) and len(value) > 0 and all(isinstance(own, str) for own in value)
 
 
 def is_table(features: Any) -> bool:

@@ -275,8 +275,14 @@ def as_channels(image: npt.ArrayLike, name: str) -> npt.NDArray[Any]:
     if array.ndim == 2:
         array = array[..., None]
     if array.ndim != 3 or array.shape[-1] not in (1, 3) or array.size == 0:
+        remedy = ""
+        if array.ndim == 3 and array.shape[-1] == 4:
+            remedy = " If the fourth channel is transparency, pass image[..., :3]."
+        elif array.ndim == 3 and array.shape[0] in (1, 3):
+            remedy = " If the channels come first, pass np.moveaxis(image, 0, -1)."
         raise ValueError(
             f"`{name}` must have shape (row, column), (row, column, 1) or (row, column, 3). Got {np.shape(image)}."
+            f"{remedy}"
         )
     if array.dtype not in (np.uint8, np.uint16) and array.dtype.kind not in "fb":
         raise ValueError(f"`{name}` must be of type uint8, uint16, bool or floating. Got {array.dtype}.")

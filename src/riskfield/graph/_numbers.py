@@ -50,10 +50,11 @@ def checked_assignment(states: Tensor, num_states: Tensor, fewest: int, name: st
     bad = (states < lowest) | (states >= num_states)
     if bad.any():
         where = tuple(int(k) for k in bad.nonzero()[0])
-        variable = where[-1]
+        variable, state = where[-1], int(states[where])
+        counting = " States are numbered from 0." if state == num_states[variable] else ""
         raise ValueError(
             f"`{name}` of variable {variable} must lie in {lowest}..{int(num_states[variable]) - 1}. "
-            f"Got {int(states[where])}."
+            f"Got {state}.{counting}"
         )
     return states
 

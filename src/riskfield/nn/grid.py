@@ -26,7 +26,7 @@ from riskfield.inference.algorithm import AbstractAlgorithm
 from riskfield.inference.message_passing import MessagePassing
 from riskfield.inference.stop import Stop
 from riskfield.kernels import default_schedule
-from riskfield.nn.marginal_inference import at_least_float32, blaming, solve
+from riskfield.nn.marginal_inference import at_least_float32, blaming, require_tensors, solve
 
 _SWEEPS = 5
 
@@ -174,6 +174,7 @@ class GridCRF(Module):
         return Inference(MessagePassing(entropy, schedule), Stop(_SWEEPS, tol=None))
 
     def _check(self, logits: Tensor, image: Tensor | None, pairwise: Tensor | None, mask: Tensor | None) -> None:
+        require_tensors(logits=logits, image=image, pairwise=pairwise, mask=mask)
         size, num_axes = tuple(logits.shape[2:]), self.num_axes
         if logits.ndim != 2 + num_axes or logits.shape[1] != self.num_classes or not logits.is_floating_point():
             raise ValueError(

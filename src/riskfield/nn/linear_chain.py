@@ -26,7 +26,7 @@ from riskfield.infer import Inference
 from riskfield.inference.message_passing import MessagePassing
 from riskfield.inference.stop import Stop
 from riskfield.losses.loss import LossLike, as_loss, name_in_errors
-from riskfield.nn.marginal_inference import at_least_float32, blaming, solve
+from riskfield.nn.marginal_inference import at_least_float32, blaming, require_tensors, solve
 
 _NEG_INF = float("-inf")
 _MARGINALS = Inference(MessagePassing(), Stop(1, tol=None))
@@ -122,11 +122,11 @@ class LinearChainCRF(Module):
     @torch.no_grad()
     def decode(self, emissions: Tensor, mask: Tensor | None = None) -> list[list[int]]:
         """Return the most probable tags of each sequence (Viterbi), a list for each, without padding."""
+        unary, mask = self._checked(emissions, mask)
         if is_vmapped(emissions):
             raise ValueError(
                 "`decode` returns lists, and cannot run inside `torch.func.vmap`. Pass it the whole batch."
             )
-        unary, mask = self._checked(emissions, mask)
         lengths = mask.sum(1).tolist()
         paths = _viterbi(unary, self.transitions.to(unary.dtype), mask).tolist()
         return [path[:length] for path, length in zip(paths, lengths, strict=True)]
@@ -143,6 +143,7 @@ class LinearChainCRF(Module):
 
     def _checked(self, emissions: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """Unary scores with the start and end of each sequence, of shape (batch, position, tag), and the mask."""
+        require_tensors(emissions=emissions, mask=mask)
         axes = "(batch, position, tag)" if self.batch_first else "(position, batch, tag)"
         if emissions.ndim != 3 or emissions.shape[2] != self.num_tags or not emissions.is_floating_point():
             raise ValueError(
@@ -170,6 +171,7 @@ class LinearChainCRF(Module):
 
     def _checked_tags(self, tags: Tensor, emissions: Tensor, mask: Tensor) -> Tensor:
         """Tags of shape (batch, position), 0 at padding."""
+        require_tensors(tags=tags)
         if tags.shape != emissions.shape[:2] or tags.is_floating_point():
             raise ValueError(
                 f"`tags` must be integers of shape {tuple(emissions.shape[:2])}. "
@@ -178,7 +180,8 @@ class LinearChainCRF(Module):
         tags = torch.where(mask, (tags if self.batch_first else tags.transpose(0, 1)).long(), 0)
         if not is_vmapped(tags) and ((tags < 0) | (tags >= self.num_tags)).any():
             wrong = int(tags[(tags < 0) | (tags >= self.num_tags)][0])
-            raise ValueError(f"`tags` must lie in 0..{self.num_tags - 1} where the mask is True. Got {wrong}.")
+            remedy = "Pass a mask that is False at padding." if wrong < 0 else "Tags are numbered from 0."
+            raise ValueError(f"`tags` must lie in 0..{self.num_tags - 1} where the mask is True. Got {wrong}. {remedy}")
         return tags
 
     def _likelihood(self, unary: Tensor, tags: Tensor, mask: Tensor) -> Tensor:

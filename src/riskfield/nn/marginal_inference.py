@@ -133,6 +133,13 @@ def blaming(tensors: Mapping[str, Tensor | None]) -> Iterator[None]:
         raise
 
 
+def require_tensors(**given: object) -> None:
+    """Raise unless all arguments that are given are tensors."""
+    for name, value in given.items():
+        if value is not None and not isinstance(value, Tensor):
+            raise TypeError(f"`{name}` must be a torch.Tensor. Got {type(value).__name__}.")
+
+
 def at_least_float32(tensor: Tensor) -> Tensor:
     """The tensor in float32 if it is in half precision. The gradient comes back in half precision."""
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
