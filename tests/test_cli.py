@@ -569,6 +569,16 @@ def test_fits_what_the_file_says_and_resumes(problem, capsys):
     assert torch.equal(found(), expected())
 
 
+def test_the_file_may_import_its_neighbours(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "apart").mkdir()
+    (tmp_path / "apart" / "problem.py").write_text("from neighbour_of_problem import problem")
+    (tmp_path / "apart" / "neighbour_of_problem.py").write_text(PROBLEM)
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "apart/problem.py", "--out", "model.safetensors", "--quiet"]) == 0
+    assert torch.equal(found(), expected())
+
+
 def test_under_torchrun(problem):
     """The command of the documentation."""
     command = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import runpy
+import sys
 import traceback
 from dataclasses import replace
 from pathlib import Path
@@ -83,6 +84,9 @@ def _arguments(path: Path) -> dict[str, Any]:
     """Call `problem()` in the file, and validate what it returns."""
     if not path.is_file():
         raise typer.BadParameter(f"{path}: No such file.")
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:  # the file may import modules next to it, as with `python PROBLEM.py`
+        sys.path.insert(0, folder)
     try:
         function = runpy.run_path(str(path)).get("problem")
         given = function() if callable(function) else None
