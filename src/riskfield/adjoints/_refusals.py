@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from riskfield.errors import AdjointError
-from riskfield.inference.algorithm import FixedPointMap
-from riskfield.inference.optimality import AbstractOptimality
+from riskfield.inference.algorithm import AbstractOptimality, FixedPointMap
 from riskfield.inference.request import Request
 
 

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from riskfield import kernels as kernel_choice
 from riskfield.graph.factor_graph import FactorGraph
-from riskfield.inference.optimality import AbstractOptimality
-from riskfield.inference.solution import modes
+from riskfield.inference.solution import Solution, modes
 from riskfield.kernels import Problem, Run
 
 # One sweep as a function of the state it begins from: the marginals there, of shape (batch, mu), and the next state.
@@ -103,3 +102,33 @@ class AbstractAlgorithm(ABC):
     def upper_bound(self, graph: FactorGraph, theta: Tensor, mu: Tensor, messages: Tensor | None) -> Tensor:
         """A number that no joint state's score exceeds, of shape (*batch), float64; +inf where there is none."""
         return theta.new_full(theta.shape[:-1], float("inf"), dtype=torch.float64)
+
+
+class AbstractOptimality(ABC):
+    """What an algorithm offers for `KKT`: the derivatives of a sum H(mu) = sum_k h_k(mu_k).
+
+    Its marginals maximise theta . mu + H(mu) under the constraints B mu = d of the local polytope, so that they satisfy
+
+        theta + dH/dmu + B^T lambda = 0,        B mu = d.
+
+    The constraints follow from the graph.
+    """
+
+    # What to do where the conditions cannot be solved or the marginals do not meet them; the end of an error message.
+    remedy: ClassVar[str] = (
+        "Run inference to a smaller tolerance, or use `Unroll`, which differentiates the sweeps that ran."
+    )
+    # Whether `parameter_slopes` has the derivatives in the algorithm's parameters.
+    differentiates_parameters: ClassVar[bool] = False
+
+    @abstractmethod
+    def curvature(self, mu: Tensor) -> Tensor:
+        """Compute -h_k''(mu_k), of the shape of mu: 1 / mu for the entropy -mu log mu. 0 where mu is 0."""
+
+    def parameter_slopes(self, mu: Tensor) -> tuple[Tensor, ...]:
+        """Compute the derivative of h_k'(mu_k) in each of the algorithm's parameters, each of the shape of mu."""
+        return ()
+
+    def undecided(self, solution: Solution) -> Tensor | None:
+        """Which marginals are about to reach 0 or to leave it, where they are not differentiable; None if none is."""
+        return None

@@ -26,9 +26,8 @@ from riskfield.graph._scopes import index_tensor
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.graph.schedule import Parallel, Schedule, Sequential
 from riskfield.inference._joint import decode, upper_bound
-from riskfield.inference.algorithm import AbstractAlgorithm, FixedPointMap, ValueIs
+from riskfield.inference.algorithm import AbstractAlgorithm, AbstractOptimality, FixedPointMap, ValueIs
 from riskfield.inference.exact import ExactMAP
-from riskfield.inference.optimality import AbstractOptimality
 from riskfield.inference.solution import inner_product, modes
 from riskfield.kernels import ExactRun, MessagePassingProblem, Run, one_sweep
 

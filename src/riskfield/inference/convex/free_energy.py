@@ -21,11 +21,10 @@ from torch import Tensor
 from riskfield.entropy import CountingNumbers
 from riskfield.graph._scopes import index_tensor
 from riskfield.graph.factor_graph import FactorGraph
-from riskfield.inference.algorithm import AbstractAlgorithm
+from riskfield.inference.algorithm import AbstractAlgorithm, AbstractOptimality
 from riskfield.inference.convex.interior_point import InteriorPointRun
 from riskfield.inference.convex.terms import NEGATIVE_ENTROPY, Term
 from riskfield.inference.message_passing import MessagePassing
-from riskfield.inference.optimality import AbstractOptimality
 from riskfield.inference.solution import Solution, inner_product
 from riskfield.kernels import Run
 
