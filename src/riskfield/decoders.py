@@ -154,7 +154,7 @@ class SoftArgmax(AbstractSoftDecoder):
     """mu(x)^(1/t) / sum_x' mu(x')^(1/t): `MaxMarginal` as t tends to 0, `ExpectedValue` at t = 1.
 
     Arguments:
-        temperature: t.
+        temperature: t, above 0; 0.1 by default.
 
     >>> import torch
     >>> from riskfield import chain
@@ -187,7 +187,7 @@ class SoftEqualCount(AbstractSoftDecoder):
     With the median at probability 1/2 it is `SoftArgmax(t)`. Binary variables only.
 
     Arguments:
-        temperature: t.
+        temperature: t, above 0; 0.1 by default.
     """
 
     temperature: float = 0.1

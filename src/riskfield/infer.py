@@ -69,7 +69,7 @@ def infer(
     Raises:
         ImpossibleEvidenceError: if the algorithm finds that every joint state has probability zero.
         KernelError: if `kernels` names kernels that cannot run this.
-        PrecisionError: if potentials that conflict are too large for the precision of theta (see `docs/inference.md`).
+        PrecisionError: if potentials that conflict are too large for the precision of theta (see the inference page).
 
     >>> from riskfield import TRW, MessagePassing, Stop, grid, infer
     >>> graph = grid(10, 10, num_states=3)
