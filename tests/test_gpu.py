@@ -132,7 +132,7 @@ def test_plans_sum_gradients_of_tied_tables():
         graph = rf.FactorGraph([2] * 5, [(0, 1), (1, 2), (2, 3), (3, 4), (4, 0)], tables=tables)
         plan = make_plan(graph, schedule_levels(graph, rf.Sequential()), False, torch.device("cpu"))
         gradient = torch.randn(3, graph.mu_size, dtype=torch.float64)
-        torch.testing.assert_close(plan.collapse(gradient.t()).t(), graph.collapse(gradient))
+        torch.testing.assert_close(plan.ties.collapse(gradient.t()).t(), graph.collapse(gradient))
 
 
 @pytest.mark.skipif(not TRITON, reason="Triton is not installed")
@@ -493,6 +493,121 @@ def test_rounding_does_not_grow():
     grad = torch.randn(expected.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2)).to(DEVICE)
     (gradient,) = torch.autograd.grad(expected, theta, grad)
     torch.testing.assert_close(run.backward(grad), gradient, rtol=1e-10, atol=1e-12)
+
+
+@on_engine
+@pytest.mark.parametrize("record", [kernels.LAST_SWEEP, 1])
+def test_an_interrupted_backward_pass_leaves_the_run_as_it_was(monkeypatch, record):
+    from riskfield.kernels.gpu.backward import _Backward
+    from riskfield.kernels.gpu.run import MessagePassingRun
+
+    graph = rf.chain(2, 2)
+    theta = numbers(graph).to(DEVICE)
+    grad = torch.ones(2, graph.mu_size, dtype=torch.float64, device=DEVICE).cumsum(1)
+    problem = MessagePassingProblem(graph, rf.TRW(0.7).counting(graph), rf.Parallel())
+
+    def gradient(run):
+        return run.backward(grad) if record > 0 else run.backward_fixed_point(grad, 2, 0.0)[0]
+
+    original, found = _Backward._sweep, []
+
+    def sweep(self, number, place, last):  # to the first one, in a state that is not the final one
+        if number == 0:
+            raise KeyboardInterrupt
+        original(self, number, place, last)
+
+    for interrupted in (False, True):
+        run = MessagePassingRun(problem, theta, None, record=record)
+        run.advance(2, -1.0)
+        if interrupted:
+            with monkeypatch.context() as patched:
+                patched.setattr(_Backward, "_sweep", sweep)
+                with pytest.raises(KeyboardInterrupt):
+                    gradient(run)
+        found.append([run.marginals(), gradient(run)])
+    assert all(map(torch.equal, *found))
+
+
+@on_engine
+def test_all_launches_go_to_the_device_and_buffers_stay_on_their_stream(gpu, monkeypatch):
+    from contextlib import contextmanager
+
+    from riskfield.kernels.gpu import backward, buffers, chains, engine, mean_field
+    from riskfield.kernels.gpu.run import MessagePassingRun
+
+    entered, launched = [], []
+
+    @contextmanager
+    def on_device(device):
+        entered.append(device)
+        yield
+        entered.pop()
+
+    for module in (backward, buffers, chains, engine, mean_field):
+        monkeypatch.setattr(module, "on_device", on_device)
+    if INTERPRETED:
+        from triton.runtime.interpreter import GridExecutor as Launch
+    else:
+        from triton.runtime.jit import JITFunction as Launch
+    name = "__call__" if INTERPRETED else "run"
+    original = getattr(Launch, name)
+
+    def launch(*arguments, **options):
+        launched.append(bool(entered))
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(Launch, name, launch)
+    loop, chain = rf.FactorGraph([2, 2], [(0, 1), (0, 1)]), rf.chain(2, 2)
+    tree = rf.FactorGraph([2, 3], [(0, 1)])
+    start = torch.zeros(1, loop.message_size, device=DEVICE, dtype=torch.float64)
+    for graph, algorithm, adjoint, messages in (
+        (loop, rf.MessagePassing(schedule=rf.Coloured()), rf.Unroll(checkpoint=1), start),
+        (loop, rf.MessagePassing(rf.TRW(0.5)), rf.FixedPoint(), None),
+        (loop, rf.MeanField(), rf.FixedPoint(), None),
+        (loop, rf.MeanField(), rf.Unroll(), None),
+        (tree, rf.Exact(), rf.Unroll(), None),
+        (chain, rf.Exact(), rf.Unroll(), None),
+    ):
+        theta = graph.zeros()[None].to(DEVICE).requires_grad_()
+        solution = rf.infer(graph, theta, algorithm, stop=rf.Stop(2, 1.0), messages=messages, adjoint=adjoint)
+        (solution.mu**2).sum().backward()
+    assert launched
+    assert all(launched)
+    problem, theta, used = rf.MessagePassing(rf.TRW(0.5)).problem(loop), loop.zeros()[None].to(DEVICE), []
+    for stream in "aaab":
+        for module in (buffers, engine):
+            monkeypatch.setattr(module, "current_stream", lambda device, stream=stream: stream)
+        run = MessagePassingRun(problem, theta, None)
+        used.append(run._buffers)
+        del run
+    assert used[1] is used[2]
+    assert used[3] is not used[2]
+
+
+@on_engine
+def test_a_damping_that_requires_a_gradient_is_a_number_without_one(gpu):
+    graph = rf.FactorGraph([2, 2], [(0, 1), (0, 1)])
+    theta, stop = numbers(graph).to(DEVICE), rf.Stop(2, tol=None)
+    expected = rf.infer(graph, theta, rf.MessagePassing(damping=0.3), stop=stop)
+    with torch.no_grad():
+        algorithm = rf.MessagePassing(damping=torch.tensor(0.3, dtype=torch.float64, requires_grad=True))
+        assert torch.equal(rf.infer(graph, theta, algorithm, stop=stop).mu, expected.mu)
+        runs = [algorithm.start(graph, theta, None, None) for _ in range(2)]
+    assert runs[0]._engine is runs[1]._engine
+
+
+@on_engine
+@pytest.mark.parametrize("schedule", [rf.Sequential(), rf.Coloured(), rf.Parallel()], ids=repr)
+def test_the_estimate_of_a_tape_is_close(schedule):
+    from riskfield.kernels.gpu.engine import engine_of
+    from riskfield.kernels.tape_size import sweeps_that_fit
+
+    graph = rf.grid(12, 12, 2)
+    problem = MessagePassingProblem(graph, rf.Bethe().counting(graph), schedule)
+    theta = torch.zeros(32, graph.theta_size, device="meta")
+    engine = engine_of(problem, theta)
+    needed = 4 * (engine.tape_size + engine.grad_size)
+    assert needed <= 1.1 * 10**12 / sweeps_that_fit(problem, theta, 10**12) <= 1.5 * needed
 
 
 @on_engine

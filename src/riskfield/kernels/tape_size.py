@@ -10,7 +10,7 @@ from torch import Tensor
 
 from riskfield.devices import physical_memory
 from riskfield.graph.factor_graph import FactorGraph
-from riskfield.graph.schedule import Parallel
+from riskfield.graph.schedule import Coloured, Sequential
 from riskfield.kernels.problem import ForestProblem, MeanFieldProblem, MessagePassingProblem, Problem
 
 _SHARE = 0.25  # of the memory of a device that a tape takes unless told otherwise
@@ -23,10 +23,10 @@ def sweeps_that_fit(problem: Problem, theta: Tensor, max_bytes: int | None) -> f
     """
     if isinstance(problem, ForestProblem) or (isinstance(problem, MessagePassingProblem) and problem.exact):
         return math.inf
-    # A sweep from the first variable to the last and back sends all messages but those to the last variables twice.
-    twice = isinstance(problem, MessagePassingProblem) and not isinstance(problem.schedule, Parallel)
-    graph = problem.graph
-    numbers = graph.derived(("tape", twice), lambda: _numbers_per_sweep(graph, twice))
+    schedule = problem.schedule if isinstance(problem, MessagePassingProblem) else None
+    graph, on_gpu = problem.graph, not theta.is_cpu
+    key = type(schedule), on_gpu
+    numbers = graph.derived(("tape", key), lambda: _numbers_per_sweep(graph, *key))
     if isinstance(problem, MeanFieldProblem):
         numbers += graph.node_size  # the new marginals
     batch = theta.numel() // max(1, graph.theta_size)
@@ -34,13 +34,23 @@ def sweeps_that_fit(problem: Problem, theta: Tensor, max_bytes: int | None) -> f
     return most // max(1, batch * numbers * theta.element_size())
 
 
-def _numbers_per_sweep(graph: FactorGraph, twice: bool) -> int:
-    """For every message sent the cavities of the other variables, of which binary ones are one number."""
+def _numbers_per_sweep(graph: FactorGraph, schedule: type, on_gpu: bool) -> int:
+    """For every message sent the cavities of the other variables, of which binary ones are one number.
+
+    On a GPU they are two numbers. There, the cotangents of all messages of a tape are in memory, too, and a launch has
+    room for all messages to its variables, even to those that receive few in this half of a sweep.
+    """
     total = 0
     for group in graph.factor_groups:
-        cavities = (group.arity - 1) * sum(1 if states == 2 else states for states in group.shape)
-        rounds = 2 * (group.arity - 1) / group.arity if twice else 1.0
-        total += math.ceil(group.num_factors * cavities * rounds)
+        numbers = group.arity * sum(group.shape)
+        if not on_gpu:
+            numbers = (group.arity - 1) * sum(1 if states == 2 else states for states in group.shape)
+        rounds = 1.0
+        if on_gpu and schedule is Sequential:
+            rounds = 2.0
+        elif schedule in (Sequential, Coloured):  # there and back, all messages but those to the last variables twice
+            rounds = 2 * (group.arity - 1) / group.arity
+        total += math.ceil(group.num_factors * numbers * rounds)
     return total
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +11,7 @@ from torch import Tensor
 
 from riskfield.entropy import Counting
 from riskfield.graph._scopes import index_tensor
-from riskfield.kernels.gpu.buffers import Buffers, State
+from riskfield.kernels.gpu.buffers import Buffers, State, on_device
 from riskfield.kernels.gpu.cotangents import (
     belief_cotangent,
     counting_cotangent,
@@ -48,16 +50,13 @@ def backward(engine: Engine, buffers: Buffers, sweeps: Tensor, grad_mu: Tensor, 
     if len(segments) == 1 and segments[0].checkpoint is None and bool((sweeps == ran).all()):
         key = "backward", ran, buffers.current
         buffers.replay(key, lambda: going.run(segments, {ran}, buffers.state(), together=True))
+    elif any(segment.checkpoint is not None for segment in segments):
+        with on_device(engine.device), _put_back(buffers) as final:
+            going.run(segments, set(sweeps.tolist()), final, together=False)
     else:
-        final, settled = buffers.state(), buffers.settled
-        again = any(segment.checkpoint is not None for segment in segments)
-        if again:
-            final = final.copy()
-        going.run(segments, set(sweeps.tolist()), final, together=False)
-        if again:
-            buffers.restore(final)
-            buffers.settled = settled
-    return rows(engine.plan.collapse(going.gradient))
+        with on_device(engine.device):
+            going.run(segments, set(sweeps.tolist()), buffers.state(), together=False)
+    return rows(engine.plan.ties.collapse(going.gradient))
 
 
 def backward_counting(
@@ -80,7 +79,8 @@ def backward_counting(
     going.ended.copy_(sweeps)
     going.counting = torch.zeros(engine.size_size, dtype=engine.dtype, device=engine.device)
     try:
-        going.run(segments, set(sweeps.tolist()), buffers.state(), together=False)
+        with on_device(engine.device):
+            going.run(segments, set(sweeps.tolist()), buffers.state(), together=False)
         terms = {kind: _of_slots(engine, going.counting, kind) for kind in engine.plan.kinds}
     finally:
         going.counting = None  # of an interrupted pass, too
@@ -106,7 +106,7 @@ def backward_counting(
         received = numbers[plan.kinds[part.kind].slot_factor[slots]] * terms[part.kind][slots]
         variables = plan.variables[block.states][block.first : block.first + block.count]
         of_variables[variables] += received.reshape(part.degree, block.count).sum(0)
-    return rows(plan.collapse(going.gradient)), of_factors.cpu(), (-of_variables / totals).cpu()
+    return rows(plan.ties.collapse(going.gradient)), of_factors.cpu(), (-of_variables / totals).cpu()
 
 
 def _of_slots(engine: Engine, numbers: Tensor, kind: Kind) -> Tensor:
@@ -123,18 +123,26 @@ def backward_fixed_point(
     One more sweep is recorded, and the pass goes back through it again and again. Cotangents of messages of all these
     times add up. See `kernels.protocols.RecordingRun` for what is returned.
     """
+    with on_device(engine.device), _put_back(buffers):
+        buffers.settled, buffers.recorded = False, 0
+        engine.sweep(buffers, 1, record=True)
+        going = _passes(engine, buffers, 1)
+        going.grad_mu.copy_(grad_mu.t())
+        going.ended.fill_(1)
+        floor = NEGLIGIBLE * torch.linalg.vector_norm(torch.where(mu > 0, mu * grad_mu, 0.0), dim=1)
+        share, ran = going.run_at_fixed_point(buffers.state(), steps, tol, floor.double())
+    return rows(engine.plan.ties.collapse(going.gradient)), share, ran
+
+
+@contextmanager
+def _put_back(buffers: Buffers) -> Iterator[State]:
+    """Put the state back after sweeps from another one, even if they are interrupted. Nothing is on the tape then."""
     final, settled = buffers.state().copy(), buffers.settled
-    buffers.settled, buffers.recorded = False, 0
-    engine.sweep(buffers, 1, record=True)
-    going = _passes(engine, buffers, 1)
-    going.grad_mu.copy_(grad_mu.t())
-    going.ended.fill_(1)
-    floor = NEGLIGIBLE * torch.linalg.vector_norm(torch.where(mu > 0, mu * grad_mu, 0.0), dim=1)
-    share, ran = going.run_at_fixed_point(buffers.state(), steps, tol, floor.double())
-    buffers.recorded = 0
-    buffers.restore(final)
-    buffers.settled = settled
-    return rows(engine.plan.collapse(going.gradient)), share, ran
+    try:
+        yield final
+    finally:
+        buffers.restore(final)
+        buffers.settled, buffers.recorded = settled, 0
 
 
 def _passes(engine: Engine, buffers: Buffers, sweeps: int) -> _Backward:
@@ -263,10 +271,12 @@ class _Backward:
             # What one of two alternating colours wrote, the other has used, except at both ends.
             add = not self.alternate or (last and k == len(stages) - 1)
             clear = not at_once and (not self.alternate or (number == 0 and k == 0))
+            first = launch - sum(len(block.parts) for block, _ in stages[k])
             for block, _ in stages[k]:
                 self._beliefs(block, number)
                 if self.counting is not None:
-                    self._counting(block, number, engine.stage_messages(self.buffers, place * len(stages) + k))
+                    self._counting(block, number, place, first)
+                first += len(block.parts)
             if at_once:
                 self.cavities[1 - self.now].zero_()
             for block, direction in reversed(stages[k]):
@@ -292,13 +302,14 @@ class _Backward:
             )  # fmt: skip
         self.pending.discard(block)
 
-    def _counting(self, block: Block, sweep: int, messages: Tensor) -> None:
+    def _counting(self, block: Block, sweep: int, place: int, launch: int) -> None:
         engine = self.engine
-        for part in block.parts:
+        for part, (to, start, _) in zip(block.parts, engine.received[launch:], strict=False):
+            moved = place * engine.received_size + to - start  # by so much from where they were
             counting_cotangent[programs(part.degree * block.count * engine.batch, NODES)](
-                messages, self.belief[engine.node_start[block.states] :], self.counting,
+                self.buffers.received, self.belief[engine.node_start[block.states] :], self.counting,
                 engine.plan.kinds[part.kind].updated, self.ended, part.first, part.degree, block.first, block.count,
-                engine.batch, engine.message_start[part.kind], engine.size_start[part.kind], sweep,
+                engine.batch, engine.message_start[part.kind] + moved, engine.size_start[part.kind], sweep,
                 S=block.states, SX=power_of_two(block.states), BN=NODES, WIDE=engine.wide,
             )  # fmt: skip
 

@@ -20,6 +20,11 @@ def on_device(device: torch.device) -> AbstractContextManager[Any]:
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
+def current_stream(device: torch.device) -> Any:
+    """The stream of CUDA on which launches wait their turn; None on other devices."""
+    return torch.cuda.current_stream(device) if device.type == "cuda" else None
+
+
 @dataclass(frozen=True, eq=False)
 class State:
     """Messages and beliefs of all items, in the storage of a plan."""
@@ -53,7 +58,8 @@ class Buffers:
     sizes: Tensor  # one number for each message
     gap: Tensor  # (2, batch): see `Gap`
     tape: Tensor
-    stage_messages: Tensor  # for gradients of counting numbers, all messages after each stage of the sweeps on the tape
+    received: Tensor  # for gradients of counting numbers, the messages into the nodes of each launch on the tape
+    stream: Any  # on which all work on them is done, so that a later run need not wait for it
     given: weakref.ref[Counting] | None = None  # constants that `counting` and `rates` were made from
     settled: bool = False  # whether there are such items
     current: int = 0
@@ -73,10 +79,10 @@ class Buffers:
     def replay(self, key: tuple[Any, ...], work: Callable[[], None]) -> None:
         """Do `work`, which only launches kernels on these buffers: from the third time on in one launch."""
         device = self.theta.device
-        if device.type != "cuda":
-            work()
-            return
-        with torch.cuda.device(device):
+        with on_device(device):
+            if device.type != "cuda":
+                work()
+                return
             found = self.graphs.get(key)
             if found is None or torch.cuda.is_current_stream_capturing():
                 work()
@@ -96,10 +102,12 @@ _spare: dict[int, tuple[weakref.ref[object], Buffers]] = {}
 
 
 def reuse(engine: object) -> Buffers | None:
-    """The buffers of a run of this engine that is over, if some are kept."""
+    """The buffers of a run of this engine on the present stream that is over, if some are kept."""
     for key, (owner, buffers) in _spare.copy().items():
+        if owner() is not engine or buffers.stream != current_stream(buffers.theta.device):
+            continue
         # Garbage collection, or another thread, may release and drop buffers at any moment.
-        if owner() is engine and _spare.pop(key, None) is not None:
+        if _spare.pop(key, None) is not None:
             buffers.current = buffers.recorded = 0
             return buffers
     return None

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.kernels.gpu.buffers import on_device
-from riskfield.kernels.gpu.storage import power_of_two
+from riskfield.kernels.gpu.plan import ties_of
+from riskfield.kernels.gpu.storage import power_of_two, rows
 from riskfield.kernels.initial_state import messages_like
 from riskfield.kernels.protocols import ExactRun, Run
 
@@ -241,7 +242,7 @@ class ChainRun(OneSweepRun):
     def statistics(self) -> Tensor:
         """d log Z / dtheta, of shape (batch, theta)."""
         if not self._sums:
-            return self._graph.collapse(self._possible(self._marginals()))
+            return self._collapse(self._possible(self._marginals()))
         out = self._empty(len(self._theta), self._graph.theta_size)
         sums = self._tables()
         self._distribute(out, sums)
@@ -263,7 +264,7 @@ class ChainRun(OneSweepRun):
             graph.theta_size, grad.shape[-1], out.shape[-1], graph.node_size, PAIRS=pairs, SUM=self._sums,
         )  # fmt: skip
         if not self._sums:
-            return graph.collapse(out)
+            return self._collapse(out)
         self._add_up(out, sums)
         return out
 
@@ -281,6 +282,11 @@ class ChainRun(OneSweepRun):
     def _add_up(self, out: Tensor, sums: Tensor) -> None:
         """Put the tables of all chains, summed, where the one table of theta is."""
         out[:, self._graph.node_size :] = sums[0] if len(sums) == 1 else sums.sum(0)
+
+    def _collapse(self, mu: Tensor) -> Tensor:
+        """Sums over factors with one table. Those of `graph.collapse` have no fixed order on a GPU."""
+        ties = ties_of(self._graph, mu.device)
+        return mu if ties.sums is None else rows(ties.collapse(mu.t()))
 
     def _find_impossible(self) -> Tensor:
         return self._log_z == -torch.inf

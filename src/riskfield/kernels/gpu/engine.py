@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
+from itertools import islice
 from typing import Any
 
 import torch
@@ -12,12 +13,13 @@ from torch import Tensor
 from riskfield.entropy import Counting
 from riskfield.graph.schedule import Parallel
 from riskfield.kernels.convergence import ROUNDING, Gap
-from riskfield.kernels.gpu.buffers import Buffers, State, reuse
+from riskfield.kernels.gpu.buffers import Buffers, State, current_stream, on_device, reuse
 from riskfield.kernels.gpu.ends import factor_marginals, pack, uniform_beliefs, unpack
 from riskfield.kernels.gpu.gap import gap_block, operand_sizes
 from riskfield.kernels.gpu.plan import Block, KindStorage, Part, Places, Plan, make_plan
 from riskfield.kernels.gpu.sharing import Sharing, sharing_of
 from riskfield.kernels.gpu.storage import (
+    LANES,
     MANY_PLACES,
     NODES,
     column_tile,
@@ -47,7 +49,7 @@ class Engine:
         device: torch.device,
     ):
         self.graph, self.plan, self.batch, self.dtype, self.device = problem.graph, plan, batch, dtype, device
-        self.maximise, self.damped = problem.maximise, problem.damping > 0
+        self.maximise, self.damped = problem.maximise, bool(problem.damping > 0)
         # How far apart counting numbers lie: where all are equal there is only one.
         self.counting_step, self.rate_step = int(not sharing.factors), int(not sharing.variables)
         self.node_start, self.node_size = _starts({s: s * padded(n.count * batch) for s, n in plan.nodes.items()})
@@ -61,9 +63,15 @@ class Engine:
             for kind, own in plan.kinds.items()
         }
         self.tape: list[tuple[int, int]] = []  # per launch of a sweep: where its cavities begin, and its cotangents
-        self.tape_size = self.grad_size = longest = 0
+        # Per launch, the messages into its nodes in whole groups of lanes: where they are kept, where they were, size.
+        self.received: list[tuple[int, int, int]] = []
+        self.tape_size = self.grad_size = self.received_size = longest = 0
         for block, part in self.launches():
             self.tape.append((self.tape_size, self.grad_size))
+            first = part.first * batch // LANES * LANES
+            size = part.kind[0] * (padded((part.first + part.degree * block.count) * batch) - first)
+            self.received.append((self.received_size, self.message_start[part.kind] + part.kind[0] * first, size))
+            self.received_size += size
             places = padded(part.degree * block.count * batch)
             self.tape_size += sum(part.kind[1:]) * places
             self.grad_size += part.kind[0] * places
@@ -114,6 +122,7 @@ class Engine:
             empty(2, batch),
             empty(0),
             empty(0),
+            current_stream(self.device),
         )
 
     # Start ----------------------------------------------------------------------------------------------------------
@@ -126,12 +135,13 @@ class Engine:
         buffers.theta.copy_(theta.t())
         buffers.replay(("start",), lambda: self._start(buffers))
         if messages is not None:
-            self._start_from(buffers, starting_messages(self.graph, theta, messages).t().contiguous())
+            with on_device(self.device):
+                self._start_from(buffers, starting_messages(self.graph, theta, messages).t().contiguous())
 
     def _set_counting(self, buffers: Buffers, counting: Counting) -> None:
         if counting.constant and buffers.given is not None and buffers.given() is counting:
             return
-        buffers.given = weakref.ref(counting)
+        buffers.given = None
         factor = counting.factor.detach().to(self.device, self.dtype)
         total = counting.node_total.detach().to(self.device, self.dtype)
         for kind, own in self.plan.kinds.items():
@@ -139,6 +149,7 @@ class Engine:
             buffers.table_rates[kind].copy_(1 / factor[own.table_factor])
         for states, variables in self.plan.variables.items():
             buffers.rates[states].copy_(1 / (total[variables] if self.rate_step else total[0]))
+        buffers.given = weakref.ref(counting)  # now that all numbers are there
 
     def _start(self, buffers: Buffers) -> None:
         for kind, own in self.plan.kinds.items():
@@ -218,23 +229,23 @@ class Engine:
 
     def _reserve(self, buffers: Buffers, sweeps: int, keep: bool) -> None:
         """Make room on the tape for so many sweeps."""
-        per_sweep = len(self.plan.stages) * self.message_size
-        if len(buffers.tape) < sweeps * self.tape_size or (keep and len(buffers.stage_messages) < sweeps * per_sweep):
+        short = len(buffers.tape) < sweeps * self.tape_size
+        if short or (keep and len(buffers.received) < sweeps * self.received_size):
             if buffers.recorded:
                 sweeps += sweeps // 2  # a run to a tolerance, whose end is not known
             buffers.tape = longer(buffers.tape, sweeps * self.tape_size)
             if keep:
-                buffers.stage_messages = longer(buffers.stage_messages, sweeps * per_sweep)
+                buffers.received = longer(buffers.received, sweeps * self.received_size)
             buffers.graphs = {}
 
     def _sweep(self, buffers: Buffers, sweeps: int, record: bool, settled: bool, keep: bool) -> None:
         now = buffers.current
-        kept = buffers.recorded * len(self.plan.stages)
         for k in range(sweeps):
             last = k == sweeps - 1
             if last:
                 buffers.residual.zero_()
-            tape = iter(self.tape)
+            tape, received = iter(self.tape), iter(self.received)
+            kept = buffers.received[(buffers.recorded + k) * self.received_size :]
             offset = (buffers.recorded + k) * self.tape_size
             for stage in self.plan.stages:
                 for block, direction in stage:
@@ -243,12 +254,8 @@ class Engine:
                 if self.plan.at_once:
                     now = 1 - now
                 if keep:
-                    self.stage_messages(buffers, kept).copy_(buffers.messages[now])
-                    kept += 1
-
-    def stage_messages(self, buffers: Buffers, stage: int) -> Tensor:
-        """Where the messages after a stage, counted from the beginning of the tape, are kept."""
-        return buffers.stage_messages[stage * self.message_size : (stage + 1) * self.message_size]
+                    for to, start, size in islice(received, sum(len(block.parts) for block, _ in stage)):
+                        kept[to : to + size].copy_(buffers.messages[now][start : start + size])
 
     def _update(
         self,
@@ -379,5 +386,5 @@ def engine_of(problem: MessagePassingProblem, theta: Tensor) -> Engine:
         ("gpu plan", schedule, device, sharing.tables),
         lambda: make_plan(graph, schedule_levels(graph, schedule), at_once, device, share_tables=sharing.tables),
     )
-    key = "gpu engine", schedule, device, sharing, len(theta), theta.dtype, problem.maximise, problem.damping > 0
+    key = "gpu engine", schedule, device, sharing, len(theta), theta.dtype, problem.maximise, bool(problem.damping > 0)
     return graph.derived(key, lambda: Engine(problem, plan, sharing, len(theta), theta.dtype, device))

@@ -12,7 +12,7 @@ from riskfield.graph.factor_graph import FactorGraph
 from riskfield.graph.schedule import Coloured
 from riskfield.kernels.convergence import ROUNDING, Gap
 from riskfield.kernels.gpu.backward import LOOK_EVERY, NEGLIGIBLE, begin_at_nodes, gather, other_tables
-from riskfield.kernels.gpu.buffers import Buffers
+from riskfield.kernels.gpu.buffers import Buffers, on_device
 from riskfield.kernels.gpu.engine import Engine
 from riskfield.kernels.gpu.mean_field_updates import (
     copy_nodes,
@@ -61,8 +61,9 @@ class MeanFieldRun(GpuRun):
         self._graph = graph
         engine.start(self._buffers, plain, self._theta, None)
         columns = starting_marginals(graph, self._theta, messages).t().contiguous()
-        for states, nodes in plan.nodes.items():
-            engine.pack(columns, self._buffers.beliefs[0][engine.node_start[states] :], nodes)
+        with on_device(device):
+            for states, nodes in plan.nodes.items():
+                engine.pack(columns, self._buffers.beliefs[0][engine.node_start[states] :], nodes)
         if self._recording:
             self._reserve(0)
             self._buffers.tape[: engine.node_size] = self._buffers.beliefs[0]
@@ -137,8 +138,9 @@ class MeanFieldRun(GpuRun):
         """Log node marginals."""
         engine = self._engine
         out = torch.empty(self._graph.node_size, engine.batch, dtype=engine.dtype, device=engine.device)
-        for states, nodes in engine.plan.nodes.items():
-            engine.unpack(self._buffers.beliefs[0][engine.node_start[states] :], out, nodes)
+        with on_device(engine.device):
+            for states, nodes in engine.plan.nodes.items():
+                engine.unpack(self._buffers.beliefs[0][engine.node_start[states] :], out, nodes)
         return rows(out)
 
     def marginals(self) -> Tensor:
@@ -168,8 +170,9 @@ class MeanFieldRun(GpuRun):
         if ends == {ran}:
             buffers.replay(("backward", ran), lambda: going.run(ran, ends))
         else:
-            going.run(ran, ends)
-        return rows(engine.plan.collapse(going.gradient))
+            with on_device(engine.device):
+                going.run(ran, ends)
+        return rows(engine.plan.ties.collapse(going.gradient))
 
     def backward_fixed_point(self, grad_mu: Tensor, steps: int, tol: float) -> tuple[Tensor, Tensor, Tensor]:
         """The same as if the last sweep had run for ever. See `kernels.protocols.RecordingRun`."""
@@ -177,8 +180,9 @@ class MeanFieldRun(GpuRun):
         floor = NEGLIGIBLE * torch.linalg.vector_norm(torch.where(mu > 0, mu * grad_mu, 0.0), dim=1)
         going = self._backward(grad_mu)
         going.ended.fill_(1)
-        share, ran = going.run_at_fixed_point(steps, tol, floor.double())
-        return rows(self._engine.plan.collapse(going.gradient)), share, ran
+        with on_device(self._engine.device):
+            share, ran = going.run_at_fixed_point(steps, tol, floor.double())
+        return rows(self._engine.plan.ties.collapse(going.gradient)), share, ran
 
     def _backward(self, grad_mu: Tensor) -> _Backward:
         if self._buffers.backward is None:

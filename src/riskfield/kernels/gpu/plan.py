@@ -96,24 +96,37 @@ class Plan:
     stages: tuple[tuple[tuple[Block, int], ...], ...]  # blocks and direction
     blocks: tuple[Block, ...]
     at_once: bool
-    tied: tuple[tuple[Tensor, Tensor | int], ...] | None  # see `collapse`; None where no tables are tied
+    ties: Ties
 
     def parts(self) -> list[tuple[Block, Part]]:
         """All parts, each with its block."""
         return [(block, part) for block in self.blocks for part in block.parts]
 
+
+@dataclass(frozen=True, eq=False)
+class Ties:
+    """Which rows of mu add up to each row of theta, and how many do; None where no tables are tied."""
+
+    sums: tuple[tuple[Tensor, Tensor | int], ...] | None
+
     def collapse(self, gradient: Tensor) -> Tensor:
         """Columns in the layout of mu -> columns in the layout of theta: sums over factors, in a fixed order."""
-        if self.tied is None:
+        if self.sums is None:
             return gradient
         parts = []
-        for rows, counts in self.tied:
+        for rows, counts in self.sums:
             found = gradient[rows]
             if isinstance(counts, int):
                 parts.append(found.unflatten(0, (-1, counts)).sum(1) if counts > 1 else found)
             else:
                 parts.append(torch.segment_reduce(found, "sum", lengths=counts, axis=0, unsafe=True))
         return torch.cat(parts)
+
+
+def ties_of(graph: FactorGraph, device: torch.device) -> Ties:
+    """The ties of a graph, kept with it."""
+    tied = graph.theta_size != graph.mu_size
+    return graph.derived(("gpu ties", device), lambda: Ties(_tied(graph, device) if tied else None))
 
 
 def make_plan(
@@ -163,7 +176,7 @@ def make_plan(
         _stages(made, levels.count, at_once, kinds, block_of, flags),
         made,
         at_once,
-        _tied(graph, device) if graph.theta_size != graph.mu_size else None,
+        ties_of(graph, device),
     )
 
 

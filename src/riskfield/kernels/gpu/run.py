@@ -169,7 +169,7 @@ class ForestRun(OneSweepRun):
     def statistics(self) -> Tensor:
         """d log Z / dtheta, of shape (batch, theta)."""
         self._marginals()
-        return self._possible(rows(self._engine.plan.collapse(self._buffers.mu)))
+        return self._possible(rows(self._engine.plan.ties.collapse(self._buffers.mu)))
 
     def backward(self, grad_mu: Tensor) -> Tensor:
         """d(grad_mu . mu) / dtheta; `grad_mu` may hold the node part alone."""
