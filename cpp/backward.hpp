@@ -133,7 +133,7 @@ class Backward {
     shared([&](const Member<T>& member) {
       for (int p = member.first; p < member.last; ++p) {
         const Share part = share(0, theta_size, p, plan_.parts);
-        for (int c = 0; c < item_.num_models(); ++c)
+        for (int c = 0; c < item_.num_models() && plan_.tied_size > 0; ++c)  // else each number is written once
           fill(out[c] + part.begin, out[c] + part.end, T(0), member.scratch.tick);
       }
       member.meet();
@@ -220,6 +220,7 @@ class Backward {
       with_algebra(context_, item_, g, [&](auto algebra) {
         const Group& group = plan_.groups[g];
         for (Index t = group.part_tiles[part]; t < group.part_tiles[part + 1]; ++t) {
+          if (t + 2 < group.part_tiles[part + 1]) fetch_marginals(group, group.all_tiles[t + 2], grad_mu);
           with_lanes<T>(plan_, group, group.all_tiles[t], [&](const auto& lanes) {
             reverse_marginals<decltype(algebra), T>(context_, item_, g, lanes, group.all_tiles[t].count, grad_mu, grad,
                                                     member.scratch);
@@ -227,6 +228,19 @@ class Backward {
           member.scratch.tick(group.table_size * kLanes<T>);
         }
       });
+  }
+
+  // Neighbours in the storage of a plan are far apart in the caller's layout, where the processor foresees nothing.
+  template <int Write>
+  static void prefetch_some(const T* from, Index count) {
+    constexpr Index kLine = 64 / sizeof(T), kMost = 512 / sizeof(T);
+    const Index size = std::min(count, kMost);
+    for (Index k = 0; k < size; k += kLine) __builtin_prefetch(from + k, Write, 2);
+    __builtin_prefetch(from + size - 1, Write, 2);
+  }
+  void fetch_marginals(const Group& group, const FactorTile& tile, const ConstRows<T>& grad_mu) const {
+    for (Index f = tile.first; f < tile.first + tile.count && tile.contiguous; ++f)
+      prefetch_some<0>(grad_mu[plan_.copy_of(f)] + user_marginals(plan_, group, f), group.table_size);
   }
 
   // One share of the nodes and of the tables that belong to one factor each.
@@ -239,13 +253,16 @@ class Backward {
       T* to = out[plan_.copy_of(p)] + plan_.node_start[plan_.variable[p]];
       const bool ratio = one_row(plan_.states[p]);
       for (int x = 0; x < plan_.states[p]; ++x)
-        to[x] += ratio && x == 0 ? -from[plan_.node_stride[p]] : from[Index(x) * plan_.node_stride[p]];
+        to[x] = ratio && x == 0 ? -from[plan_.node_stride[p]] : from[Index(x) * plan_.node_stride[p]];
     }
     for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
       const Group& group = plan_.groups[g];
       const Share factors = share(0, group.count, part, plan_.parts);
-      for (Index f = factors.begin; f < factors.end; ++f)
+      for (Index f = factors.begin; f < factors.end; ++f) {
+        if (f + kAhead < factors.end && is_used(f + kAhead))
+          prefetch_some<1>(out[plan_.copy_of(f + kAhead)] + user_table(plan_, group, f + kAhead), group.table_size);
         if (group.shared[f] < 0 && is_used(f)) write_table(g, f, out, scratch);
+      }
     }
   }
 
@@ -259,14 +276,17 @@ class Backward {
     const T inverse = context_.inverse[g][f];
     if (keeps_sums(context_, item_, group, !buffers_.counting.empty())) {
       const T corner = from[0], row = from[stride], column = from[2 * stride];
-      to[map[0]] += corner * inverse;
-      to[map[1]] += (row - corner) * inverse;
-      to[map[2]] += (column - corner) * inverse;
-      to[map[3]] += (corner - row - column) * inverse;
+      const T entries[] = {corner, row - corner, column - corner, corner - row - column};
+      for (int e = 0; e < 4; ++e) to[map[e]] = (group.shared[f] < 0 ? T(0) : to[map[e]]) + entries[e] * inverse;
       return;
     }
-    for (Index e = 0; e < group.table_size; ++e) to[map[e]] += from[e * stride] * inverse;
+    if (group.shared[f] >= 0)
+      for (Index e = 0; e < group.table_size; ++e) to[map[e]] += from[e * stride] * inverse;
+    else
+      for (Index e = 0; e < group.table_size; ++e) to[map[e]] = from[e * stride] * inverse;
   }
+
+  static constexpr Index kAhead = 16;  // factors
 
   const Context<T>& context_;
   const Plan& plan_;

@@ -18,6 +18,7 @@ class BackwardSweeps {
   BackwardSweeps(const Context<T>& context, const Item<T>& item, GradientBuffers<T>& buffers)
       : context_(context), plan_(*context.plan), item_(item), layout_(context, item) {
     for (int part = 0; part < plan_.parts; ++part) parts_.emplace_back(plan_, buffers, part);
+    positions_.resize(plan_.parts);
     find_places();
   }
 
@@ -29,6 +30,7 @@ class BackwardSweeps {
   void sweep(const T* tape, const Member<T>& member, T* rates = nullptr) {
     const bool at_once = plan_.sweep == Sweep::kAllAtOnce;
     tape -= tape_size_;
+    for (int p = member.first; p < member.last; ++p) positions_[p] = {tape, rates, plan_.num_stages()};
     for (Index s = plan_.num_stages() - 1; s >= 0; --s) {
       const Part* parts = &plan_.stages[s * plan_.parts];
       for (int p = member.first; p < member.last && P != Pass::kTables; ++p)
@@ -105,6 +107,60 @@ class BackwardSweeps {
   Index rates_of_tile(const TileRange& range) const {
     const Group& group = plan_.groups[range.group];
     return is_deferred(context_, item_, group) ? group.dims[range.slot] * kLanes<T> : 0;
+  }
+
+  // How far a part has gone ahead of its messages, to ask for what they will need.
+  struct Position {
+    const T *tape, *rates;  // of the sweep
+    Index stage;
+    int range = 0, first = 0;  // of the stage; that of the tiles [tile, end), which are next
+    Index tile = 0, end = 0;
+    Index lead = 0;  // numbers asked for that the sweep has not come to yet
+  };
+  static constexpr Index kLead = 16384 / sizeof(T), kStep = 1024 / sizeof(T);  // numbers
+
+  // Larger tables are fetched bit by bit while others are read (see `contract`).
+  static bool is_small(const Group& group) { return group.table_size <= 32; }
+
+  // How many numbers a deferred pass reads and writes for each tile of a range, about.
+  Index lead_of_tile(const TileRange& range) const {
+    const Group& group = plan_.groups[range.group];
+    return layout_.tile_size(range) + rates_of_tile(range) + (is_small(group) ? group.table_size * kLanes<T> : 0);
+  }
+
+  // Asks for what a part needs soon in a deferred pass. Hardware prefetching ends with the tiles of a range, which are
+  // few.
+  RF_NOINLINE void fetch(int p) {
+    constexpr int kLine = 64 / sizeof(T);
+    auto ask = [](const T* from, Index count) {
+      for (const T* end = from + count; from < end; from += kLine) __builtin_prefetch(from, 0, 2);
+    };
+    Position& at = positions_[p];
+    while (at.lead < kLead) {
+      while (at.tile == at.end) {
+        if (at.range > at.first) {
+          const TileRange& range = plan_.ranges[--at.range];
+          at.tile = range.begin;
+          at.end = rates_of_tile(range) > 0 ? range.between : range.begin;
+        } else {
+          if (at.stage == 0) return;
+          const Part& part = plan_.stages[--at.stage * plan_.parts + p];
+          at.range = part.ranges_end;
+          at.first = part.ranges_begin;
+        }
+      }
+      const TileRange& range = plan_.ranges[at.range];
+      const Group& group = plan_.groups[range.group];
+      const Index number = at.tile - range.begin, on_tape = layout_.tile_size(range), of_rates = rates_of_tile(range);
+      const FactorTile& tile = plan_.factor_tiles[at.tile++];
+      at.lead += lead_of_tile(range);
+      ask(at.tape + range_places_[at.range].tape + number * on_tape, on_tape);
+      ask(at.rates + range_places_[at.range].rates + number * of_rates, of_rates);
+      if (!tile.contiguous) continue;
+      const Index width = num_entries<LogMessages<T>, 0>(group, group.arity);
+      ask(parts_[p].messages[parts_[p].current] + group.gradients + tile.first * width, width * tile.count);
+      if (!tile.shared && is_small(group)) ask(item_.tables.get() + tile.table, group.table_size * kLanes<T>);
+    }
   }
 
   // Whether any tile of a stage stands between parts.
@@ -187,13 +243,15 @@ class BackwardSweeps {
     T* to = grad.messages[plan_.sweep == Sweep::kAllAtOnce ? 1 - grad.current : grad.current];
     with_algebra_of<P>([&](auto algebra) {
       using Algebra = decltype(algebra);
-      const Index ahead = tiles_ahead<T>(group);
+      const Index ahead = tiles_ahead<T>(group), lead = begin < range.between ? lead_of_tile(range) : 0;
       with_unrolled<Algebra, P>(square_states(group), [&](auto states) {
         constexpr bool kWhole = decltype(states)::value > 0 || IsLogarithm<Algebra>::value;
         for (Index t = begin; t < end; ++t) {
           const FactorTile& tile = plan_.factor_tiles[t];
           member.scratch.tick(group.table_size);
-          if (t + ahead < end) {
+          if constexpr (P == Pass::kDeferred) {
+            if ((positions_[p].lead -= lead) < kLead - kStep) fetch(p);
+          } else if (t + ahead < end) {
             if (kWhole) prefetch_tables(group, plan_.factor_tiles[t + ahead], item_.tables.get());
             if (kAddsTables<P>) prefetch_tables(group, plan_.factor_tiles[t + ahead], grad.tables);
           }
@@ -221,6 +279,7 @@ class BackwardSweeps {
   const Item<T>& item_;
   const TapeLayout<T> layout_;
   std::vector<Gradients<T>> parts_;
+  std::vector<Position> positions_;  // part
   std::vector<Place> range_places_;  // range
   std::vector<Index> node_places_;   // (stage, part): on the tape
   Index tape_size_ = 0, rates_size_ = 0;
