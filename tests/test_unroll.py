@@ -15,7 +15,7 @@ import torch
 import riskfield as rf
 from cases import rows
 from gradient_cases import MIXED, TIED
-from riskfield.kernels import EVERY_SWEEP, native
+from riskfield.kernels import EVERY_SWEEP, native, sweeps_that_fit
 from strategies import potentials
 
 # torch compiles parts of its forward derivatives with a tool it has itself deprecated.
@@ -100,6 +100,19 @@ def test_a_run_to_a_tolerance_has_a_whole_tape_if_it_converges_soon(started):
             warnings.simplefilter("error")  # that the first attempt has not converged is no news
             gradient(graph, algorithm, stop, rf.Unroll(max_bytes=sweeps * per_sweep))
         assert records == expected
+
+
+@pytest.mark.parametrize("states", [2, 3])
+def test_what_the_backward_pass_writes_down_counts_as_tape(states):
+    graph = rf.grid(4, 5, states)
+    problem = rf.MessagePassing(rf.TRW(0.5)).problem(graph)
+    theta = graph.zeros(2)
+    tape = 8 * 2 * (graph.message_size if states > 2 else graph.message_size // 2)
+    deferred = tape if states > 2 else 0  # with as many numbers as the messages, for up to 32 sweeps
+    for sweeps in (1, 32, 33, 100):
+        enough = sweeps * tape + min(sweeps, 32) * deferred
+        assert sweeps_that_fit(problem, theta, enough) == sweeps
+        assert sweeps_that_fit(problem, theta, enough - 1) == sweeps - 1
 
 
 def test_gradients_of_counting_numbers_keep_the_whole_tape(started):

@@ -14,12 +14,14 @@ from riskfield.graph.schedule import Coloured, Sequential
 from riskfield.kernels.problem import ForestProblem, MeanFieldProblem, MessagePassingProblem, Problem
 
 _SHARE = 0.25  # of the memory of a device that a tape takes unless told otherwise
+_DEFERRED_SWEEPS = 32  # as in cpp/deferred.hpp
 
 
 def sweeps_that_fit(problem: Problem, theta: Tensor, max_bytes: int | None) -> float:
     """How many sweeps of theta, of shape (*batch, theta), fit on a tape of `max_bytes`, a quarter of all by default.
 
-    Infinity for exact runs, which need no tape.
+    The numbers that the native backward pass writes down count as part of the tape. Infinity for exact runs, which need
+    no tape.
     """
     if isinstance(problem, ForestProblem) or (isinstance(problem, MessagePassingProblem) and problem.exact):
         return math.inf
@@ -27,11 +29,17 @@ def sweeps_that_fit(problem: Problem, theta: Tensor, max_bytes: int | None) -> f
     graph, on_gpu = problem.graph, not theta.is_cpu
     key = type(schedule), on_gpu
     numbers = graph.derived(("tape", key), lambda: _numbers_per_sweep(graph, *key))
+    deferred = 0
     if isinstance(problem, MeanFieldProblem):
         numbers += graph.node_size  # the new marginals
+    elif not on_gpu:
+        deferred = _deferred_per_sweep(graph)
     batch = theta.numel() // max(1, graph.theta_size)
     most = _share_of_memory(theta.device) if max_bytes is None else max_bytes
-    return most // max(1, batch * numbers * theta.element_size())
+    room = most // max(1, batch * theta.element_size())  # numbers for each theta
+    numbers = max(1, numbers)
+    few = room // (numbers + deferred)
+    return few if few < _DEFERRED_SWEEPS else (room - _DEFERRED_SWEEPS * deferred) // numbers
 
 
 def _numbers_per_sweep(graph: FactorGraph, schedule: type, on_gpu: bool) -> int:
@@ -52,6 +60,12 @@ def _numbers_per_sweep(graph: FactorGraph, schedule: type, on_gpu: bool) -> int:
             rounds = 2 * (group.arity - 1) / group.arity
         total += math.ceil(group.num_factors * numbers * rounds)
     return total
+
+
+def _deferred_per_sweep(graph: FactorGraph) -> int:
+    """As many numbers as the messages whose gradients of tables are deferred: see cpp/deferred.hpp."""
+    pairs = (group for group in graph.factor_groups if group.arity == 2 and min(group.shape) > 2)
+    return sum(group.num_factors * sum(group.shape) for group in pairs)
 
 
 @cache
