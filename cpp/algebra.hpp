@@ -149,15 +149,15 @@ struct LogMessages {
   template <int S, class Old>
   static RF_INLINE void finish_message(V<T>* m, int states, const MessageSettings<T>& s, Old old) {
     const int n = S ? S : states, first = first_state<S>(n);
-    if (keeps_ratio(n)) Ratio<T>::normalise_message(m);
-    RF_FOR (x, first, n) m[x] = vlog2<T>(m[x]);
-    if (!keeps_ratio(n)) shift_to_zero<S>(m, n);
+    if (keeps_ratio(n))
+      m[1] = vlog2_ratio<T>(m[1], m[0]);
+    else
+      RF_FOR (x, 0, n) m[x] = vlog2<T>(m[x]);
     const V<T> rate = (1 - s.damping) * s.counting;
     RF_FOR (x, first, n) m[x] *= rate;
-    if (s.damping > 0) {
+    if (s.damping > 0)
       RF_FOR (x, first, n) m[x] += s.damping * old(x);
-      if (!keeps_ratio(n)) shift_to_zero<S>(m, n);
-    }
+    if (!keeps_ratio(n)) shift_to_zero<S>(m, n);
   }
   static RF_INLINE V<T> join(V<T> belief, V<T> stored) { return belief + stored; }
 

@@ -1,8 +1,8 @@
 // Exponentials, logarithms and powers of vectors.
 //
 // Both reduce their argument to a short interval, on which a polynomial is accurate; its error is below a tenth of the
-// rounding. With AVX-512, tables of two registers make that interval so short that the polynomial is half as long, and
-// the logarithm needs no division.
+// rounding. With AVX-512, tables of one or two registers make that interval so short that the polynomial is half as
+// long.
 #pragma once
 
 #include "simd.hpp"
@@ -34,8 +34,8 @@ struct Format<float> {
 template <class T>
 struct Reduced;
 #if defined(__AVX512F__)
-// Arguments are rounded to multiples of 1 / N, where N is the number of entries of a table. kExp is 2^r for
-// |r| <= 1 / 2N, kLog is log2(1 + r) / r for -1 / 2N <= r <= 1 / N.
+// Arguments of powers are rounded to multiples of 1 / N, where N is the number of entries of a table, and mantissas to
+// 4 bits. kExp is 2^r for |r| <= 1 / 2N, kLog is log2((1 + s) / (1 - s)) / s as a function of s^2 <= 1 / 63^2.
 template <>
 struct Reduced<double> {
   static constexpr double kRound = 422212465065984.0;  // 1.5 * 2^52 / 16
@@ -47,21 +47,18 @@ struct Reduced<double> {
                                     0.0096181291065256816657,
                                     0.0013333818815389239315,
                                     0.00015403756245457708718};
-  static constexpr double kLog[] = {1.4426950408889633963,   -0.72134752044448235055, 0.48089834696327410816,
-                                    -0.36067376021923846757, 0.28853900697211695457,  -0.24044916650970578239,
-                                    0.20610093926961401506,  -0.18036454819547687695, 0.15969697793533685713,
-                                    -0.1258599543459523544};
+  static constexpr double kLog[] = {2.8853900817779268046, 0.96179669392725803886, 0.57707799090656884056,
+                                    0.41236018038680685425};
 };
 template <>
 struct Reduced<float> {
   static constexpr float kRound = 393216.0f;  // 1.5 * 2^23 / 32
   static constexpr float kSmallest = -160;
   static constexpr float kExp[] = {1.0f, 0.69314718055f, 0.240228855143f, 0.0555044341919f};
-  static constexpr float kLog[] = {1.44269504079f, -0.721347523337f, 0.4809009845f, -0.360693771474f, 0.279467169794f};
+  static constexpr float kLog[] = {2.8853900772f, 0.96194211315f};
 };
 
-// Tables of N numbers, two registers full: 2^(k / N); and, for the mantissas m in [0.75, 1.5) whose first bits are k, a
-// number close to 1 / m and minus its logarithm. Near m = 1 that number is 1, so that logarithms are accurate there.
+// 2^(k / N) for all k < N, two registers full; and log2(1 + k / 16).
 template <class T>
 struct Tables;
 template <>
@@ -82,38 +79,22 @@ struct Tables<double> {
                                                   1.75625216037329948,
                                                   1.83400808640934246,
                                                   1.91520656139714729};
-  alignas(64) static constexpr double kInverse[] = {1.0,
-                                                    0.914285714285714257,
-                                                    0.864864864864864913,
-                                                    0.820512820512820484,
-                                                    0.780487804878048808,
-                                                    0.744186046511627897,
-                                                    0.711111111111111138,
-                                                    0.680851063829787218,
-                                                    1.30612244897959173,
-                                                    1.25490196078431371,
-                                                    1.20754716981132071,
-                                                    1.16363636363636358,
-                                                    1.12280701754385959,
-                                                    1.0847457627118644,
-                                                    1.04918032786885251,
-                                                    1.0};
   alignas(64) static constexpr double kLog2[] = {0.0,
-                                                 0.1292830169449665,
-                                                 0.209453365628949702,
-                                                 0.285402218862248392,
-                                                 0.357552004618083643,
-                                                 0.426264754702097959,
-                                                 0.491853096329674656,
-                                                 0.554588851677637407,
-                                                 -0.38529015588479167,
-                                                 -0.32757465802850439,
-                                                 -0.272079545436800766,
-                                                 -0.218640286475340326,
-                                                 -0.167109985835258245,
-                                                 -0.117356950638158736,
-                                                 -0.0692626624371137986,
-                                                 0.0};
+                                                 0.087462841250339408,
+                                                 0.16992500144231236,
+                                                 0.24792751344358549,
+                                                 0.32192809488736235,
+                                                 0.39231742277876029,
+                                                 0.45943161863729726,
+                                                 0.52356195605701287,
+                                                 0.58496250072115618,
+                                                 0.6438561897747247,
+                                                 0.70043971814109216,
+                                                 0.75488750216346854,
+                                                 0.80735492205760411,
+                                                 0.85798099512757212,
+                                                 0.90689059560851853,
+                                                 0.95419631038687521};
 };
 template <>
 struct Tables<float> {
@@ -122,26 +103,21 @@ struct Tables<float> {
       1.18920712f, 1.21524736f, 1.24185781f, 1.26905096f, 1.29683955f, 1.32523664f, 1.35425555f, 1.38390988f,
       1.41421356f, 1.44518081f, 1.47682615f, 1.50916443f, 1.54221083f, 1.57598085f, 1.61049033f, 1.64575548f,
       1.68179283f, 1.7186193f,  1.75625216f, 1.79470908f, 1.83400809f, 1.87416763f, 1.91520656f, 1.95714412f};
-  alignas(64) static constexpr float kInverse[] = {
-      1.0f,         0.955223858f, 0.927536249f, 0.901408434f, 0.876712322f, 0.853333354f, 0.83116883f,  0.810126603f,
-      0.790123463f, 0.771084309f, 0.752941191f, 0.735632181f, 0.719101131f, 0.703296721f, 0.688172042f, 0.673684239f,
-      1.31958759f,  1.29292929f,  1.26732671f,  1.24271846f,  1.21904767f,  1.19626164f,  1.17431188f,  1.15315318f,
-      1.13274336f,  1.11304343f,  1.09401715f,  1.07563031f,  1.0578512f,   1.04065037f,  1.02400005f,  1.0f};
   alignas(64) static constexpr float kLog2[] = {
-      0.0f,           0.066089224f,   0.10852443f,    0.149747146f,  0.18982457f,   0.228818656f,  0.266786542f,
-      0.303780712f,   0.339849992f,   0.375039485f,   0.409390908f,  0.442943501f,  0.475733416f,  0.507794604f,
-      0.539158812f,   0.569855547f,   -0.400087113f,  -0.370643379f, -0.341788494f, -0.313499486f, -0.285754537f,
-      -0.258532968f,  -0.231815613f,  -0.205584169f,  -0.179821032f, -0.154509883f, -0.129635352f, -0.105182311f,
-      -0.0811367023f, -0.0574854409f, -0.0342157839f, 0.0f};
+      0.0f,         0.0874628413f, 0.169925001f, 0.247927513f, 0.321928095f, 0.392317423f, 0.459431619f, 0.523561956f,
+      0.584962501f, 0.64385619f,   0.700439718f, 0.754887502f, 0.807354922f, 0.857980995f, 0.906890596f, 0.95419631f};
 };
 
-// The entries at the low bits of the indices.
-template <class T>
-RF_INLINE V<T> look_up(const T* table, U<T> index) {
+// The entries at the low bits of the indices, of a table of one or two registers.
+template <class T, std::size_t N>
+RF_INLINE V<T> look_up(const T (&table)[N], U<T> index) {
+  const auto at = reinterpret_cast<__m512i>(index);
   if constexpr (sizeof(T) == 8)
-    return _mm512_permutex2var_pd(load<T>(table), reinterpret_cast<__m512i>(index), load<T>(table + kLanes<T>));
+    return _mm512_permutex2var_pd(load<T>(table), at, load<T>(table + kLanes<T>));
+  else if constexpr (N == kLanes<T>)
+    return _mm512_maskz_permutexvar_ps(-1, at, load<T>(table));
   else
-    return _mm512_permutex2var_ps(load<T>(table), reinterpret_cast<__m512i>(index), load<T>(table + kLanes<T>));
+    return _mm512_permutex2var_ps(load<T>(table), at, load<T>(table + kLanes<T>));
 }
 #else
 // Arguments are rounded to integers. kExp is 2^r for |r| <= 1/2, kLog is log2((1 + s) / (1 - s)) / s as a function of
@@ -262,7 +238,33 @@ RF_INLINE V<T> vexp(V<T> x) {
   return zero_below<T>(floor, x, rounded.times_power(polynomial<T>(Reduced<T>::kExp, r * kLog2E<T>)));
 }
 
-// x = m 2^e with m in [0.75, 1.5), for x > 0: e, and log2(m).
+#if defined(__AVX512F__)
+// x > 0 with a mantissa of 4 bits, the nearest.
+template <class T>
+RF_INLINE V<T> short_mantissa(V<T> x) {
+  using Bits = typename Format<T>::Bits;
+  constexpr Bits kLast = Bits(1) << (Format<T>::kMantissa - 4);
+  return from_bits<T>((as_bits<T>(x) + kLast / 2) & ~(kLast - 1));
+}
+
+template <class T>
+RF_INLINE V<T> exponent_of(V<T> x) {
+  if constexpr (sizeof(T) == 8)
+    return _mm512_maskz_getexp_pd(-1, x);
+  else
+    return _mm512_maskz_getexp_ps(-1, x);
+}
+
+// log2(a / b) without the exponent of `near`, a short mantissa times a power of 2 close to a / b.
+template <class T>
+RF_INLINE V<T> log2_near(V<T> near, V<T> a, V<T> b) {
+  const V<T> s = (a - b * near) / (a + b * near);  // log2(a / (b near)) = 2 atanh(s) / ln 2
+  const V<T> log2_mantissa = look_up<T>(Tables<T>::kLog2, as_bits<T>(near) >> (Format<T>::kMantissa - 4));
+  return log2_mantissa + s * polynomial<T>(Reduced<T>::kLog, s * s);
+}
+#endif
+
+// x = m 2^e with m close to 1 or between 1 and 2, for x > 0: e, and log2(m).
 template <class T>
 struct Binary {
   V<T> exponent, log2_mantissa;
@@ -270,17 +272,13 @@ struct Binary {
     using F = Format<T>;
     V<T> m;
 #if defined(__AVX512F__)
-    if constexpr (sizeof(T) == 8) {
-      m = _mm512_maskz_getmant_pd(-1, x, _MM_MANT_NORM_p75_1p5, _MM_MANT_SIGN_zero);
-      exponent = _mm512_maskz_getexp_pd(-1, x);
-    } else {
-      m = _mm512_maskz_getmant_ps(-1, x, _MM_MANT_NORM_p75_1p5, _MM_MANT_SIGN_zero);
-      exponent = _mm512_maskz_getexp_ps(-1, x);
-    }
-    exponent = select<T>(m < T(1), exponent + T(1), exponent);
-    const U<T> first_bits = as_bits<T>(m) >> (F::kMantissa - (sizeof(T) == 8 ? 4 : 5));
-    const V<T> r = m * look_up<T>(Tables<T>::kInverse, first_bits) - T(1);
-    log2_mantissa = look_up<T>(Tables<T>::kLog2, first_bits) + r * polynomial<T>(Reduced<T>::kLog, r);
+    if constexpr (sizeof(T) == 8)
+      m = _mm512_maskz_getmant_pd(-1, x, _MM_MANT_NORM_1_2, _MM_MANT_SIGN_zero);
+    else
+      m = _mm512_maskz_getmant_ps(-1, x, _MM_MANT_NORM_1_2, _MM_MANT_SIGN_zero);
+    const V<T> near = short_mantissa<T>(m);  // may be 2
+    exponent = exponent_of<T>(x) + exponent_of<T>(near);
+    log2_mantissa = log2_near<T>(near, m, splat<T>(1));
 #else
     using Bits = typename F::Bits;
     const U<T> bits = as_bits<T>(x);
@@ -311,6 +309,22 @@ RF_INLINE V<T> vlog2(V<T> x) {
   return result;  // the exponent of 0 is -inf
 #else
   return select<T>(x > T(0), result, x + kNegInf<T>);
+#endif
+}
+
+// log2(a / b) for positive normal a, b and a / b.
+template <class T>
+RF_INLINE V<T> vlog2_ratio(V<T> a, V<T> b) {
+#if defined(__AVX512F__)
+  V<T> inverse;
+  if constexpr (sizeof(T) == 8)
+    inverse = _mm512_maskz_rcp14_pd(-1, b);
+  else
+    inverse = _mm512_maskz_rcp14_ps(-1, b);
+  const V<T> near = short_mantissa<T>(a * inverse);
+  return exponent_of<T>(near) + log2_near<T>(near, a, b);
+#else
+  return vlog2<T>(a / b);
 #endif
 }
 

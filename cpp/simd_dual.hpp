@@ -113,5 +113,9 @@ RF_INLINE DualVector vlog2<Dual>(DualVector a) {
   const V<double> slope = kLog2E<double> * a.slope / a.value;
   return {vlog2<double>(a.value), select<double>(a.value == 0.0, V<double>{}, slope)};
 }
+template <>
+RF_INLINE DualVector vlog2_ratio<Dual>(DualVector a, DualVector b) {
+  return {vlog2_ratio<double>(a.value, b.value), kLog2E<double> * (a.slope / a.value - b.slope / b.value)};
+}
 
 }  // namespace riskfield::RISKFIELD_ISA

@@ -75,16 +75,18 @@ class Sweeps {
   template <class Algebra>
   __attribute__((noinline)) void update_gathered(Item<T>& item, const TileRange& range, const FactorTile& tile,
                                                  const T* in, T* out, Scratch<T>& scratch) const {
-    update_message<Algebra, T, 0>(context_, item, range.group, range.slot,
-                                  TileLanes<T, false>(plan_, plan_.groups[range.group], tile), in, out, scratch);
+    update_message<Algebra, T>(context_, item, range.group, range.slot,
+                               TileLanes<T, false>(plan_, plan_.groups[range.group], tile), in, out, scratch);
   }
 
   template <class Algebra>
   void update_range(Item<T>& item, const TileRange& range, const T* in, T* out, Scratch<T>& scratch,
                     Lookahead<T>& ahead) const {
     const Group& group = plan_.groups[range.group];
+    const bool uniform = context_.uniform[range.group] > T(0);
     with_states<Algebra>(square_states(group), [&](auto states) {
-      constexpr bool kWhole = decltype(states)::value > 0 || IsLogarithm<Algebra>::value;  // else see `contract`
+      constexpr int S = decltype(states)::value;
+      constexpr bool kWhole = S > 0 || IsLogarithm<Algebra>::value;  // else see `contract`
       for (Index t = range.begin; t < range.end;) {
         const FactorTile& tile = plan_.factor_tiles[t];
         if (!tile.contiguous) {
@@ -95,12 +97,33 @@ class Sweeps {
         const Index last = std::min<Index>(t + tile.run, range.end) - 1;
         const Index step = t < last ? plan_.factor_tiles[t + 1].table - tile.table : 0;
         const Index fetched = tile.shared || !kWhole ? 0 : group.table_size * kLanes<T>;
-        TileLanes<T, true> lanes(plan_, group, tile);
-        for (; t <= last; ++t, lanes.advance(step)) {
-          lanes.trim(t == last, plan_.factor_tiles[last]);
-          ahead.at_factors(fetched);
-          update_message<Algebra, T, decltype(states)::value>(context_, item, range.group, range.slot, lanes, in, out,
-                                                              scratch);
+        TileLanes<T, true> lanes(plan_, group, tile), lead = lanes;
+        if constexpr (S == 0) {
+          for (; t <= last; ++t, lanes.advance(step)) {
+            lanes.trim(t == last, plan_.factor_tiles[last]);
+            ahead.at_factors(fetched);
+            update_message<Algebra, T>(context_, item, range.group, range.slot, lanes, in, out, scratch);
+          }
+        } else {
+          constexpr int kMost = kSideBySide<Algebra, T, S>;
+          V<T> cavities[kMost][S];
+          MessageSettings<T> settings = settings_of<Algebra, T>(context_, range.group, lanes);
+          auto look_at = [&](const TileLanes<T, true>& tile) RF_LAMBDA {
+            if (Algebra::kNeedsCounting && !uniform) settings = settings_of<Algebra, T>(context_, range.group, tile);
+          };
+          while (t <= last) {
+            const int count = kMost == 1 ? 1 : static_cast<int>(std::min<Index>(kMost, last - t + 1));
+            for (int k = 0; k < count; ++k, lead.advance(step)) {
+              ahead.at_factors(fetched);
+              look_at(lead);
+              other_cavity<Algebra, T, S>(item, group, range.slot, lead, settings, in, scratch, cavities[k]);
+            }
+            for (int k = 0; k < count; ++k, ++t, lanes.advance(step)) {
+              lanes.trim(t == last, plan_.factor_tiles[last]);
+              look_at(lanes);
+              send_message<Algebra, T, S>(item, range.slot, lanes, settings, in, out, scratch, cavities[k]);
+            }
+          }
         }
       }
     });

@@ -140,33 +140,49 @@ RF_INLINE void contract(const Incident<T>& from, int states, V<T>* out) {
                             from.ahead, out);
 }
 
+// How many tiles of one run are updated side by side. The power of a cavity and the logarithm of a message are long
+// chains of operations, of which a processor sees too few at a time if it comes to both of one tile before the next.
+template <class Algebra, class T, int S>
+constexpr int kSideBySide = std::is_same<Algebra, LogMessages<T>>::value && S == 2 ? 8 : 1;
+
+// The cavity from which a pairwise factor makes the message to `slot`.
 template <class Algebra, class T, int S, class Lanes>
+RF_INLINE void other_cavity(const Item<T>& item, const Group& group, int slot, const Lanes& lanes,
+                            const MessageSettings<T>& settings, const T* in, Scratch<T>& scratch, V<T>* cavity) {
+  cavity_of<Algebra, T, S>(lanes, group, 1 - slot, item.beliefs.get(), in, settings, cavity);
+  if (scratch.tape) write_cavity<Algebra, T, S>(cavity, S, scratch.tape);
+}
+
+// Makes that message.
+template <class Algebra, class T, int S, class Lanes>
+RF_INLINE void send_message(const Item<T>& item, int slot, const Lanes& lanes, const MessageSettings<T>& settings,
+                            const T* in, T* out, Scratch<T>& scratch, const V<T>* cavity) {
+  V<T> m[S];
+  Index stride;
+  const T* table = lanes.template tables<S>(item.tables.get(), scratch.table, stride);
+  if constexpr (IsLogarithm<Algebra>::value)
+    contract_log_binary<T>(table, stride, slot, cavity, m);
+  else
+    contract_pair<Algebra, T, S>(table, stride, slot, cavity, S, S, m);
+  Algebra::template finish_message<S>(m, S, settings, [&](int x) { return lanes.message(in, slot, x); });
+  RF_FOR (x, Algebra::template first_state<S>(S), S) lanes.set_message(out, slot, x, m[x]);
+}
+
+// The same for factors of any kind.
+template <class Algebra, class T, class Lanes>
 RF_INLINE void update_message(const Context<T>& context, const Item<T>& item, int g, int slot, const Lanes& lanes,
                               const T* in, T* out, Scratch<T>& scratch) {
-  const Plan& plan = *context.plan;
-  const Group& group = plan.groups[g];
+  const Group& group = context.plan->groups[g];
   const MessageSettings<T> settings = settings_of<Algebra, T>(context, g, lanes);
-  const int states = S ? S : group.dims[slot];
-  V<T> fixed[S ? S : 1], message[S ? S : 1];
-  V<T>* m = S ? message : scratch.out;
+  const int states = group.dims[slot];
+  V<T> none[1], *m = scratch.out;
   auto cavity = [&](int k, V<T>* to) RF_LAMBDA {
-    cavity_of<Algebra, T, S>(lanes, group, k, item.beliefs.get(), in, settings, to);
-    if (scratch.tape) write_cavity<Algebra, T, S>(to, group.dims[k], scratch.tape);
+    cavity_of<Algebra, T, 0>(lanes, group, k, item.beliefs.get(), in, settings, to);
+    if (scratch.tape) write_cavity<Algebra, T, 0>(to, group.dims[k], scratch.tape);
   };
-  if constexpr (S > 0) {  // as below, but spelt out: so the compiler keeps the cavity in registers
-    Index stride;
-    const T* table = lanes.template tables<S>(item.tables.get(), scratch.table, stride);
-    cavity(1 - slot, fixed);
-    if constexpr (IsLogarithm<Algebra>::value)
-      contract_log_binary<T>(table, stride, slot, fixed, m);
-    else
-      contract_pair<Algebra, T, S>(table, stride, slot, fixed, S, S, m);
-  } else {
-    contract<Algebra, T, S>(incident<Algebra, T, S>(item, group, slot, lanes, cavity, fixed, scratch), states, m);
-  }
-  Algebra::template finish_message<S>(m, states, settings, [&](int x) { return lanes.message(in, slot, x); });
-  const int first = Algebra::template first_state<S>(states);
-  RF_FOR (x, first, states) lanes.set_message(out, slot, x, m[x]);
+  contract<Algebra, T, 0>(incident<Algebra, T, 0>(item, group, slot, lanes, cavity, none, scratch), states, m);
+  Algebra::template finish_message<0>(m, states, settings, [&](int x) { return lanes.message(in, slot, x); });
+  RF_FOR (x, Algebra::template first_state<0>(states), states) lanes.set_message(out, slot, x, m[x]);
 }
 
 // The change beliefs would have made without damping, which shortens the steps of their logarithms by one factor.
