@@ -80,32 +80,45 @@ RF_INLINE void contract_pair(const T* table, Index stride, int slot, const V<T>*
     contract<Algebra, T, S>(table, stride, nullptr, 1, states, weight, others, kNoTable, out);
 }
 
+// exp(x) where an error of a rounding of 1 is small enough: in sums with a 1.
+template <class T>
+RF_INLINE V<T> exp_of_term(V<T> x) {
+  return vexp2<T>(x * T(kLog2E<double>));
+}
+
 // The same in logarithms: the largest term first, then, for sum-product, the sum relative to it.
 template <class T, bool Max>
 RF_NOINLINE void contract_log(const T* table, Index stride, const V<T>* before, Index num_before, int states,
                               const V<T>* after, Index num_after, V<T>* out) {
+  // The inner loop is over slots on one side, over those after if there are any.
+  const bool swap = num_after == 1;
+  const V<T>*outer = swap ? after : before, *inner = swap ? before : after;
+  const Index num_outer = swap ? 1 : num_before, num_inner = swap ? num_before : num_after;
+  const Index step = swap ? states * stride : stride, outer_step = states * num_after * stride;
+  constexpr int kMost = 8;  // logarithms that are taken side by side, so that they do not wait for each other
+  V<T> total[kMost] = {};
   for (int x = 0; x < states; ++x) {
-    V<T> top = splat<T>(kNegInf<T>);
-    for (Index a = 0; a < num_before; ++a) {
-      const T* row = table + (a * states + x) * num_after * stride;
-      for (Index b = 0; b < num_after; ++b) {
-        const V<T> term = load<T>(row + b * stride) + before[a] + after[b];
-        if constexpr (Max)
-          top = vmax<T>(top, term);
-        else
-          top = select<T>(top > term, top, term);  // a NaN would come out of the sum below
+    auto for_each_term = [&](auto body) RF_LAMBDA {
+      const T* row = table + x * num_after * stride;
+      for (Index o = 0; o < num_outer; ++o, row += outer_step) {
+        const V<T> weight = outer[o];
+#pragma GCC unroll 2
+        for (Index i = 0; i < num_inner; ++i) body(load<T>(row + i * step) + weight + inner[i]);
       }
-    }
+    };
+    V<T> top = splat<T>(kNegInf<T>);
+    for_each_term([&](V<T> term) RF_LAMBDA {
+      // A NaN would come out of the sum below.
+      top = Max ? vmax<T>(top, term) : select<T>(top > term, top, term);
+    });
     out[x] = top;
     if constexpr (!Max) {
       const V<T> shift = select<T>(top == kNegInf<T>, V<T>{}, top);
-      V<T> total{};
-      for (Index a = 0; a < num_before; ++a) {
-        const T* row = table + (a * states + x) * num_after * stride;
-        for (Index b = 0; b < num_after; ++b)
-          total += vexp<T>(load<T>(row + b * stride) + before[a] + after[b] - shift);
-      }
-      out[x] = shift + vlog<T>(total);
+      V<T> sum{};
+      for_each_term([&](V<T> term) RF_LAMBDA { sum += exp_of_term<T>(term - shift); });
+      total[x % kMost] = sum;
+      if (x % kMost == kMost - 1 || x == states - 1)
+        for (int y = x - x % kMost; y <= x; ++y) out[y] += vlog2<T>(total[y % kMost]) * T(kLn2<double>);
     }
   }
 }
@@ -121,9 +134,9 @@ RF_INLINE void contract_log_binary(const T* table, Index stride, int slot, const
     const V<T> one = term(0), other = term(1);
     out[x] = vmax<T>(one, other);
     const V<T> low = select<T>(one > other, other, one);
-    total[x] = vexp<T>(low - select<T>(out[x] == kNegInf<T>, V<T>{}, out[x])) + T(1);
+    total[x] = exp_of_term<T>(low - select<T>(out[x] == kNegInf<T>, V<T>{}, out[x])) + T(1);
   }
-  out[1] += vlog<T>(total[1] / total[0]);
+  out[1] += vlog2_ratio<T>(total[1], total[0]) * T(kLn2<double>);
 }
 
 }  // namespace riskfield::RISKFIELD_ISA
