@@ -19,7 +19,9 @@ STANFORD_CLASSES = ("sky", "tree", "road", "grass", "water", "building", "mounta
 
 
 def stanford_background(root: Root = None) -> ImageSet:
-    """Load the 715 images of the Stanford Background Dataset, about 240 by 320, with eight classes; -1 for no label.
+    """Load the 715 images of the Stanford Background Dataset, of about 240 by 320 pixels.
+
+    The labels are the numbers of eight classes, `STANFORD_CLASSES`, and -1 where a pixel has none.
 
     Arguments:
         root: the folder that contains `iccv09Data/`. By default it is taken from the environment variable

@@ -33,10 +33,10 @@ def mosaics(count: int = 16, shape: tuple[int, int] = (120, 160), *, test: bool 
     and test images the right halves, so that they have no pixels in common.
 
     Arguments:
-        count: the number of images.
-        shape: their rows and columns, at most 512 and 256.
-        test: whether to make test images.
-        seed: the seed of the curves and of the positions of the patches.
+        count: the number of images, by default 16.
+        shape: their rows and columns, at most 512 and 256; by default (120, 160).
+        test: make test images. By default training images are made.
+        seed: the seed of the curves and of the positions of the patches, by default 0.
 
     >>> images = mosaics(4)
     >>> images, images[0].labels.shape

@@ -32,7 +32,7 @@ class FeatureCache:
     so empty the folder when you change the code.
 
     Arguments:
-        folder: is created if necessary. Processes may share it, and it may be emptied at any time.
+        folder: it is created if necessary. Processes may share it, and it may be emptied at any time.
 
     >>> import tempfile
     >>> cache = FeatureCache(tempfile.mkdtemp())

@@ -1,4 +1,4 @@
-"""Anyone's own images: a folder of images, and a folder of masks of the same names."""
+"""Your own images: a folder of images, and a folder of masks with the same names."""
 
 from __future__ import annotations
 
@@ -22,12 +22,14 @@ ENDINGS = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".webp")
 
 @dataclass(frozen=True)
 class MaskReading:
-    """How files become masks. By default their values are labels as they are.
+    """How the values in mask files become labels. By default they are used unchanged.
 
     Arguments:
-        threshold: values from here on become 255, and those below become 0.
-        levels: values become the nearest of this many grey levels at equal steps from 0 to 255.
-        resize_masks: a mask of another size than its image is enlarged or reduced, without new values.
+        threshold: values of at least this become 255, and smaller ones 0. By default no threshold is applied.
+        levels: each value becomes the nearest of this many grey levels at equal steps from 0 to 255. By default values
+            are not rounded.
+        resize_masks: resize a mask that differs in size from its image, without making new values. By default such a
+            mask is an error.
 
     >>> MaskReading(levels=3).values(np.array([0, 3, 120, 250]))
     array([  0,   0, 128, 255])
@@ -72,24 +74,24 @@ def image_folder(
 ) -> ImageSet:
     """The images of a folder, with labels from the masks of the same names in another.
 
-    The mask of `horse.jpg` is `horse.png`, say: an image of the same size whose grey levels, or palette indices, are
-    labels. Without `masks` images have no labels.
+    For example, the mask of `horse.jpg` is `horse.png`. It is an image of the same size. Its grey levels, or palette
+    indices, are the labels. Without `masks` the images have no labels.
 
     Arguments:
         images: a folder of PNG, JPEG, TIFF, BMP or WebP files, grey or coloured, of any sizes.
         masks: a folder with a mask for every image. Use PNG: JPEG changes values.
         classes: {value: name} for all values in the masks, in the order of the labels 0, 1, ... By default all values
             that occur, in ascending order, so that masks of 0 and 255 have the labels 0 and 1.
-        ignore: the value of pixels without a label.
+        ignore: the value of pixels without a label. By default every pixel has one.
         reading: how the values in the files become labels, for example `MaskReading(threshold=128)` for masks saved as
-            JPEG. By default they are labels as they are.
+            JPEG. By default they are used unchanged.
 
     Raises:
         FileNotFoundError: if there is no such folder.
         ValueError: if there are no images, or images without a mask, or `ignore` is one of the classes.
-        FileFormatError: if `classes` have to be found and there are more than 32.
-        FileFormatError: if `classes` have to be found and a mask is damaged; and, when an image is read, if it or its
-            mask is damaged, or the mask has another size or a value that is not a class.
+        FileFormatError: if `classes` is not given and a mask is damaged, or the masks have more than 32 values. Also,
+            when an image is read: if it or its mask is damaged, or the mask has another size or a value that is not a
+            class.
     """
     if classes is not None and ignore in classes:
         raise ValueError(f"`ignore` must not be one of the classes {few([*classes])}. Got {ignore}.")

@@ -47,7 +47,7 @@ class LabelledImage:
 
 
 class ImageSet(Sequence[LabelledImage]):
-    """Images by number or name, read each time they are accessed.
+    """Images that are found by number or name, and read each time they are accessed.
 
     Arguments:
         names: the names of the images, in order.
@@ -95,7 +95,7 @@ class ImageSet(Sequence[LabelledImage]):
         return ImageSet(chosen, self._read, self.classes)
 
     def map(self, function: Callable[[LabelledImage], LabelledImage], classes: Iterable[str] | None = None) -> ImageSet:
-        """The images with `function` applied to each of them when it is accessed."""
+        """The images with `function` applied to each when it is accessed, and with `classes` if they are given."""
         return ImageSet(
             self.names, lambda name: function(self._read(name)), self.classes if classes is None else classes
         )

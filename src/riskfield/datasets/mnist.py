@@ -38,7 +38,7 @@ def mnist(root: Root = None, *, train: bool = False) -> Digits:
     Arguments:
         root: the folder that contains `MNIST/raw/`. By default it is taken from the environment variable
             RISKFIELD_DATA.
-        train: whether to load the training images.
+        train: load the training images. By default the test images are loaded.
 
     Raises:
         MissingDataError: if the data set is missing; the message says what to download.

@@ -48,7 +48,12 @@ class PowerNoise(AbstractNoise):
 
 @dataclass(frozen=True)
 class GaussianNoise(AbstractNoise):
-    """y = x + e with e normal. The papers do not give the deviation; 0.3 is believed to be that of Kumar and Hebert."""
+    """y = x + e with e normal, of mean 0.
+
+    Arguments:
+        deviation: the standard deviation of e. The papers do not give it; the default, 0.3, is probably the value of
+            Kumar and Hebert.
+    """
 
     deviation: float = 0.3
 
@@ -85,7 +90,7 @@ class BimodalNoise(AbstractNoise):
 
 @dataclass(frozen=True)
 class ReassignmentNoise(AbstractNoise):
-    """A share `rate` of the pixels is set to 0 or 1 at random (Domke 2008), so half of these keep their value."""
+    """Each pixel is set to 0 or 1 at random with probability `rate` (Domke 2008); about half of these do not change."""
 
     rate: float
 
@@ -124,6 +129,12 @@ def denoising(
     """Return images to restore: the labels come from `binarise`, the images from `noise`.
 
     The noise of an image depends only on `seed` and on the name of the image, not on the other images of the set.
+
+    Arguments:
+        images: the images, with or without labels. Their labels are not used.
+        noise: a noise model, such as `GaussianNoise()`.
+        shape: the size to which images are resized first, by default (200, 300). None keeps their sizes.
+        seed: the seed of the noise, by default 0.
     """
 
     def noisy(image: LabelledImage) -> LabelledImage:

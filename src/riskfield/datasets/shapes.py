@@ -33,7 +33,14 @@ def draw_shapes() -> tuple[Labels, ...]:
 
 
 def noisy_shapes(noise: AbstractNoise, seed: int = 0) -> tuple[ImageSet, Split]:
-    """Return fifty noisy versions of each shape, and the split: ten versions of the first to train, 190 to test."""
+    """Return fifty noisy versions of each of four shapes, and a split into training and test images.
+
+    The training images are ten versions of the first shape, and the test images are the other 190.
+
+    Arguments:
+        noise: a noise model, such as `GaussianNoise()`.
+        seed: the seed of the noise, by default 0.
+    """
     clean = draw_shapes()
     names = [f"{shape}-{version:02}" for shape in range(len(clean)) for version in range(_VERSIONS)]
 

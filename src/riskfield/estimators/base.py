@@ -52,40 +52,40 @@ _VARIABLES_AT_ONCE = 4 * 240 * 320
 
 
 class AbstractCRF(NestedParameters):
-    """A linear model on the graph of each example, a loss and an inference.
+    """The base class of the estimators: a linear model on the graph of each example, a loss and an inference.
 
-    All estimators have the same parameters, but for those that describe an example:
+    All estimators have these parameters, and further ones that describe an example.
 
     Arguments:
         loss: the name of a loss, one of `riskfield.losses.names.LOSSES`; a loss object; or a function of (solution,
-            labels, mask).
-        inference: how marginals are computed, in training as in prediction. By default exact inference on graphs
+            labels, mask). By default "univariate-logistic".
+        inference: how marginals are computed, in training and in prediction. By default exact inference on graphs
             without cycles, such as chains, and ten sweeps of tree-reweighted message passing with rho = 1/2 on all
             others, in the order `Coloured()` on a GPU.
         decoder: how marginals become labels. By default the most probable label of each variable.
-        ridge: the weight of the squares of all parameters, relative to the loss per variable. With n labelled
-            variables, it is c2 / n in terms of CRFsuite.
-        lasso: the weight of the absolute values of all parameters, c1 / n in terms of CRFsuite. It makes many
-            parameters exactly 0, and needs the optimiser `LBFGS`.
+        ridge: the weight of the squares of all parameters, relative to the loss per variable; by default 0.001. With n
+            labelled variables, it is c2 / n in terms of CRFsuite.
+        lasso: the weight of the absolute values of all parameters, c1 / n in terms of CRFsuite; by default 0. It makes
+            many parameters exactly 0, and needs the optimiser `LBFGS`.
         optimiser: by default `LBFGS(iterations=200)`.
-        initial: losses to fit first, in this order. By default, as in Domke (2013), `Independent()`, and then
-            `SurrogateEM()` before a smoothed classification error. An empty tuple for none.
-        class_weight: the weight of a variable in the loss by its label: a dictionary {label: weight}, 1 for labels that
-            it does not name, or "balanced", inversely proportional to how often a label occurs. It needs a loss that is
-            a sum over variables, such as the default. Other losses of `initial` are fitted without weights.
+        initial: losses to fit first, in this order. By default, as in Domke (2013), `Independent()`, and before a
+            smoothed classification error also `SurrogateEM()`. An empty tuple fits none.
+        class_weight: the weight of a variable in the loss by its label: a dictionary {label: weight}, with 1 for labels
+            it does not name, or "balanced", inversely proportional to how often a label occurs; by default 1. It needs
+            a loss with the setting `class_weight`, such as the default. Other losses in `initial` are not weighted.
         ignore: the label that means unknown, by default -1. None if every label is a class, even -1.
-        chunk_size: how many examples are evaluated at once, to bound memory. By default about 300,000 variables,
-            and more on a GPU.
+        chunk_size: how many examples are evaluated at once, to limit memory. By default about 300,000 variables, and
+            more on a GPU if there are few labels.
         early_stopping: hold out a part of the examples, stop each loss when its value on them has not improved for
             `n_iter_no_change` iterations, and keep the parameters that were best on them. The value of every iteration
-            is in `results_[-1].history`, as `validation`.
-        validation_fraction: the share of the examples to hold out.
-        n_iter_no_change: how many iterations without an improvement end the training.
+            is in `results_[-1].history`, as `validation`. By default training does not stop early.
+        validation_fraction: the share of the examples to hold out; by default 0.1, for `ImageCRF` 0.2.
+        n_iter_no_change: how many iterations without an improvement end the training, by default 10.
         n_jobs: the number of threads of `fit` and `predict`, in the native engine and in torch: -1 for all processors,
             None (the default) for as many as `riskfield.set_num_threads` and `torch.set_num_threads` have set.
         random_state: seeds random choices: which examples are held out, the order of examples in `Torch` and `SMD`,
-            and losses that draw samples. L-BFGS is not random.
-        verbose: show progress bars.
+            and losses that draw samples. L-BFGS is not random. 0 by default.
+        verbose: show progress bars; by default none.
         device: where to compute, such as "cuda"; by default the CPU.
         dtype: the precision, "float32" or "float64" (the default). On a GPU, float32 is much faster.
 
@@ -166,9 +166,9 @@ class AbstractCRF(NestedParameters):
         Arguments:
             X: the examples.
             y: their labels, an array for each, of integers, booleans or strings; `ignore` where a label is unknown.
-            sample_weight: the weight of each example, of shape (n,).
-            checkpoint: a folder for checkpoints, or `Checkpoints(folder, every=...)`.
-            resume: continue from the checkpoints in it.
+            sample_weight: the weight of each example, of shape (n,); by default 1.
+            checkpoint: a folder for checkpoints, or `Checkpoints(folder, every=...)`. By default none are written.
+            resume: continue from the checkpoints in this folder.
 
         Returns:
             The estimator itself.
@@ -228,11 +228,11 @@ class AbstractCRF(NestedParameters):
         return _like(X, [self.classes_[own] for own in states])
 
     def predict_marginals(self, X: Any) -> Any:
-        """P(label) of each variable, in a last axis ordered as `classes_` is: an array if X is one, else a list."""
+        """The probability of each label, in a last axis ordered as `classes_`: an array if X is one, else a list."""
         return _like(X, self._marginals(X))
 
     def predict_proba(self, X: Any) -> Any:
-        """`predict_marginals`, under the name that pipelines pass on."""
+        """The same as `predict_marginals`, under the name that scikit-learn uses."""
         return self.predict_marginals(X)
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:

@@ -17,7 +17,7 @@ from riskfield.graph.factor_graph import FactorGraph
 class PgmpyModel:
     """A model of pgmpy as a graph and its log-potentials.
 
-    The variables have the names that they have in pgmpy: `graph.variable("rain")` is a number, `graph.names` are all.
+    The variables keep their names: `graph.variable("rain")` is the number of a variable, `graph.names` has all names.
     """
 
     graph: FactorGraph
@@ -25,7 +25,7 @@ class PgmpyModel:
     states: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # the names of the states of each variable
 
     def evidence(self, observed: Mapping[str, Any]) -> dict[int, int]:
-        """Evidence for `infer` from names of variables and of states, as pgmpy takes it."""
+        """Evidence for `infer`, {variable: state}, from {name of the variable: name of its state} as in pgmpy."""
         numbers = {}
         for name, state in observed.items():
             variable = self.graph.variable(name)

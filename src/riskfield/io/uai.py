@@ -39,8 +39,9 @@ _ANY = 2.0**53  # whole numbers beyond are not exact in float64
 class UAIModel:
     """A model read from a `.uai` file.
 
-    The factors keep the file's numbers, except that factors without variables are constants: they are left out of the
-    graph (later ones move up) and their logarithms are summed in `log_constant`, to be added to a log-partition value.
+    The factors have the same numbers as in the file, unless it has factors without variables. These are constants. They
+    are left out of the graph, so that later factors move up, and the sum of their logarithms is `log_constant`. Add it
+    to a log-partition value.
     """
 
     graph: FactorGraph
@@ -163,7 +164,9 @@ def read_pr(path: str | os.PathLike[str]) -> float:
 
 
 def write_mar(path: str | os.PathLike[str], graph: FactorGraph, mu: Tensor) -> None:
-    """Write the node marginals in mu (or in its node part alone) as a `.MAR` file, to 12 digits, whole or not at all.
+    """Write the node marginals in mu (or in its node part alone) as a `.MAR` file, with 12 digits.
+
+    If it cannot be written completely, an existing file stays as it is.
 
     Raises:
         ValueError: if mu has a batch axis, another length, or holds NaN or infinity.
@@ -183,7 +186,9 @@ def write_mar(path: str | os.PathLike[str], graph: FactorGraph, mu: Tensor) -> N
 
 
 def write_pr(path: str | os.PathLike[str], log_partition: float) -> None:
-    """Write a `.PR` file from the *natural* logarithm of the partition function, whole or not at all.
+    """Write a `.PR` file from the *natural* logarithm of the partition function.
+
+    If it cannot be written completely, an existing file stays as it is.
 
     Raises:
         ValueError: if the logarithm is NaN or +inf.
@@ -204,7 +209,9 @@ def write_pr(path: str | os.PathLike[str], log_partition: float) -> None:
 
 
 def write_mpe(path: str | os.PathLike[str], graph: FactorGraph, states: Tensor) -> None:
-    """Write the states of all variables, such as `solution.mode()`, as an `.MPE` file, whole or not at all.
+    """Write the states of all variables, such as `solution.mode()`, as an `.MPE` file.
+
+    If it cannot be written completely, an existing file stays as it is.
 
     Raises:
         ValueError: if `states` is not one state in range per variable.

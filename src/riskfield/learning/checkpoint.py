@@ -27,7 +27,7 @@ class Checkpoints:
 
     Arguments:
         folder: the folder, which is created if necessary. Only the newest checkpoint is kept.
-        every: the number of iterations between checkpoints. One more is written at the end.
+        every: the number of iterations between checkpoints, by default 10. One more is written at the end.
 
     >>> Checkpoints("runs/horses", every=20).every
     20

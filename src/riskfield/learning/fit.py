@@ -62,10 +62,10 @@ def fit(
 ) -> Fit:
     r"""Find parameters of `model` that minimise the empirical risk.
 
-    Training starts from the current parameters of the model, and leaves the best parameters in it. These have the
-    lowest risk on `validation`, if it is given and finite, otherwise the lowest objective. (For a loss whose values
-    cannot be compared, they are the newest.) This holds whether training converges, stops early, diverges (with a
-    `DivergenceWarning`) or is interrupted by Ctrl-C.
+    Training starts from the current parameters of the model, and leaves the best parameters in it. These are the ones
+    with the lowest risk on `validation`, if it is given and finite, otherwise those with the lowest objective. For a
+    loss whose values cannot be compared, they are the newest. This holds whether training converges, stops early,
+    diverges (with a `DivergenceWarning`) or is interrupted by Ctrl-C.
 
     Arguments:
         model: a module with `theta = model(graph, inputs)`.
@@ -73,27 +73,27 @@ def fit(
         loss: a loss such as `UnivariateLogistic()`, or a function of (solution, labels, mask).
         inference: how marginals are computed: `Inference(algorithm, stop, adjoint)` or `ExactOnForests(...)`. Use the
             same for predictions. Losses that need no inference ignore it.
-        optimiser: `LBFGS(...)` (the default), `Torch(torch.optim.Adam, {...})`, `SMD(...)`.
-        ridge: the weight of the sum of the squared parameters, which is added to the risk.
-        lasso: the weight of the sum of the absolute values of the parameters, which is also added. It makes many
-            parameters exactly 0. It needs `LBFGS`, which then runs OWL-QN (Andrew & Gao 2007).
-        per_variable: divide the risk by the number of targets, so that the effect of `ridge` does not depend on the
-            size of the images. Otherwise the losses of all examples are summed.
-        validation: examples for early stopping, or a `Validation(...)`.
+        optimiser: `LBFGS(...)`, `Torch(torch.optim.Adam, {...})` or `SMD(...)`; by default `LBFGS()`.
+        ridge: the weight of the sum of the squared parameters, which is added to the risk; by default 0.
+        lasso: the weight of the sum of the absolute values of the parameters, which is also added; by default 0. It
+            makes many parameters exactly 0. It needs `LBFGS`, which then runs OWL-QN (Andrew & Gao 2007).
+        per_variable: divide the risk by the number of targets (the default), so that the effect of `ridge` does not
+            depend on the size of the images. With False the losses of all examples are summed.
+        validation: examples for early stopping, or a `Validation(...)`. By default training does not stop early.
         chunk_size: how many examples are evaluated at once, to limit memory; by default all that share a graph.
         warm_start: start each run of inference from the messages that the same examples ended with last time. Between
             iterations parameters change little, so that fewer sweeps are needed. `inference` must stop at a tolerance
-            and have an adjoint that holds at convergence. Where it has one fixed point, as with `TRW` or a convex free
-            energy, the result is the same to within the tolerance. Mean field and loopy belief propagation may have
-            several; a warm start stays near one of them, and training may stall. The messages are dropped at every
+            and have an adjoint that holds at convergence. If inference has one fixed point, as with `TRW` or a convex
+            free energy, the result is the same to within the tolerance. Mean field and loopy belief propagation may
+            have several; a warm start stays near one of them, and training may stall. The messages are dropped at every
             checkpoint, so that a resumed run gives the same bits.
         seed: the seed of all random numbers: the order of examples, and random numbers of the model or the loss. The
             state of torch's own generator does not change.
-        checkpoint: a folder for checkpoints, or `Checkpoints(folder, every=...)`.
-        resume: whether to continue from the newest checkpoint, if there is one. With the same arguments, the parameters
-            are bit by bit those of an uninterrupted run.
+        checkpoint: a folder for checkpoints, or `Checkpoints(folder, every=...)`. By default none are written.
+        resume: continue from the newest checkpoint, if there is one. With the same arguments, the parameters are bit by
+            bit those of an uninterrupted run. By default a folder that holds checkpoints is an error.
         callbacks: called as `callback(record, model)` after each iteration. If one returns True, training ends.
-        progress: whether to show a progress bar, or print a line every ten seconds where there is no terminal.
+        progress: show a progress bar, or without a terminal print a line every ten seconds; by default neither.
         ranks: the processes that share the work, from `ranks()`. `data` and `validation` are then this rank's share.
         device: where to train, such as "cuda". Model, data and validation data are moved; the model stays there. By
             default they stay where they are, all on one device.

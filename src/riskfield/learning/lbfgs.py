@@ -37,11 +37,12 @@ class LBFGS(AbstractOptimiser):
     """L-BFGS with a strong-Wolfe line search. The best choice if every iteration can use all examples.
 
     Arguments:
-        iterations: the maximum number of iterations.
-        memory: the number of past steps that determine the search direction.
-        gradient_tol: converged if no entry of the gradient is larger.
-        change_tol: converged if an iteration lowers the objective J by no more than this times max(|J|, 1).
-        line_search: the maximum number of points to try along a direction.
+        iterations: the maximum number of iterations, by default 1000.
+        memory: the number of past steps that determine the search direction, by default 20.
+        gradient_tol: training has converged if no entry of the gradient is larger in absolute value; by default 1e-6.
+        change_tol: training has converged if an iteration lowers the objective J by no more than this times
+            max(|J|, 1); by default 1e-9.
+        line_search: the maximum number of points to try along a direction, by default 25.
 
     >>> LBFGS(iterations=200)
     LBFGS(iterations=200, memory=20, gradient_tol=1e-06, change_tol=1e-09, line_search=25)

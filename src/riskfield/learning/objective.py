@@ -61,17 +61,18 @@ class Objective:
     """The regularised risk of a model on a data set, with its derivatives.
 
     Arguments:
-        model: theta = model(graph, inputs).
+        model: a module with `theta = model(graph, inputs)`.
         data: this rank's examples.
         loss: the loss of an example.
         inference: how the loss computes marginals.
-        ridge: the weight of the squared parameters.
-        lasso: the weight of the absolute values of the parameters.
-        per_variable: divide the risk by the number of targets.
-        chunk_size: how many examples are evaluated at once, to limit memory; None for all that share a graph.
-        warm_start: start runs of inference to a tolerance from the messages of the evaluation before.
-        ranks: the processes that share the work.
-        name: of `data` in errors.
+        ridge: the weight of the sum of the squared parameters, by default 0.
+        lasso: the weight of the sum of the absolute values of the parameters, by default 0.
+        per_variable: divide the risk by the number of targets (the default).
+        chunk_size: how many examples are evaluated at once, to limit memory; by default all that share a graph.
+        warm_start: start runs of inference to a tolerance from the messages of the previous evaluation. By default they
+            start afresh.
+        ranks: the processes that share the work; by default this process alone.
+        name: what errors call `data`.
     """
 
     def __init__(

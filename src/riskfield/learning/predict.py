@@ -26,15 +26,17 @@ def predict(
 ) -> list[Tensor]:
     """Predict the states of all variables, for every block of examples. Observed states are kept.
 
-    Examples of a block may observe and ask for different variables. A decoder that weighs variables against each other
-    uses those that are asked for, `examples.asked`. Small examples are predicted together, whatever their structure.
+    Each example may have its own observed variables and its own variables to predict, `examples.asked`. A decoder that
+    compares variables with each other, such as `EqualCount()`, compares those to predict. Small examples are predicted
+    together, even if their graphs differ.
 
     Arguments:
         model: a module with `theta = model(graph, inputs)`.
-        data: `Examples`, or several of them on different graphs. Only the positions of known labels matter here.
+        data: `Examples`, or several of them on different graphs. Only the positions of known labels matter here; their
+            values are ignored.
         inference: how marginals are computed.
-        decoder: how they become states; by default `MaxMarginal()`.
-        chunk_size: how many examples are predicted at once, to bound memory; by default all that share a graph.
+        decoder: how marginals become states; by default `MaxMarginal()`.
+        chunk_size: how many examples are predicted at once, to limit memory; by default all that share a graph.
 
     Returns:
         An int64 tensor of shape (n, variable) per block.

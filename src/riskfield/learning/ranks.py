@@ -21,7 +21,10 @@ from riskfield.examples import DataSet, Examples, blocks, take
 
 @dataclass(frozen=True)
 class Ranks:
-    """The number of this process and the number of processes. `Ranks()` is a single process."""
+    """The number `rank` of this process, the number `size` of all processes, and the device of this one.
+
+    `Ranks()` is a single process on the CPU.
+    """
 
     rank: int = 0
     size: int = 1

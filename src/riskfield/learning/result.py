@@ -25,9 +25,9 @@ class Record:
     """One iteration."""
 
     iteration: int  # from 1
-    objective: float  # risk plus ridge at the end of the iteration; with batches, the mean over them
+    objective: float  # risk plus penalties at the end of the iteration; with batches, the mean over them
     risk: float
-    gradient_norm: float  # the largest entry of the gradient
+    gradient_norm: float  # the largest absolute value of an entry of the gradient
     evaluations: int  # evaluations of the objective, on all examples or a batch, since the fit began
     seconds: float  # since the fit began, without interruptions
     validation: float | None = None  # the risk on the validation set, if it was evaluated
@@ -36,7 +36,10 @@ class Record:
 
 @dataclass(frozen=True, repr=False)
 class Fit:
-    """The result of a fit. The model has the parameters of the iteration `best`, or the initial ones if it is None."""
+    """The result of a fit: why it ended, as a `Reason` and in words, and one `Record` for each iteration.
+
+    The model has the parameters of the iteration `best`, or the initial ones if `best` is None.
+    """
 
     reason: Reason
     explanation: str

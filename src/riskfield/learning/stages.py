@@ -48,6 +48,11 @@ def incremental(stage: Stage, num_examples: int, *, start: int = 32) -> list[Sta
 
     Most iterations use a small subset of the examples (Domke 2013, section 8.4).
 
+    Arguments:
+        stage: what all stages have in common, and the iterations of the first. Its optimiser must be `LBFGS`.
+        num_examples: the number of all examples, which the last stage uses.
+        start: the number of examples of the first stage, by default 32.
+
     >>> from riskfield.learning import Stage
     >>> from riskfield.losses import Pseudolikelihood
     >>> from riskfield.optim import LBFGS

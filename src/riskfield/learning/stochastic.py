@@ -70,10 +70,10 @@ class Torch(AbstractOptimiser):
     """Any optimiser of `torch.optim`, on batches. Use it for networks, and for data too large to evaluate as a whole.
 
     Arguments:
-        optimiser: the class of the optimiser.
-        settings: its arguments, such as the learning rate.
-        batch_size: the number of examples per update.
-        epochs: the maximum number of passes through the data.
+        optimiser: the class of the optimiser, by default `torch.optim.Adam`.
+        settings: its arguments, such as the learning rate; by default those of PyTorch.
+        batch_size: the number of examples per update, by default 32.
+        epochs: the maximum number of passes through the data, by default 10.
 
     >>> Torch(torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}, batch_size=8).epochs
     10
@@ -129,15 +129,18 @@ class _TorchRun(EpochRun):
 class SMD(AbstractOptimiser):
     """Stochastic meta-descent: gradient descent on batches, with one gain per parameter that adapts to the curvature.
 
+    A gain is the step size of one parameter (Schraudolph 1999). It grows while updates keep their direction, and
+    shrinks when they reverse it. Inference needs an adjoint with second derivatives, `Unroll()`.
+
     Arguments:
-        gain: the initial eta of all parameters.
-        meta_gain: how fast gains adapt; with 0 they are constant. It multiplies products of gradients, so it may be
-            larger if gradients are small, as those of a risk per variable are.
-        decay: the memory of v, below 1. A larger value means a longer memory.
-        batch_size: the number of examples per update.
-        epochs: the maximum number of passes through the data.
-        tol: stop if a pass lowers the objective by less than this fraction; 0 runs all passes. The objective is the
-            mean over the pass, during which the parameters change.
+        gain: the initial gain of all parameters, by default 0.1.
+        meta_gain: how fast gains adapt, by default 1; with 0 they are constant. It multiplies products of gradients, so
+            it may be larger if gradients are small, as those of a risk per variable are.
+        decay: how long earlier updates influence the gains, in [0, 1); by default 0.99. A larger value means longer.
+        batch_size: the number of examples per update, by default 16.
+        epochs: the maximum number of passes through the data, by default 25.
+        tol: stop if a pass lowers the objective by less than this fraction; by default 0, which runs all passes. The
+            objective is the mean over the pass, during which the parameters change.
 
     >>> SMD(gain=0.05)
     SMD(gain=0.05, meta_gain=1.0, decay=0.99, batch_size=16, epochs=25, tol=0.0)

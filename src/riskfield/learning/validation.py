@@ -29,9 +29,9 @@ class Validation:
         data: examples that are not used for training.
         loss: the loss to evaluate; by default that of the training. With a truncated likelihood, use a loss that is
             reliable when inference stops too early, such as `UnivariateLogistic()`.
-        inference: by default that of the training.
-        patience: stop after this many evaluations in a row without an improvement.
-        every: the number of iterations between evaluations.
+        inference: how marginals are computed; by default as in the training.
+        patience: stop after this many evaluations in a row without an improvement, by default 10.
+        every: the number of iterations between evaluations, by default 1.
     """
 
     data: DataSet

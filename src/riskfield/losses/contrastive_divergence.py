@@ -22,12 +22,14 @@ from riskfield.losses.loss import AbstractLoss, Target
 
 @dataclass(frozen=True)
 class ContrastiveDivergence(AbstractLoss):
-    """theta . f(x~) - theta . f(x^), x~ drawn by `steps` sweeps of Gibbs sampling from the labels x^.
+    """theta . f(x~) - theta . f(x^), where x~ are the states that Gibbs sampling reaches from the labels x^.
 
-    Hidden variables are drawn first, given the labels, with the same number of sweeps. The loss needs no inference.
+    theta . f(x) is the score of states x, as `graph.score` computes it. Hidden variables are drawn first, given the
+    labels, with the same number of sweeps. The loss needs no inference. Only its gradient is meaningful: values at
+    different theta cannot be compared. Use an optimiser without a line search, such as `Torch`.
 
     Arguments:
-        steps: the number of sweeps. With more sweeps the gradient comes closer to that of the likelihood.
+        steps: the number of sweeps, by default 1. With more sweeps the gradient comes closer to that of the likelihood.
         seed: an integer makes every call use the same random numbers. By default torch's global generator is used.
 
     >>> import torch

@@ -19,7 +19,7 @@ class Hybrid(AbstractLoss):
 
     Arguments:
         a, b: losses, or functions of (solution, labels, mask).
-        weight: in [0, 1].
+        weight: the weight of `a`, in [0, 1].
 
     >>> import torch
     >>> from riskfield import Exact, Inference, chain

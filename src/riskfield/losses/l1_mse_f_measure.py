@@ -32,10 +32,12 @@ from riskfield.losses.marginal import at_labels, over_variables
 
 @dataclass(frozen=True)
 class L1(AbstractMarginalLoss):
-    """sum_i (1 - d_i(x_i)): a differentiable count of the variables the decoder gets wrong.
+    """sum_i (1 - d_i(x_i)): a differentiable count of the variables that the decoder gets wrong.
+
+    d_i(x) is the weight that the decoder gives to state x of variable i, and x_i is the label of i.
 
     Arguments:
-        decoder: a soft decoder.
+        decoder: a soft decoder; by default `SoftArgmax()`.
 
     >>> import torch
     >>> from riskfield import Exact, Inference, chain
@@ -61,8 +63,17 @@ class L1(AbstractMarginalLoss):
 class MSE(AbstractMarginalLoss):
     """sum_i 1/2 sum_x (d_i(x) - [x = x_i])^2: the squared error of fractional predictions.
 
+    d_i(x) is the weight that the decoder gives to state x of variable i; [x = x_i] is 1 for the label x_i of i, else 0.
+
     Arguments:
-        decoder: a soft decoder.
+        decoder: a soft decoder; by default `ExpectedValue()`.
+
+    >>> import torch
+    >>> from riskfield import Exact, Inference, chain
+    >>> from riskfield.losses import MSE
+    >>> graph = chain(3, num_states=2)
+    >>> MSE()(graph, graph.zeros(), torch.tensor([0, 1, 1]), Inference(Exact()))
+    tensor(0.7500, dtype=torch.float64)
     """
 
     decoder: AbstractSoftDecoder = field(default_factory=ExpectedValue)
@@ -84,7 +95,14 @@ class FMeasure(AbstractMarginalLoss):
     `Hybrid` weights it as the paper does.
 
     Arguments:
-        decoder: a soft decoder.
+        decoder: a soft decoder; by default `SoftEqualCount()`.
+
+    >>> import torch
+    >>> from riskfield import Exact, Inference, chain
+    >>> from riskfield.losses import FMeasure
+    >>> graph = chain(3, num_states=2)
+    >>> FMeasure()(graph, graph.zeros(), torch.tensor([0, 1, 1]), Inference(Exact()))  # F = 4/7
+    tensor(1.2857, dtype=torch.float64)
     """
 
     decoder: AbstractSoftDecoder = field(default_factory=SoftEqualCount)

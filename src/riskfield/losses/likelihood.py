@@ -30,6 +30,9 @@ from riskfield.losses.loss import AbstractLoss, Target
 class SurrogateLikelihood(AbstractLoss):
     """A(theta) - theta . f(x): the negative log-likelihood, with A as computed by inference.
 
+    A is the log-partition value. theta . f(x) is the score of the labels x: the sum of the entries of theta that they
+    select, as `graph.score` computes it.
+
     With exact inference this is maximum likelihood. The loss is convex in theta if inference maximises a concave
     function. It is an upper bound of the true negative log-likelihood if A is an upper bound (TRW with valid rho), and
     a lower bound with mean field. Every variable must have a label or be given as evidence; `SurrogateEM` allows hidden
@@ -68,7 +71,8 @@ class SurrogateLikelihood(AbstractLoss):
 class SurrogateEM(AbstractLoss):
     """A(theta) - A(theta, z): the negative log-likelihood of the known states z, with hidden variables summed out.
 
-    Without hidden variables it equals `SurrogateLikelihood` and runs inference once. Otherwise it runs inference twice.
+    A(theta) is the log-partition value, and A(theta, z) its value with the known states clamped. Without hidden
+    variables the loss equals `SurrogateLikelihood` and runs inference once. Otherwise it runs inference twice.
 
     Arguments:
         clamped: the algorithm for A(theta, z); by default that of `inference`. `MeanField()` here and TRW with valid

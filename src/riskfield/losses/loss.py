@@ -28,7 +28,7 @@ from riskfield.inference.solution import Solution
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """The labels and evidence a loss compares the model with, after validation."""
+    """The labels and the evidence of some examples, after validation."""
 
     labels: Tensor  # (*batch, variable)  -1 where hidden or observed
     evidence: Tensor | None  # (*batch, variable)  -1 where not observed
@@ -85,7 +85,7 @@ def num_counted(
 
 
 class AbstractLoss(ABC):
-    """One number per example, to be minimised."""
+    """The base class of losses: one number per example, which training minimises."""
 
     # Whether the loss of a disjoint union of graphs is the sum of the losses of its parts.
     additive: ClassVar[bool] = False
@@ -183,6 +183,10 @@ class Custom(AbstractMarginalLoss):
     Labels are -1 where hidden, and the mask is True for targets. Functions that take a loss also accept such a function
     directly.
 
+    Arguments:
+        function: is called with the `Solution`, the labels of shape (*batch, variable) and the mask of the same shape.
+            It returns a tensor of shape (*batch).
+
     >>> import torch
     >>> from riskfield import Exact, Inference, chain
     >>> from riskfield.losses import Custom
@@ -256,11 +260,14 @@ def empirical_risk(
         graph: the structure.
         theta: of shape (*batch, theta), or (theta,) if all examples share one model.
         labels: of shape (*batch, variable), -1 where hidden.
-        inference: how marginals are computed.
-        evidence: the states of observed variables, of shape (*batch, variable), -1 elsewhere.
-        mask: bool, of shape (*batch, variable): which variables are targets.
-        weights: of shape (*batch): the weight of each example.
-        per_variable: divide by the (weighted) number of targets, `num_counted`.
+        inference: how marginals are computed. Losses that need no inference ignore it.
+        evidence: the states of observed variables, of shape (*batch, variable), -1 elsewhere. By default none is
+            observed.
+        mask: bool, of shape (*batch, variable): which variables are targets. By default all variables whose label is
+            known and that are not observed.
+        weights: the weight of each example, of shape (*batch); by default 1.
+        per_variable: divide the sum by the number of targets, `num_counted`, each weighted like its example. By default
+            the sum is not divided.
 
     >>> import torch
     >>> from riskfield import Exact, Inference, chain

@@ -36,7 +36,8 @@ Compare = Callable[[Tensor, Tensor, Tensor], Tensor]
 class UnivariateLogistic(AbstractMarginalLoss):
     """-sum_i log mu(x_i): the KL divergence from the true to the predicted univariate marginals, up to a constant.
 
-    The first choice if you will use the marginals. It is infinite if a label has probability 0.
+    mu(x_i) is the marginal probability of the label x_i of variable i. This loss is the first choice if you will use
+    the marginals. It is infinite if a label has probability 0.
 
     Arguments:
         class_weight: the weight of a target by its label, a number for each state; by default 1.
@@ -65,6 +66,10 @@ class UnivariateLogistic(AbstractMarginalLoss):
 class CliqueLogistic(AbstractMarginalLoss):
     """-sum_c log mu(x_c): the logistic loss of cliques. Consistent with exact inference and a well-specified model.
 
+    A clique is a factor of the graph, and mu(x_c) is the marginal probability of the joint label x_c of its variables.
+    A clique is scored if at least one of its variables is a target and none is hidden. Variables without factors do not
+    contribute.
+
     >>> import torch
     >>> from riskfield import Exact, Inference, chain
     >>> from riskfield.losses import CliqueLogistic
@@ -84,7 +89,9 @@ class CliqueLogistic(AbstractMarginalLoss):
 class UnivariateQuadratic(AbstractMarginalLoss):
     """sum_i (-2 mu(x_i) + sum_x' mu(x')^2): the Brier score minus 1 per variable.
 
-    It is bounded, so outliers affect it less than the logistic loss, but training more often stops in a poor minimum.
+    mu(x) is the marginal probability of state x of variable i, and x_i is its label. The loss is bounded, so outliers
+    affect it less than the logistic loss. But its gradient with respect to theta vanishes where a wrong state has a
+    probability close to 1, so training may end in a poor local minimum.
 
     Arguments:
         class_weight: the weight of a target by its label, a number for each state; by default 1.
@@ -111,7 +118,7 @@ class UnivariateQuadratic(AbstractMarginalLoss):
 
 @dataclass(frozen=True)
 class CliqueQuadratic(AbstractMarginalLoss):
-    """sum_c (-2 mu(x_c) + sum_x' mu(x')^2): the quadratic loss of cliques."""
+    """sum_c (-2 mu(x_c) + sum_x' mu(x')^2): the quadratic loss of the cliques that `CliqueLogistic` scores."""
 
     additive: ClassVar[bool] = True
 
@@ -122,12 +129,14 @@ class CliqueQuadratic(AbstractMarginalLoss):
 
 @dataclass(frozen=True)
 class SmoothedClassification(AbstractMarginalLoss):
-    """sum_i S(max_{x' != x_i} mu(x') - mu(x_i)), S a sigmoid: a smoothed count of errors of the largest marginal.
+    """sum_i S(max_{x' != x_i} mu(x') - mu(x_i)): a smoothed count of the labels that `MaxMarginal` would get wrong.
 
-    It has many local minima, so start from parameters that were trained with another loss.
+    mu are the marginal probabilities of variable i, x_i is its label, and S(t) = 1 / (1 + exp(-alpha t)). The loss has
+    many local minima, so start from parameters that were trained with another loss.
 
     Arguments:
-        alpha: the steepness of the sigmoid. A larger value is closer to the number of errors and harder to minimise.
+        alpha: the steepness of the sigmoid S, by default 15. With a larger value the loss is closer to the number of
+            errors, and harder to minimise.
         class_weight: the weight of a target by its label, a number for each state; by default 1.
 
     >>> import torch
@@ -155,10 +164,12 @@ class SmoothedClassification(AbstractMarginalLoss):
 
 @dataclass(frozen=True)
 class CliqueSmoothedClassification(AbstractMarginalLoss):
-    """sum_c S(max_{x' != x_c} mu(x') - mu(x_c)): the smoothed count of errors of cliques, by their joint states.
+    """sum_c S(max_{x' != x_c} mu(x') - mu(x_c)): `SmoothedClassification` of the joint states of cliques.
+
+    It scores the same cliques as `CliqueLogistic`.
 
     Arguments:
-        alpha: the steepness of the sigmoid.
+        alpha: the steepness of the sigmoid S, by default 15.
     """
 
     additive: ClassVar[bool] = True

@@ -32,8 +32,8 @@ from riskfield.losses.loss import AbstractLoss, Target
 class Pseudolikelihood(AbstractLoss):
     """`-sum_i log p(x_i | x_-i)`. It needs no inference and is consistent if the model is well specified.
 
-    Observed variables condition their neighbours. Hidden variables are left out, and so are the factors that contain
-    them.
+    Here `x_i` is the label of variable i, and `x_-i` are the states of all other variables. Observed variables
+    condition their neighbours. Hidden variables are left out, and so are the factors that contain them.
 
     Arguments:
         class_weight: the weight of a target by its label, a number for each state; by default 1.
@@ -62,6 +62,8 @@ class Pseudolikelihood(AbstractLoss):
 @dataclass(frozen=True, eq=False)
 class PatchPseudolikelihood(AbstractLoss):
     """`-sum_P log p(x_P | x_-P)` over patches of variables, with inference inside the patches.
+
+    Here `x_P` are the labels of the variables in patch P, and `x_-P` the states of all other variables.
 
     The patches are coloured so that patches of one colour share no factor. For each colour, all variables outside its
     patches are clamped to their labels. All colours run as one batch. `MessagePassing()` is exact for patches that are

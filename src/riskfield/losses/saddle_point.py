@@ -23,12 +23,14 @@ from riskfield.losses.loss import AbstractLoss, Target
 class SaddlePoint(AbstractLoss):
     """theta . f(x*) - theta . f(x^), where x* is the most probable joint state that `algorithm` finds.
 
-    Use it for sharply peaked distributions. It is 0 wherever the labels are the most probable state, so it enforces no
-    margin and does not fix the scale of theta. It is negative where the search finds an x* that scores less than the
-    labels. Of `inference` only the stopping rule is used, not its algorithm or adjoint; `inference` may be omitted.
+    theta . f(x) is the score of states x, as `graph.score` computes it, and x^ are the labels; the algorithm completes
+    them where variables are hidden. Use this loss for sharply peaked distributions. It is 0 wherever the labels are the
+    most probable state, so it enforces no margin and does not fix the scale of theta. It is negative where the search
+    finds an x* that scores less than the labels. Only the stopping rule of `inference` is used, not its algorithm or
+    adjoint; `inference` may be omitted.
 
     Arguments:
-        algorithm: finds x*, as `solution.mode()`.
+        algorithm: finds x*, as `solution.mode()`; by default `MaxProduct()`.
 
     >>> import torch
     >>> from riskfield import chain

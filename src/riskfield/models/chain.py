@@ -21,10 +21,11 @@ class ChainModel(LinearModel):
     """A `LinearModel` on chains, or on a union of chains, whose pairs go from one variable to the next.
 
     Arguments:
-        num_states, node_features, factor_features: as for `LinearModel`.
-        boundaries: learn potentials s of the first and e of the last variable of a chain.
-        forbidden: booleans of shape (states + 1, states + 1): which states must not follow which. The last row is for
-            the first variable of a chain, which follows no other, and the last column for the last one.
+        num_states, node_features, factor_features, dtype: as for `LinearModel`.
+        boundaries: learn extra potentials of the first and of the last variable of a chain. By default there are none.
+        forbidden: booleans of shape (states + 1, states + 1). Entry (a, b) is True if state b must not follow state a.
+            The last row says which states a chain must not begin with, and the last column with which it must not end.
+            By default everything is allowed.
 
     >>> import numpy as np, torch
     >>> from riskfield import chain, infer

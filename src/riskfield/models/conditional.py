@@ -29,6 +29,11 @@ class Tables(nn.Module):
     As the factor network of a `Conditional` model, `Tables(graph.num_factors, 2, 2)` has one table per factor, and
     `Tables(1, 2, 2)` has one table for all factors of a tied graph.
 
+    Arguments:
+        count: the number of tables.
+        shape: the shape of a table, one integer per variable of a factor.
+        dtype: the dtype of the parameters, by default float64.
+
     >>> import torch
     >>> from riskfield.models import Tables
     >>> Tables(1, 2, 2)().shape
@@ -99,7 +104,8 @@ class LinearModel(Conditional):
         node_features: the length of u.
         factor_features: the length of v. A dictionary {type: length} gives every type of factor its own G; the inputs
             then have one tensor v per type, and the factors of the graph must be ordered by type.
-        arity: the number of variables of a factor.
+        arity: the number of variables of a factor, by default 2.
+        dtype: the dtype of the parameters, by default float64.
 
     >>> import torch
     >>> from riskfield import LinearModel, grid

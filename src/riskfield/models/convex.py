@@ -29,12 +29,12 @@ class LearnsInference(Protocol):
 class ConvexModel(nn.Module):
     """Theta and the weights of a `ConvexFreeEnergy`, each by a model of its own.
 
-    A model such as `LinearModel` gives one number per state of every variable and joint state of every factor. For
-    theta they are taken as they are; for a weight they are its logarithm, so that weights stay positive while they are
-    learned, and parameters of 0 make weights of 1. With indicators of the inputs as features the weighting functions
-    are fully parametrised, and tied over the image.
+    A model such as `LinearModel` computes one number for every state of a variable and every joint state of a factor.
+    The model of theta computes theta itself. The other models compute logarithms of weights, so that weights stay
+    positive while they are learned, and parameters of 0 give weights of 1. If the features are one-hot encodings of
+    discrete inputs, as in the example, a weight can be any function of the state and the input.
 
-    `fit` trains both, by `KKT`. To keep the weights fixed, call `model.log_weights.requires_grad_(False)`.
+    `fit` trains both, through the adjoint `KKT`. `model.log_weights.requires_grad_(False)` keeps the weights fixed.
 
     Arguments:
         theta: a model of theta.

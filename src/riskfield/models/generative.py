@@ -20,6 +20,7 @@ class Generative(nn.Module):
         graph: the graph of the model.
         node_types: optional, one integer per variable. Variables with the same integer share their potentials; they
             must have the same number of states.
+        dtype: the dtype of the parameters, by default float64.
 
     >>> import torch
     >>> from riskfield import grid

@@ -19,7 +19,7 @@ class SparseRows:
 
     Arguments:
         matrix: a SciPy sparse matrix of shape (n * variable, feature), example by example.
-        num_examples: n.
+        num_examples: n, by default 1.
 
     >>> import scipy.sparse as sp, torch
     >>> from riskfield import LinearModel, chain
