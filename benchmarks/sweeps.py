@@ -8,7 +8,7 @@ messages per factor. Potentials are uniform on [-1, 1], or on a larger range, fo
 time to move the bytes that a sweep must move, at the bandwidth of a triad a = b + 3 c with the same working set. Every
 pass reads each table and one message per factor, writes the other message, reads theta and the old belief of every
 node, and writes its new belief, with one number per state. The bound ignores write-allocation, indices and arithmetic.
-A message to a binary variable counts as the one number that the engine stores.
+A message to a binary variable, its belief and its theta count as the one number each that a sweep reads or writes.
 """
 
 from __future__ import annotations
@@ -56,11 +56,15 @@ def triad_bandwidth(working_set: float) -> float:
     return 24 * n / best_time(lambda: torch.add(b, c, alpha=3.0, out=a), 0.3)
 
 
+def _numbers(states: int) -> int:
+    return 1 if states == 2 else states
+
+
 def bytes_per_sweep(graph: rf.FactorGraph, width: int) -> tuple[float, float]:
     """Return the bytes that a forward-backward sweep of a pairwise graph must move, and its working set in bytes."""
     tables = sum(g.num_factors * g.table_size for g in graph.factor_groups)
-    messages = sum(g.num_factors * sum(1 if n == 2 else n for n in g.shape) for g in graph.factor_groups)
-    nodes = graph.node_size
+    messages = sum(g.num_factors * sum(_numbers(n) for n in g.shape) for g in graph.factor_groups)
+    nodes = sum(_numbers(n) for n in graph.num_states)
     per_pass = tables + messages + 3 * nodes
     return 2.0 * per_pass * width, float(tables + messages + 2 * nodes) * width
 

@@ -78,7 +78,7 @@ void measure_gap(const Context<T>& context, const Item<T>& item, int g, const La
     size += log_operands<Algebra, T>(item, group, lanes, slot, inverse, belief, message);
   const MessageSettings<T> settings = settings_of<Algebra, T>(context, g, lanes);
   auto cavity = [&](int k, V<T>* to) {
-    cavity_of<Algebra, T, 0>(lanes, group, k, item.beliefs.get(), item.messages[item.current].get(), settings, to);
+    cavity_of<Algebra, T, 0>(lanes, group, k, item, item.messages[item.current].get(), settings, to);
   };
   for (int slot = 0; slot < group.arity; ++slot) {
     const int n = group.dims[slot];

@@ -29,6 +29,7 @@ struct Item {
   Buffer<T> tables, beliefs, node_theta;
   Buffer<T> messages[2];
   bool log_domain = false;
+  bool state1_possible = false;        // whether entry 1 of all beliefs kept as ratios is 1 and need not be read
   int current = 0;                     // which of the two message buffers holds the present messages
   Index sweeps = 0;                    // run so far by any of the models
   std::vector<LaneSet> stopped;        // of each sweep: the models that it left as they were, if it may be recorded

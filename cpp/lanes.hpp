@@ -279,8 +279,12 @@ class Lookahead {
     return numbers * static_cast<Index>(sizeof(T)) > kBytes;
   }
   static int first_row(const NodeTile& tile) { return tile.states == Ratio<T>::kStates ? Ratio<T>::kFirstStored : 0; }
-  static int num_rows(const NodeTile& tile) {
-    return std::min(kMostRows, tile.states * 2 + tile.degree * (tile.states - first_row(tile)));
+  // Of potentials, and of beliefs.
+  int node_rows(const NodeTile& tile) const {
+    return item_.state1_possible && tile.states == Ratio<T>::kStates ? 1 : tile.states;
+  }
+  int num_rows(const NodeTile& tile) const {
+    return std::min(kMostRows, node_rows(tile) * 2 + tile.degree * (tile.states - first_row(tile)));
   }
 
   RF_NOINLINE void fetch_tables() {
@@ -342,7 +346,7 @@ class Lookahead {
       rows_ = num_rows(tile);
       const T* messages = item_.messages[item_.current].get();
       int k = 0;
-      for (int x = 0; x < tile.states; ++x)
+      for (int x = 0; x < node_rows(tile); ++x)
         for (const T* numbers : {item_.node_theta.get(), item_.beliefs.get()})
           if (k < rows_) row_[k++] = numbers + tile.address + Index(x) * tile.stride;
       for (int d = 0; d < tile.degree; ++d) {

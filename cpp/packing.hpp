@@ -175,13 +175,17 @@ class Packer {
     return unsafe;
   }
 
+  // Potentials of binary variables whose beliefs are ratios are relative to state 1, too, unless that is impossible.
   void pack_nodes(Item<T>& item, const Theta<T>& theta) const {
     Ticker tick;
+    item.state1_possible = probabilities();
     for (Index p = 0; p < plan_.num_nodes; ++p) {
       const int n = plan_.states[p];
       tick(n);
       const T* from = theta.at(plan_.copy_of(p), plan_.node_start[plan_.variable[p]], n);
-      const T top = range_of(from, n).top();
+      const bool relative = probabilities() && n == Ratio<T>::kStates && from[1] > kNegInf<T>;
+      if (n == Ratio<T>::kStates) item.state1_possible &= relative;
+      const T top = relative ? from[1] : range_of(from, n).top();
       T* to = item.node_theta.get() + plan_.node_address[p];
       for (int x = 0; x < n; ++x) to[Index(x) * plan_.node_stride[p]] = (from[x] - top) * unit();
     }

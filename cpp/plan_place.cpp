@@ -10,8 +10,9 @@
 namespace riskfield {
 namespace {
 
-// Longer blocks would put the states of one item too far apart.
-constexpr Index kLongestBlock = 1024;
+// Longer blocks would put the states of one item too far apart; of shorter ones there are more ends, where tiles have
+// to be gathered.
+constexpr Index kLongestBlock = 4096;
 
 // Degrees below 8 share a bucket; hubs must not stand in one tile with leaves, which would be padded to their degree.
 int degree_bucket(Index degree) {

@@ -3,6 +3,8 @@
 // The scale of messages and beliefs is free. Messages to a binary variable are kept relative to its state 0, so that
 // only the entry of state 1 is ever read or written, and its belief relative to state 1. So the cavity b / m needs no
 // division and is known from its entry of state 0: the other is 1, or 0 throughout a run where state 1 is impossible.
+// Potentials are relative to state 1, too. If state 1 is possible everywhere in an item, sweeps touch neither entry
+// (see Item::state1_possible).
 // Gradients are with respect to the logarithm of the ratio that is kept.
 #pragma once
 

@@ -18,7 +18,7 @@ class Sweeps {
 
   // The beliefs that theta and the first messages make.
   void start_beliefs(Item<T>& item, const Theta<T>& theta, const Start<T>& start, Scratch<T>& scratch) const {
-    std::fill(item.beliefs.get(), item.beliefs.get() + plan_.node_size, T(0));
+    std::fill(item.beliefs.get(), item.beliefs.get() + plan_.node_size, T(item.state1_possible));
     begin_sweep(scratch, -1, false);
     if (mean_field()) {
       start_mean_field(plan_, item, theta, start);

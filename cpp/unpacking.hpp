@@ -13,7 +13,7 @@ V<T>* joint_marginals(const Context<T>& context, const Item<T>& item, int g, con
   const Group& group = context.plan->groups[g];
   const MessageSettings<T> settings = settings_of<Algebra, T>(context, g, lanes);
   auto cavity = [&](int slot, V<T>* out) {
-    cavity_of<Algebra, T, 0>(lanes, group, slot, item.beliefs.get(), item.messages[item.current].get(), settings, out);
+    cavity_of<Algebra, T, 0>(lanes, group, slot, item, item.messages[item.current].get(), settings, out);
   };
   joint_cavity<Algebra, T>(group, 0, group.arity, cavity, scratch, scratch.before);
   V<T>* joint = scratch.before;

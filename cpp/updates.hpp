@@ -7,12 +7,22 @@
 
 namespace riskfield::RISKFIELD_ISA {
 
+// Whether entry 1 of the beliefs of variables of so many states, and of their potentials, is 1 throughout a run.
+template <class Algebra, class T>
+RF_INLINE bool is_one(const Item<T>& item, int states) {
+  return Algebra::keeps_ratio(states) && item.state1_possible;
+}
+
 template <class Algebra, class T, int S, class Lanes>
-RF_INLINE void cavity_of(const Lanes& lanes, const Group& group, int slot, const T* beliefs, const T* messages,
+RF_INLINE void cavity_of(const Lanes& lanes, const Group& group, int slot, const Item<T>& item, const T* messages,
                          const MessageSettings<T>& settings, V<T>* out) {
+  const int n = S ? S : group.dims[slot];
+  auto belief = [&](int x) RF_LAMBDA {
+    if (x == 1 && is_one<Algebra>(item, n)) return splat<T>(1);
+    return lanes.belief(item.beliefs.get(), slot, x);
+  };
   Algebra::template cavity<S>(
-      out, S ? S : group.dims[slot], [&](int x) RF_LAMBDA { return lanes.belief(beliefs, slot, x); },
-      [&](int x) RF_LAMBDA { return lanes.message(messages, slot, x); }, settings);
+      out, n, belief, [&](int x) RF_LAMBDA { return lanes.message(messages, slot, x); }, settings);
 }
 
 // Cavities written down one after the other, and read again.
@@ -149,7 +159,7 @@ constexpr int kSideBySide = std::is_same<Algebra, LogMessages<T>>::value && S ==
 template <class Algebra, class T, int S, class Lanes>
 RF_INLINE void other_cavity(const Item<T>& item, const Group& group, int slot, const Lanes& lanes,
                             const MessageSettings<T>& settings, const T* in, Scratch<T>& scratch, V<T>* cavity) {
-  cavity_of<Algebra, T, S>(lanes, group, 1 - slot, item.beliefs.get(), in, settings, cavity);
+  cavity_of<Algebra, T, S>(lanes, group, 1 - slot, item, in, settings, cavity);
   if (scratch.tape) write_cavity<Algebra, T, S>(cavity, S, scratch.tape);
 }
 
@@ -177,7 +187,7 @@ RF_INLINE void update_message(const Context<T>& context, const Item<T>& item, in
   const int states = group.dims[slot];
   V<T> none[1], *m = scratch.out;
   auto cavity = [&](int k, V<T>* to) RF_LAMBDA {
-    cavity_of<Algebra, T, 0>(lanes, group, k, item.beliefs.get(), in, settings, to);
+    cavity_of<Algebra, T, 0>(lanes, group, k, item, in, settings, to);
     if (scratch.tape) write_cavity<Algebra, T, 0>(to, group.dims[k], scratch.tape);
   };
   contract<Algebra, T, 0>(incident<Algebra, T, 0>(item, group, slot, lanes, cavity, none, scratch), states, m);
@@ -213,7 +223,10 @@ RF_INLINE void update_belief(const Context<T>& context, Item<T>& item, const Nod
   V<T> fixed[S ? S : 1];
   V<T>* b = S ? fixed : scratch.out;
   const int first = Algebra::template first_state<S>(states);
-  RF_FOR (x, 0, states) b[x] = load<T>(item.node_theta.get() + tile.address + shift + Index(x) * tile.stride);
+  const bool one = is_one<Algebra>(item, states);
+  RF_FOR (x, 0, states)
+    b[x] = x == 1 && one ? splat<T>(std::is_same<Algebra, LogMessages<T>>::value ? T(0) : T(1))
+                         : load<T>(item.node_theta.get() + tile.address + shift + Index(x) * tile.stride);
   for (int d = 0; d < tile.degree; ++d) {
     const Connection& connection = plan.connections[tile.connections + d];
     if (Contiguous || connection.contiguous) {
@@ -237,10 +250,12 @@ RF_INLINE void update_belief(const Context<T>& context, Item<T>& item, const Nod
     if (context.damping > 0)
       change = undamped_change<Algebra, T>(b, beliefs, tile.stride, states, context.damping, scratch);
     else
-      change = Algebra::template change<S>(b, states, [&](int x) { return load<T>(beliefs + Index(x) * tile.stride); });
+      change = Algebra::template change<S>(
+          b, states, [&](int x) { return x == 1 && one ? splat<T>(1) : load<T>(beliefs + Index(x) * tile.stride); });
     scratch.change = vmax<T>(scratch.change, first_lanes<T>(change, V<T>{}, count));
   }
-  RF_FOR (x, 0, states) store_some<T>(beliefs + Index(x) * tile.stride, b[x], count);
+  RF_FOR (x, 0, states)
+    if (x != 1 || !one) store_some<T>(beliefs + Index(x) * tile.stride, b[x], count);
   if (std::is_same<Algebra, Expectation<T>>::value && scratch.tape)
     for (int x = 0; x < states; ++x, scratch.tape += kLanes<T>) store<T>(scratch.tape, b[x]);
   possible = first_lanes<T>(possible, splat<T>(1), count);
