@@ -308,36 +308,51 @@ class Lookahead {
   bool next_run() {
     Position& at = tables_;
     for (;; ++at.tile) {
-      while (at.tile >= at.end) {
-        while (range_ == ranges_end_) {
-          if (at.stage + 1 >= plan_.num_stages()) return false;
-          const Part* parts = &plan_.stages[++at.stage * plan_.parts];
-          range_ = parts[first_].ranges_begin;
-          ranges_end_ = parts[last_ - 1].ranges_end;
-        }
-        const TileRange& range = plan_.ranges[range_++];
-        at.tile = range.begin;
-        at.end = range.end;
-        table_size_ = plan_.groups[range.group].table_size * kLanes<T>;
-      }
+      while (at.tile >= at.end)
+        if (!next_range()) return false;
       const FactorTile& tile = plan_.factor_tiles[at.tile];
+      table_size_ = plan_.groups[group_].table_size * kLanes<T>;
       if (!tile.contiguous || tile.shared) continue;
       at.left = std::min<Index>(tile.run, at.end - at.tile);
       at.tile += at.left;
       table_ = item_.tables.get() + tile.table;
+      // The plan is not in the cache either: the operands of this run, and the tile that begins the next one.
+      __builtin_prefetch(&plan_.groups[group_].operands[tile.operands], 0, 2);
+      if (at.tile == at.end) next_range();
+      if (at.tile < at.end) __builtin_prefetch(&plan_.factor_tiles[at.tile], 0, 2);
       return true;
     }
+  }
+
+  bool next_range() {
+    Position& at = tables_;
+    while (range_ == ranges_end_) {
+      if (at.stage + 1 >= plan_.num_stages()) return false;
+      const Part* parts = &plan_.stages[++at.stage * plan_.parts];
+      range_ = parts[first_].ranges_begin;
+      ranges_end_ = parts[last_ - 1].ranges_end;
+    }
+    const TileRange& range = plan_.ranges[range_++];
+    at.tile = range.begin;
+    at.end = range.end;
+    group_ = range.group;
+    return true;
+  }
+
+  bool next_stage() {
+    Position& at = nodes_;
+    if (at.stage + 1 >= plan_.num_stages()) return false;
+    const Part* parts = &plan_.stages[++at.stage * plan_.parts];
+    at.tile = parts[first_].nodes_begin;
+    at.end = parts[last_ - 1].nodes_end;
+    return true;
   }
 
   bool next_nodes() {
     Position& at = nodes_;
     for (;; ++at.tile) {
-      while (at.tile >= at.end) {
-        if (at.stage + 1 >= plan_.num_stages()) return false;
-        const Part* parts = &plan_.stages[++at.stage * plan_.parts];
-        at.tile = parts[first_].nodes_begin;
-        at.end = parts[last_ - 1].nodes_end;
-      }
+      while (at.tile >= at.end)
+        if (!next_stage()) return false;
       const NodeTile& tile = plan_.node_tiles[at.tile];
       if (!tile.contiguous) continue;
       at.left = std::min<Index>(tile.run, at.end - at.tile);
@@ -354,6 +369,11 @@ class Lookahead {
         for (int x = first_row(tile); x < tile.states && k < rows_; ++x)
           row_[k++] = messages + connection.message + Index(x) * connection.stride;
       }
+      if (at.tile == at.end) next_stage();
+      if (at.tile < at.end) {
+        __builtin_prefetch(&plan_.node_tiles[at.tile], 0, 2);
+        __builtin_prefetch(plan_.connections.data() + tile.connections + at.left * tile.degree, 0, 2);
+      }
       return true;
     }
   }
@@ -363,7 +383,7 @@ class Lookahead {
   const int first_, last_;
   const bool on_;
   Position tables_, nodes_;
-  int range_ = 0, ranges_end_ = 0;
+  int range_ = 0, ranges_end_ = 0, group_ = 0;
   const T* table_ = nullptr;
   Index table_size_ = 0;  // of a tile
   Index shift_ = 0;       // from the first tile of a run of nodes
