@@ -113,6 +113,10 @@ struct Placer {
   // Where threads share a plan, rows end with room for that, so that no thread reads what another one may be writing.
   Index row_length(Index members) const { return whole_vectors(plan.parts == 1 ? members : members + plan.lanes - 1); }
 
+  // A row of messages also stands between two neutral ones. They serve the variables at the ends of a level, which have
+  // fewer neighbours than those between them (see Tiler::find_run). With batch lanes the copies of a variable are alike.
+  Index message_row_length(Index members) const { return row_length(plan.copies == 1 ? members + 1 : members); }
+
   // Rows and tables begin where a vector may, so that most vectors are in one cache line.
   Index whole_vectors(Index count) const { return (count + plan.lanes - 1) / plan.lanes * plan.lanes; }
 
@@ -256,6 +260,7 @@ struct Placer {
     group.message_stride.resize(group.count);
     group.shared.resize(group.count);
     out.pieces.emplace_back();
+    bool after_row = plan.copies > 1;  // whether the last message so far is a neutral one, or none is needed
     for (Index first = 0; first < group.count;) {
       Index last = first + 1;
       while (last < group.count && adjacent(group, g, last - 1)) ++last;
@@ -264,8 +269,9 @@ struct Placer {
       for (Index f = first; f < last;) {
         Index size = 1;
         while (long_run && size < std::min(kLongestBlock, last - f) && !parted(group, f + size - 1)) ++size;
-        const Index stride = long_run ? row_length(size) : 1;
-        if (long_run) plan.message_size = whole_vectors(plan.message_size);
+        const Index stride = long_run ? message_row_length(size) : 1;
+        if (long_run) plan.message_size = whole_vectors(plan.message_size + (after_row ? 0 : 1));
+        after_row = long_run;
         for (int k = 0; k < group.arity; ++k) {
           for (Index i = 0; i < size; ++i) {
             group.message[(f + i) * group.arity + k] = plan.message_size + i;

@@ -13,6 +13,14 @@ namespace {
 struct Incoming {
   std::vector<Index> start, address;
   std::vector<std::int32_t> stride;
+  std::vector<bool> first, last;  // whether a neutral message stands before, or after, this one
+};
+
+// A message to each node of a run: their addresses follow each other. Where the first or the last node of the run has
+// no such message, a neutral one stands in its place.
+struct Channel {
+  Index address;  // for the first node
+  std::int32_t stride;
 };
 
 struct Tiler {
@@ -40,40 +48,89 @@ struct Tiler {
     std::vector<Index> fill(incoming.start.begin(), incoming.start.end() - 1);
     incoming.address.resize(incoming.start[n]);
     incoming.stride.resize(incoming.start[n]);
-    for (const auto& group : plan.groups)
-      for (Index c = 0; c < static_cast<Index>(group.position.size()); ++c) {
-        const Index at = fill[group.position[c]]++;
-        incoming.address[at] = group.message[c];
-        incoming.stride[at] = group.message_stride[c / group.arity];
+    incoming.first.resize(incoming.start[n]);
+    incoming.last.resize(incoming.start[n]);
+    for (const auto& group : plan.groups) {
+      const auto count = static_cast<Index>(group.position.size());
+      for (Index c = 0; c < count; ++c) {
+        const Index at = fill[group.position[c]]++, address = group.message[c];
+        const std::int32_t stride = group.message_stride[c / group.arity];
+        const bool in_row = plan.copies == 1 && stride >= plan.lanes;
+        incoming.address[at] = address;
+        incoming.stride[at] = stride;
+        incoming.first[at] = in_row && (c < group.arity || group.message[c - group.arity] != address - 1);
+        incoming.last[at] = in_row && (c + group.arity >= count || group.message[c + group.arity] != address + 1);
       }
+    }
   }
 
   Index degree(Index p) const { return incoming.start[p + 1] - incoming.start[p]; }
 
-  // Whether all messages to q lie next to those to p.
-  bool heard_alike(Index p, Index q) const {
-    if (!side_by_side(plan, placement, p, q) || degree(p) != degree(q)) return false;
-    for (Index d = 0; d < degree(p); ++d) {
-      const Index a = incoming.start[p] + d, b = incoming.start[q] + d;
-      if (incoming.address[b] != incoming.address[a] + 1 || incoming.stride[a] != incoming.stride[b]) return false;
+  // Nodes from `first` on that hear alike: message by message, what reaches one of them lies next to what reaches the
+  // one before. The first and the last of them may lack some messages, at most half, if neutral ones take their place.
+  // Returns where the run ends and, in `channels`, its messages.
+  Index find_run(Index first, std::vector<Channel>& channels) const {
+    channels.clear();
+    std::vector<Index> heard;  // by the last node of the run so far: of each channel its place in `incoming`, or -1
+    for (Index at = incoming.start[first]; at < incoming.start[first + 1]; ++at) {
+      channels.push_back({incoming.address[at], incoming.stride[at]});
+      heard.push_back(at);
     }
-    return true;
+    std::vector<Channel> wider;
+    std::vector<Index> next;
+    for (Index last = first + 1;; ++last) {
+      if (last == plan.num_nodes || !side_by_side(plan, placement, last - 1, last)) return last;
+      wider.clear();
+      next.clear();
+      Index ended = 0, begun = 0;
+      Index at = incoming.start[last];
+      const Index end = incoming.start[last + 1];
+      auto begin_channel = [&] {
+        wider.push_back({incoming.address[at] - 1, incoming.stride[at]});
+        next.push_back(at);
+        ++begun;
+        return last == first + 1 && incoming.first[at++];
+      };
+      bool alike = true;
+      for (std::size_t k = 0; k < channels.size() && alike; ++k) {
+        const Channel& channel = channels[k];
+        auto continues = [&](Index place) {
+          return place < end && incoming.stride[place] == channel.stride &&
+                 incoming.address[place] == channel.address + (last - first);
+        };
+        if (continues(at + 1)) alike = begin_channel();
+        const bool goes_on = heard[k] >= 0 && continues(at);
+        wider.push_back(channel);
+        next.push_back(goes_on ? at++ : -1);
+        if (goes_on || heard[k] < 0) continue;
+        alike &= incoming.last[heard[k]];
+        ++ended;
+      }
+      while (at < end && alike) alike = begin_channel();
+      if (!alike || 2 * (begun + ended) > static_cast<Index>(wider.size())) return last;
+      if (begun > 0) channels = wider;
+      heard = next;
+      if (ended > 0) return last + 1;
+    }
   }
 
   // Long runs of nodes whose messages lie side by side get tiles of their own; what stands between them is gathered.
   void tile_nodes() {
+    std::vector<Channel> channels, others;
     for (Index first = 0; first < plan.num_nodes;) {
       begin_parts(part_of(first) + 1);
-      Index last = run_end(first);
-      if (2 * (last - first) < plan.lanes) {
+      const Index run = find_run(first, channels);
+      Index last = run;
+      if (2 * (run - first) < plan.lanes) {
         while (last < plan.num_nodes && side_by_side(plan, placement, last - 1, last)) {
-          const Index next = run_end(last);
+          const Index next = find_run(last, others);
           if (2 * (next - last) >= plan.lanes || next - first > plan.lanes) break;
           last = next;
         }
       }
       tick(last - first);
-      for (; first < last; first += plan.lanes) add_node_tile(first, std::min<Index>(plan.lanes, last - first));
+      for (Index at = first; at < last; at += plan.lanes)
+        add_node_tile(at, std::min<Index>(plan.lanes, last - at), last == run ? &channels : nullptr, at - first);
       first = last;
     }
     begin_parts(placement.num_levels * plan.parts + 1);
@@ -122,44 +179,59 @@ struct Tiler {
       part_tiles.push_back(static_cast<Index>(plan.node_tiles.size()));
   }
 
-  Index run_end(Index first) const {
-    Index last = first + 1;
-    while (last < plan.num_nodes && heard_alike(last - 1, last)) ++last;
-    return last;
-  }
-
-  void add_node_tile(Index first, Index count) {
+  // `shift` is the distance from where the channels begin; without channels, messages are gathered one by one.
+  void add_node_tile(Index first, Index count, const std::vector<Channel>* channels, Index shift) {
     Index most = 0;
     for (Index p = first; p < first + count; ++p) most = std::max(most, degree(p));
+    if (channels) most = static_cast<Index>(channels->size());
     plan.node_tiles.push_back({first, plan.node_address[first], static_cast<Index>(plan.connections.size()),
                                plan.node_stride[first], static_cast<std::int32_t>(most), plan.states[first], 1,
                                static_cast<std::int8_t>(count), true});
     for (Index d = 0; d < most; ++d) {
-      connect_lanes(plan.node_tiles.back(), d);
+      if (channels)
+        connect((*channels)[d], shift, count);
+      else
+        connect(first, count, d);
       plan.node_tiles.back().contiguous &= plan.connections.back().contiguous;
     }
   }
 
-  void connect_lanes(const NodeTile& tile, Index d) {
-    const auto& [start, address, stride] = incoming;
-    const Index first = start[tile.first] + d;
-    // A vector may be read past the last lane only in rows that end with room for it (see Placer::row_length).
-    bool contiguous = plan.parts == 1 || (first < start[tile.first + 1] && stride[first] >= plan.lanes);
-    for (Index l = 0; l < tile.count && contiguous; ++l) {
-      const Index p = tile.first + l, at = start[p] + d;
-      contiguous = at < start[p + 1] && address[at] == address[first] + l && stride[at] == stride[first];
-    }
-    if (contiguous) {
-      plan.connections.push_back({address[first], stride[first], true});
+  // A vector may be read past the last lane only in rows that end with room for it (see Placer::row_length).
+  bool has_room(std::int32_t stride) const { return plan.parts == 1 || stride >= plan.lanes; }
+
+  void connect(const Channel& channel, Index shift, Index count) {
+    if (has_room(channel.stride)) {
+      plan.connections.push_back({channel.address + shift, channel.stride, true});
       return;
     }
-    plan.connections.push_back({static_cast<Index>(plan.lane_messages.size()), 0, false});
-    for (Index l = 0; l < tile.count; ++l) {
-      const Index p = tile.first + l, at = start[p] + d;
-      const bool exists = at < start[p + 1];
-      plan.lane_messages.push_back(exists ? address[at] : Plan::kNeutral);
-      plan.lane_strides.push_back(exists ? stride[at] : 1);
+    begin_gathering();
+    for (Index l = 0; l < count; ++l) gather(channel.address + shift + l, channel.stride);
+  }
+
+  // The same for the d-th message of each node, if it has so many.
+  void connect(Index first, Index count, Index d) {
+    const auto& [start, address, stride, is_first, is_last] = incoming;
+    const Index base = start[first] + d;
+    bool contiguous = base < start[first + 1] && has_room(stride[base]);
+    for (Index p = first; p < first + count && contiguous; ++p) {
+      const Index at = start[p] + d;
+      contiguous = d < degree(p) && address[at] == address[base] + (p - first) && stride[at] == stride[base];
     }
+    if (contiguous) {
+      plan.connections.push_back({address[base], stride[base], true});
+      return;
+    }
+    begin_gathering();
+    for (Index p = first; p < first + count; ++p)
+      d < degree(p) ? gather(address[start[p] + d], stride[start[p] + d]) : gather(Plan::kNeutral, 1);
+  }
+
+  void begin_gathering() {
+    plan.connections.push_back({static_cast<Index>(plan.lane_messages.size()), 0, false});
+  }
+  void gather(Index address, std::int32_t stride) {
+    plan.lane_messages.push_back(address);
+    plan.lane_strides.push_back(stride);
   }
 
   // Collects factors that stand alone into tiles whose lanes are gathered one by one.
