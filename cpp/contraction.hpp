@@ -86,6 +86,25 @@ RF_INLINE V<T> exp_of_term(V<T> x) {
   return vexp2<T>(x * T(kLog2E<double>));
 }
 
+// The largest term of a sum and the sum relative to it.
+template <class T>
+struct LogSum {
+  V<T> top, total;
+  RF_INLINE V<T> logarithm() const { return top + vlog2<T>(total) * T(kLn2<double>); }
+};
+
+// term(i) gives the i-th of N terms, as a logarithm.
+template <class T, int N, class Term>
+RF_INLINE LogSum<T> log_sum(Term term) {
+  V<T> terms[N];
+  RF_FOR (i, 0, N) terms[i] = term(i);
+  LogSum<T> sum{terms[0], V<T>{}};
+  RF_FOR (i, 1, N) sum.top = select<T>(sum.top > terms[i], sum.top, terms[i]);
+  const V<T> shift = select<T>(sum.top == kNegInf<T>, V<T>{}, sum.top);
+  RF_FOR (i, 0, N) sum.total += exp_of_term<T>(terms[i] - shift);
+  return sum;
+}
+
 // The same in logarithms: the largest term first, then, for sum-product, the sum relative to it.
 template <class T, bool Max>
 RF_NOINLINE void contract_log(const T* table, Index stride, const V<T>* before, Index num_before, int states,
@@ -96,30 +115,40 @@ RF_NOINLINE void contract_log(const T* table, Index stride, const V<T>* before, 
   const Index num_outer = swap ? 1 : num_before, num_inner = swap ? num_before : num_after;
   const Index step = swap ? states * stride : stride, outer_step = states * num_after * stride;
   constexpr int kMost = 8;  // logarithms that are taken side by side, so that they do not wait for each other
-  V<T> total[kMost] = {};
+  LogSum<T> sums[kMost];
   for (int x = 0; x < states; ++x) {
+    const T* row = table + x * num_after * stride;
     auto for_each_term = [&](auto body) RF_LAMBDA {
-      const T* row = table + x * num_after * stride;
-      for (Index o = 0; o < num_outer; ++o, row += outer_step) {
+      for (Index o = 0; o < num_outer; ++o) {
         const V<T> weight = outer[o];
 #pragma GCC unroll 2
-        for (Index i = 0; i < num_inner; ++i) body(load<T>(row + i * step) + weight + inner[i]);
+        for (Index i = 0; i < num_inner; ++i) body(load<T>(row + o * outer_step + i * step) + weight + inner[i]);
       }
     };
-    V<T> top = splat<T>(kNegInf<T>);
-    for_each_term([&](V<T> term) RF_LAMBDA {
-      // A NaN would come out of the sum below.
-      top = Max ? vmax<T>(top, term) : select<T>(top > term, top, term);
-    });
-    out[x] = top;
-    if constexpr (!Max) {
+    LogSum<T>& sum = sums[x % kMost];
+    auto of_few = [&](auto count) RF_LAMBDA {  // terms that fit into registers
+      sum = log_sum<T, decltype(count)::value>([&](int i) RF_LAMBDA { return load<T>(row + i * step) + inner[i]; });
+    };
+    if (!Max && num_outer == 1 && num_inner == 3) {
+      of_few(std::integral_constant<int, 3>{});
+    } else if (!Max && num_outer == 1 && num_inner == 4) {
+      of_few(std::integral_constant<int, 4>{});
+    } else if (!Max && num_outer == 1 && num_inner == 5) {
+      of_few(std::integral_constant<int, 5>{});
+    } else {
+      V<T> top = splat<T>(kNegInf<T>);
+      for_each_term([&](V<T> term) RF_LAMBDA {
+        // A NaN would come out of the sum below.
+        top = Max ? vmax<T>(top, term) : select<T>(top > term, top, term);
+      });
+      sum = {top, V<T>{}};
       const V<T> shift = select<T>(top == kNegInf<T>, V<T>{}, top);
-      V<T> sum{};
-      for_each_term([&](V<T> term) RF_LAMBDA { sum += exp_of_term<T>(term - shift); });
-      total[x % kMost] = sum;
-      if (x % kMost == kMost - 1 || x == states - 1)
-        for (int y = x - x % kMost; y <= x; ++y) out[y] += vlog2<T>(total[y % kMost]) * T(kLn2<double>);
+      if constexpr (!Max) for_each_term([&](V<T> term) RF_LAMBDA { sum.total += exp_of_term<T>(term - shift); });
     }
+    if constexpr (Max)
+      out[x] = sum.top;
+    else if (x % kMost == kMost - 1 || x == states - 1)
+      for (int y = x - x % kMost; y <= x; ++y) out[y] = sums[y % kMost].logarithm();
   }
 }
 
