@@ -80,11 +80,16 @@ RF_INLINE void contract_pair(const T* table, Index stride, int slot, const V<T>*
     contract<Algebra, T, S>(table, stride, nullptr, 1, states, weight, others, kNoTable, out);
 }
 
-// exp(x) where an error of a rounding of 1 is small enough: in sums with a 1.
+// Exponentials relative to a largest one, where an error of a rounding of that is small enough: in sums with a 1.
 template <class T>
-RF_INLINE V<T> exp_of_term(V<T> x) {
-  return vexp2<T>(x * T(kLog2E<double>));
-}
+class Relative {
+ public:
+  RF_INLINE explicit Relative(V<T> top) : shift_(select<T>(top == kNegInf<T>, V<T>{}, top * T(kLog2E<double>))) {}
+  RF_INLINE V<T> exp(V<T> x) const { return vexp2<T>(x * T(kLog2E<double>) - shift_); }
+
+ private:
+  V<T> shift_;
+};
 
 // The largest term of a sum and the sum relative to it.
 template <class T>
@@ -99,9 +104,9 @@ RF_INLINE LogSum<T> log_sum(Term term) {
   V<T> terms[N];
   RF_FOR (i, 0, N) terms[i] = term(i);
   LogSum<T> sum{terms[0], V<T>{}};
-  RF_FOR (i, 1, N) sum.top = select<T>(sum.top > terms[i], sum.top, terms[i]);
-  const V<T> shift = select<T>(sum.top == kNegInf<T>, V<T>{}, sum.top);
-  RF_FOR (i, 0, N) sum.total += exp_of_term<T>(terms[i] - shift);
+  RF_FOR (i, 1, N) sum.top = larger_or_second<T>(sum.top, terms[i]);
+  const Relative<T> relative(sum.top);
+  RF_FOR (i, 0, N) sum.total += relative.exp(terms[i]);
   return sum;
 }
 
@@ -139,11 +144,11 @@ RF_NOINLINE void contract_log(const T* table, Index stride, const V<T>* before, 
       V<T> top = splat<T>(kNegInf<T>);
       for_each_term([&](V<T> term) RF_LAMBDA {
         // A NaN would come out of the sum below.
-        top = Max ? vmax<T>(top, term) : select<T>(top > term, top, term);
+        top = Max ? vmax<T>(top, term) : larger_or_second<T>(top, term);
       });
       sum = {top, V<T>{}};
-      const V<T> shift = select<T>(top == kNegInf<T>, V<T>{}, top);
-      if constexpr (!Max) for_each_term([&](V<T> term) RF_LAMBDA { sum.total += exp_of_term<T>(term - shift); });
+      const Relative<T> relative(top);
+      if constexpr (!Max) for_each_term([&](V<T> term) RF_LAMBDA { sum.total += relative.exp(term); });
     }
     if constexpr (Max)
       out[x] = sum.top;
@@ -163,7 +168,7 @@ RF_INLINE void contract_log_binary(const T* table, Index stride, int slot, const
     const V<T> one = term(0), other = term(1);
     out[x] = vmax<T>(one, other);
     const V<T> low = select<T>(one > other, other, one);
-    total[x] = exp_of_term<T>(low - select<T>(out[x] == kNegInf<T>, V<T>{}, out[x])) + T(1);
+    total[x] = Relative<T>(out[x]).exp(low) + T(1);
   }
   out[1] += vlog2_ratio<T>(total[1], total[0]) * T(kLn2<double>);
 }
