@@ -80,12 +80,13 @@ RF_INLINE void contract_pair(const T* table, Index stride, int slot, const V<T>*
     contract<Algebra, T, S>(table, stride, nullptr, 1, states, weight, others, kNoTable, out);
 }
 
-// Exponentials relative to a largest one, where an error of a rounding of that is small enough: in sums with a 1.
+// Exponentials relative to a largest one, where an error of a rounding of that is small enough: in sums with a 1. The
+// difference is taken first: it is exact for the largest one, however large that is.
 template <class T>
 class Relative {
  public:
-  RF_INLINE explicit Relative(V<T> top) : shift_(select<T>(top == kNegInf<T>, V<T>{}, top * T(kLog2E<double>))) {}
-  RF_INLINE V<T> exp(V<T> x) const { return vexp2<T>(x * T(kLog2E<double>) - shift_); }
+  RF_INLINE explicit Relative(V<T> top) : shift_(select<T>(top == kNegInf<T>, V<T>{}, top)) {}
+  RF_INLINE V<T> exp(V<T> x) const { return vexp2<T>((x - shift_) * T(kLog2E<double>)); }
 
  private:
   V<T> shift_;

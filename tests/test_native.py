@@ -662,3 +662,16 @@ def test_small_graphs_in_batches_get_batch_lanes(monkeypatch):
     assert batch_lanes(small, 256)
     assert not batch_lanes(small, 1)
     assert not batch_lanes(large, 2)
+
+
+@pytest.mark.parametrize("states", [2, 3, 4, 5, 9])
+def test_log_messages_of_any_size(states):
+    """A constraint can make a nearly impossible state the best one left; loops let such numbers grow without bound."""
+    graph = rf.chain(4, states)
+    theta = graph.zeros()
+    nodes, factors = graph.node_views(theta)[0], graph.factor_views(theta)[0]
+    nodes[0, 1:] = -1e25 * torch.arange(1, states)
+    factors[:, 0, 1:] = -torch.inf
+    algorithm, stop = rf.MessagePassing(damping=0.5), rf.Stop(60, tol=None)
+    messages = [rf.infer(graph, theta, algorithm, stop=stop, kernels=k).messages for k in ("native", "torch")]
+    torch.testing.assert_close(*messages, rtol=1e-9, atol=1e-9)
