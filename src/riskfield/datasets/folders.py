@@ -22,7 +22,7 @@ ENDINGS = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".webp")
 
 @dataclass(frozen=True)
 class MaskReading:
-    """How the values in mask files become labels. By default they are used unchanged.
+    """How mask files are read. By default their values are used unchanged.
 
     Arguments:
         threshold: values of at least this become 255, and smaller ones 0. By default no threshold is applied.
@@ -48,7 +48,7 @@ class MaskReading:
             raise ValueError(f"`levels` must be from 2 to {MAX_CLASSES}. Got {self.levels}.")
 
     def values(self, mask: Labels) -> Labels:
-        """The labels of the values in a file."""
+        """Return the values that replace those in a file."""
         if self.threshold is not None:
             return np.where(mask >= self.threshold, 255, 0)
         if self.levels is not None:
@@ -57,7 +57,7 @@ class MaskReading:
         return mask
 
     def fit(self, mask: Labels, shape: tuple[int, ...]) -> Labels:
-        """The mask in the size of its image, if it is to be resized."""
+        """Return the mask in the size of its image if `resize_masks` is set, otherwise unchanged."""
         if not self.resize_masks or mask.shape == shape:
             return mask
         row, column = (np.arange(n) * old // n for n, old in zip(shape, mask.shape, strict=True))
@@ -72,14 +72,14 @@ def image_folder(
     ignore: int | None = None,
     reading: MaskReading | None = None,
 ) -> ImageSet:
-    """The images of a folder, with labels from the masks of the same names in another.
+    """Return the images of a folder, with labels from the masks of the same names in another folder.
 
-    For example, the mask of `horse.jpg` is `horse.png`. It is an image of the same size. Its grey levels, or palette
-    indices, are the labels. Without `masks` the images have no labels.
+    For example, the mask of `horse.jpg` is `horse.png`. It is an image of the same size, whose grey levels or palette
+    indices are the labels.
 
     Arguments:
         images: a folder of PNG, JPEG, TIFF, BMP or WebP files, grey or coloured, of any sizes.
-        masks: a folder with a mask for every image. Use PNG: JPEG changes values.
+        masks: a folder with a mask for every image. Use PNG: JPEG changes values. By default the images have no labels.
         classes: {value: name} for all values in the masks, in the order of the labels 0, 1, ... By default all values
             that occur, in ascending order, so that masks of 0 and 255 have the labels 0 and 1.
         ignore: the value of pixels without a label. By default every pixel has one.
@@ -87,11 +87,12 @@ def image_folder(
             JPEG. By default they are used unchanged.
 
     Raises:
-        FileNotFoundError: if there is no such folder.
-        ValueError: if there are no images, or images without a mask, or `ignore` is one of the classes.
-        FileFormatError: if `classes` is not given and a mask is damaged, or the masks have more than 32 values. Also,
-            when an image is read: if it or its mask is damaged, or the mask has another size or a value that is not a
-            class.
+        FileNotFoundError: if a folder does not exist.
+        ValueError: if there are no images, if an image has no mask, if two files of a folder have the same name without
+            ending, or if `ignore` is one of the classes or the only value.
+        FileFormatError: if `classes` is not given and a mask is damaged, or the masks have more than 32 values. Reading
+            an image later raises it if the image or its mask is damaged, or if the mask has another size or a value
+            that is not a class.
     """
     if classes is not None and ignore in classes:
         raise ValueError(f"`ignore` must not be one of the classes {few([*classes])}. Got {ignore}.")
