@@ -9,8 +9,8 @@ that any reader of safetensors finds them. The rest is JSON in the file's header
 
 A tree without tensors that people should be able to read can be a text file instead, with the same JSON.
 
-A file can name nothing but what is in `names`, the registry that the reader passes; by default that is empty. Reading
-allocates memory in proportion to the size of the file, whatever the file says. Whatever is wrong with a file is a
+A file can only name classes in `names`, the registry that the reader passes; by default it is empty. Reading allocates
+memory in proportion to the size of the file, whatever the file contains. Any damage to a file raises a
 `FileFormatError`.
 """
 
@@ -53,11 +53,11 @@ def write_tree(path: str | os.PathLike[str], kind: str, tree: Mapping[str, Any],
     """Replace `path` by a file that holds `tree`. If anything fails, the old file stays.
 
     Arguments:
-        path: of the file.
-        kind: what the tree is, such as "checkpoint". A reader must ask for the same.
-        tree: what to save. Floats, tensors and arrays come back bit by bit.
-        names: classes that the tree may hold, or instances of which, by the names they get in the file. Instances must
-            be dataclasses.
+        path: the file.
+        kind: what the tree is, such as "checkpoint". A reader must ask for the same kind.
+        tree: what to save. `read_tree` returns floats, tensors and arrays bit by bit.
+        names: the classes that the tree may hold, themselves or as instances, by their names in the file; by default
+            none. Instances must be dataclasses.
 
     Raises:
         TypeError: if the tree holds anything else, such as a function.
