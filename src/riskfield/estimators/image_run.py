@@ -30,19 +30,22 @@ _MAY_CHANGE = ("iterations",)  # settings that may change when a run is resumed
 
 @dataclass(frozen=True, eq=False)
 class ImageRun:
-    """A fitted estimator and what is known of its training.
+    """A fitted estimator and a record of its training.
 
     Arguments:
-        name: tells it from others.
+        name: the name of the run in reports, where it must differ from those of other runs.
         crf: the estimator, fitted to the values in the masks.
         classes: {value in the masks: name}, in the order of `crf.classes_`.
-        ignore: the value of pixels without a label.
-        settings: how it was fitted, to be shown.
-        command: the command that gave it.
-        fits: how each loss was fitted.
-        seconds: how long things took.
-        reading: how the values in the files of masks became labels.
-        files: the names of the images it was fitted to.
+        ignore: the value of pixels without a label; by default every pixel has one.
+        settings: the settings of the fit, which reports show; by default none.
+        command: the command that fitted the estimator; by default none.
+        fits: the `Fit` of each stage of the training; by default none.
+        seconds: the time of each part of the training, {part: seconds}; by default none.
+        reading: how the values in the files of masks became labels; by default they are used unchanged.
+        files: the names of the training images; by default none.
+
+    Raises:
+        ValueError: if `classes` are not the labels of `crf`.
     """
 
     name: str
@@ -64,15 +67,15 @@ class ImageRun:
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str], *, device: str | None = None) -> ImageRun:
-        """The run in a folder.
+        """Return the run in a folder that `save` or `riskfield fit` wrote.
 
         Arguments:
             folder: the folder.
-            device: where its model is to compute. By default where it was trained.
+            device: the device of the model, such as "cpu"; by default that on which it was trained.
 
         Raises:
-            FileNotFoundError: if there is none, or it is not finished.
-            FileFormatError: if it is damaged.
+            FileNotFoundError: if the folder holds no run, or an unfinished one.
+            FileFormatError: if a file is damaged.
         """
         path = Path(folder)
         if not (path / _MODEL).is_file():
@@ -98,7 +101,7 @@ class ImageRun:
             raise FileFormatError(f"{path / _RUN} is damaged: {error!r}") from error
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write the run to a folder. Each file is written whole or not at all."""
+        """Write the run to a folder, which is created if necessary. Each file is written whole or not at all."""
         path = Path(folder)
         path.mkdir(parents=True, exist_ok=True)
         _write(

@@ -73,20 +73,26 @@ def write_report(
 ) -> list[Evaluation]:
     """Write a page about one run, or about several runs with the same classes.
 
+    The page shows the runs and the baseline of the first run, which is the same model without edges. The baseline is
+    left out if it was not fitted, or if one of the runs is such a model.
+
     Arguments:
         path: where to write the page. It is replaced atomically.
         runs: fitted runs.
         images: the test images. Their labels must be indices into the classes of the runs.
-        title: the title of the page.
-        command: the command that writes this page, which the page shows.
-        num_shown: how many images the page shows. They go from the worst of the first run to its best, at equal
-            steps of the ranking.
-        progress: whether to show progress bars.
-
-    The baseline of the first run, the same model without edges, is shown beside the runs.
+        title: the title of the page; by default the names of the runs.
+        command: the command that writes this page, which the page shows; by default none.
+        num_shown: how many images the page shows, by default 6. They are chosen at equal steps of a ranking by the
+            error of the first run, from the worst image to the best.
+        progress: whether to show progress bars; by default False.
 
     Returns:
         The evaluation of each run.
+
+    Raises:
+        ValueError: if there are no runs or no images, if the runs differ in their classes or have equal names, if the
+            classes of the images are not those of the runs, if no pixel has a label, or if `num_shown` is not positive.
+        OSError: if the page cannot be written.
     """
     _check(runs, images, num_shown)
     check_writable(path)

@@ -56,7 +56,7 @@ class HardSequence:
 
 @dataclass(frozen=True, eq=False)
 class _Result:
-    """A model, its evaluation, and for every sequence the predicted tags, the marginals and what is wrong with them."""
+    """A model, its evaluation, and for every sequence the predicted tags, the marginals and their errors."""
 
     name: str
     crf: CRF
@@ -85,12 +85,18 @@ def write_sequence_report(
         path: where to write the page. It is replaced atomically.
         models: {name: fitted estimator}.
         X, y: test sequences and their tags, as for `CRF.fit`.
-        tokens: the tokens of each sequence, to be shown. By default their numbers.
-        title: the title of the page. By default the names of the models.
-        num_shown: how many sequences are shown: those with the highest log loss per token by the first model.
+        tokens: the tokens of each sequence, which the page shows; by default their positions, from 1.
+        title: the title of the page; by default the names of the models.
+        num_shown: how many sequences are shown, by default 12: those with the highest log loss per token under the
+            first model.
 
     Returns:
         The evaluation of each model.
+
+    Raises:
+        ValueError: if there are no models, if they differ in their tags, if `X`, `y` and `tokens` do not fit together,
+            if no token has a known tag, or if `num_shown` is not positive.
+        OSError: if the page cannot be written.
 
     >>> import tempfile
     >>> from riskfield import CRF
