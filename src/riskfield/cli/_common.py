@@ -47,9 +47,9 @@ def complain(message: str, error: BaseException | None = None) -> int:
 
 
 def complain_of_image(name: str | Path, error: BaseException, command: Any = None) -> None:
-    """Print what is wrong with one image of many. It is named once, even if the error names its file.
+    """Print what is wrong with one image of many. The message names the image once, even if the error names its file.
 
-    With `command`, its options are named in place of arguments of Python functions; without, those of `riskfield fit`.
+    It names the options of `command`, or without one those of `riskfield fit`, instead of arguments of functions.
     """
     original, stem = message_of(error), re.escape(Path(name).stem)
     if command is None:
@@ -73,7 +73,7 @@ def note_tiles(crf: ImageCRF, shape: tuple[int, ...], name: str | Path) -> None:
 
 
 def message_of(error: BaseException) -> str:
-    """What an error says, for people."""
+    """The message of an error, in sentences."""
     if isinstance(error, USAGE_ERROR):
         message = str(error.format_message()).replace("Value error, ", "")  # type: ignore[attr-defined]
         message = re.sub(r"^Invalid value(?: for '[^']*')?: (?=--)", "", message)  # ours name the option themselves
@@ -95,7 +95,7 @@ def name_options(message: str, command: Any) -> str:
 
 
 def readable(images: ImageSet, models: Sequence[ImageCRF]) -> ImageSet:
-    """The images that can be read and whose features fit into memory; the others are reported on standard error."""
+    """The images that can be read and whose features fit into memory. Others are reported on standard error."""
     good = []
     for number, name in enumerate(images.names):
         try:
@@ -170,13 +170,13 @@ Config = Annotated[
         metavar="FILE.toml",
         is_eager=True,
         callback=_read_config,
-        help="Read options from a file with lines `option = value`. The command line takes precedence.",
+        help="Read options from a file with lines `option = value`. Options on the command line take precedence.",
     ),
 ]
 
 
-def _device(name: str | None) -> str | None:
-    """Refuse devices that cannot be used here."""
+def check_device(name: str | None) -> str | None:
+    """Return the name of a device, or raise if it cannot be used here."""
     from riskfield.devices import as_device
 
     if name is not None:
@@ -189,7 +189,13 @@ def _device(name: str | None) -> str | None:
 
 Device = Annotated[
     str | None,
-    typer.Option(metavar="NAME", callback=_device, help="Where to compute, such as cuda. [cpu]"),
+    typer.Option(metavar="NAME", callback=check_device, help="The device that computes, such as cuda. [cpu]"),
+]
+DeviceOfRun = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", callback=check_device, help="The device that computes, such as cpu. [that of the fit]"
+    ),
 ]
 
 

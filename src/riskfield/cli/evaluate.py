@@ -1,4 +1,4 @@
-"""`riskfield evaluate`: how good the predictions of a model are."""
+"""`riskfield evaluate`: measures of the quality of a model's predictions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 from riskfield.cli._common import (
     BAD_IMAGE,
     Config,
-    Device,
+    DeviceOfRun,
     Images,
     Masks,
     Quiet,
@@ -34,7 +34,7 @@ def evaluate(
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write the evaluation to this file.")
     ] = None,
-    device: Device = None,
+    device: DeviceOfRun = None,
     threads: Threads = None,
     config: Config = None,
     quiet: Quiet = False,

@@ -40,7 +40,7 @@ def fit(
         int | None, typer.Option(min=2, max=32, help="Mask values become the nearest of this many grey levels.")
     ] = None,
     resize_masks: Annotated[
-        bool, typer.Option("--resize-masks", help="Resize masks to the size of their images.")
+        bool, typer.Option("--resize-masks", help="Resize masks that differ in size from their images.")
     ] = False,
     loss: Annotated[
         str, typer.Option(metavar="NAME", parser=_loss, help=f"What to minimise: {', '.join(LOSSES)}.")
@@ -56,14 +56,15 @@ def fit(
         list[str] | None,
         typer.Option(
             metavar="VALUE=WEIGHT",
-            help="A mask value and the weight of its pixels in the loss; may be repeated. Or balanced, by frequency.",
+            help="A mask value and the weight of its pixels in the loss; may be repeated. Or 'balanced': the rarer a "
+            "class, the larger its weight. [1 for all]",
         ),
     ] = None,
     early_stopping: Annotated[
         bool,
         typer.Option(
             "--early-stopping",
-            help="Train on some of the images, and stop when the loss on the others no longer falls.",
+            help="Train on some of the images, and stop when the loss on the others no longer improves.",
         ),
     ] = False,
     validation_fraction: Annotated[
@@ -86,13 +87,13 @@ def fit(
 ) -> None:
     """Fit a model that labels the pixels of images.
 
-    The model is a conditional random field with the features and the initialisation of Domke (2013). images/horse.jpg
-    goes with masks/horse.png, a grey or palette image of the same size whose values are labels. Images may be grey or
-    coloured and of any size. The command writes model.safetensors, run.json and checkpoints to the folder --out. After
-    an interruption, or to run more --iterations, the same command with --resume continues the run. Without --ridge,
-    the command chooses the ridge on held-out images and prints it. Features that would take more than half of the
-    memory are kept in the folder during training. An image too large for the memory is cut into parts, which are
-    separate examples.
+    The model is a conditional random field with the features and the initialisation of Domke (2013). The mask of
+    images/horse.jpg is masks/horse.png, a grey or palette image of the same size whose values are labels. Images may be
+    grey or coloured and of any size. The command writes model.safetensors, run.json and checkpoints to the folder
+    --out. After an interruption, or to run more --iterations, give the same command with --resume to continue the run.
+    Without --ridge, the command chooses the ridge on held-out images and prints it. If the features would take more
+    than half of the memory, they are kept in files in the folder --out during training. An image that is too large for
+    the memory is cut into parts, which are separate examples.
 
     \b
     Examples:

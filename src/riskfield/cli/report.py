@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from riskfield.cli._common import Config, Device, Images, Masks, Quiet, Threads, readable
+from riskfield.cli._common import Config, DeviceOfRun, Images, Masks, Quiet, Threads, readable
 from riskfield.datasets.folders import image_folder
 
 
@@ -21,17 +21,17 @@ def report(
     ] = None,
     title: Annotated[str | None, typer.Option(help="The title of the page. [the names of the models]")] = None,
     shown: Annotated[int, typer.Option(min=1, help="How many images the page shows.")] = 6,
-    device: Device = None,
+    device: DeviceOfRun = None,
     threads: Threads = None,
     config: Config = None,
     quiet: Quiet = False,
 ) -> None:
     """Write an HTML report on one model, or on several side by side.
 
-    The report is one HTML file that needs no network. It shows errors, confusion, calibration of the marginals, images
-    with truth, marginals and predictions, training curves, settings, timings and commands. The numbers are computed on
-    all images in --images, with the labels in --masks. Use images that were not used for training. An image that cannot
-    be read or labelled is reported and left out, and the exit code is 2.
+    The report is one HTML file that loads nothing from the network. It shows errors, the confusion matrix, the
+    calibration of the marginals, images with true labels, marginals and predictions, training curves, settings, timings
+    and commands. The numbers are computed on all images in --images, with the labels in --masks. Use images that were
+    not used for training. An image that cannot be read or labelled is reported and left out, and the exit code is 2.
 
     \b
     Examples:
