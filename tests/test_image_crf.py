@@ -196,7 +196,7 @@ IMAGE, MASK = np.zeros((3, 4), np.uint8), np.eye(3, 4, dtype=int)
         ({}, [np.ones((3, 5, 7))], [MASK], ValueError, "If the channels come first, pass np.moveaxis(image, 0, -1)."),
         ({}, [IMAGE, IMAGE[0]], [MASK, MASK], ValueError, "`X[1]` must have shape (row, column), (row, column, 1) or"),
         ({}, [IMAGE.astype(int)], [MASK], ValueError, "`X[0]` must be of type uint8, uint16, bool or floating. Got"),
-        ({}, [IMAGE * np.nan], [MASK], ValueError, "`X[0]` must be finite."),
+        ({}, [IMAGE * np.nan], [MASK], ValueError, "`X[0]` must hold finite numbers. Got NaN or infinity."),
         ({}, np.zeros((3, 4, 3)), MASK, ValueError, "`X` must be a list of images. Got what looks like one image"),
         ({}, [IMAGE], [-np.ones((3, 4), int)], ValueError, "`y` must hold a label other than -1."),
         ({"loss": "hinge"}, [IMAGE], [MASK], ValueError, "`loss` must be a loss object, or one of"),

@@ -194,7 +194,7 @@ def test_bad_settings_are_refused(settings, message):
 
 
 def test_a_loss_without_values_is_refused():
-    with pytest.raises(ValueError, match="must not compare values of ContrastiveDivergence"):
+    with pytest.raises(ValueError, match="must not be `LBFGS` for the loss ContrastiveDivergence"):
         rf.fit(chain_model(), chain_examples(), rf.losses.ContrastiveDivergence())
 
 

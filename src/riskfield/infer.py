@@ -181,7 +181,8 @@ class Inference:
             raise TypeError(f"`adjoint` must be an object such as `Unroll()`, or None. Got {self.adjoint!r}.")
         if self.memory is not None and not isinstance(self.memory, MessageMemory):
             raise TypeError(
-                f"`memory` must keep messages, as `fit(..., warm_start=True)` makes it do. Got {self.memory!r}."
+                "`memory` must be an object with the methods `recall` and `keep`, such as `fit(..., warm_start=True)` "
+                f"passes. Got {self.memory!r}."
             )
 
     def __call__(

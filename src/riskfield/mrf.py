@@ -216,7 +216,7 @@ class MRF(Distribution):
 def _kl(p: MRF, q: MRF) -> Tensor:
     """A(theta_q) - A(theta_p) + (theta_p - theta_q) . mu_p."""
     if p.graph is not q.graph:
-        raise ValueError("`kl_divergence` needs two MRFs on one graph. Got two graphs.")
+        raise ValueError("`kl_divergence` needs two MRFs on the same `FactorGraph`. Got two graphs.")
     solution = p._solution
     own, other = (inner_product(p.graph.expand(theta), solution.mu) for theta in (p.theta, q.theta))
     return q.log_partition - solution.log_partition + own - other

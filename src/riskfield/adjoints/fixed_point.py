@@ -199,7 +199,7 @@ class _Point:
 
     def _check(self, residual: float, steps: int) -> None:
         """Warn of a gradient that is less accurate than it should be; raise where it is worthless."""
-        advice, converged = "Allow more steps, or ask for less.", bool(self.solution.converged.all())
+        advice, converged = "Allow more steps, or a larger `tol`.", bool(self.solution.converged.all())
         if not converged:
             advice = (
                 f"Inference did not converge: its residual is {float(self.solution.residual.max()):.2g} after "

@@ -171,7 +171,9 @@ def image_files(folder: str | os.PathLike[str], name: str) -> dict[str, Path]:
     for file in sorted(path.iterdir()):
         if file.suffix.lower() in ENDINGS and not file.name.startswith("."):
             if file.stem in files:
-                raise ValueError(f"`{name}`: {path} has both {files[file.stem].name} and {file.name}.")
+                raise ValueError(
+                    f"`{name}`: {path} has both {files[file.stem].name} and {file.name}. Names must differ."
+                )
             files[file.stem] = file
     if not files:
         raise ValueError(f"`{name}`: {folder} has no images ({', '.join(ENDINGS)}).")

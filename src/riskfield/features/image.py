@@ -309,7 +309,7 @@ def as_channels(image: npt.ArrayLike, name: str) -> npt.NDArray[Any]:
     if array.dtype not in (np.uint8, np.uint16) and array.dtype.kind not in "fb":
         raise ValueError(f"`{name}` must be of type uint8, uint16, bool or floating. Got {array.dtype}.")
     if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise ValueError(f"`{name}` must be finite.")
+        raise ValueError(f"`{name}` must hold finite numbers. Got NaN or infinity.")
     return array
 
 

@@ -277,11 +277,11 @@ class _Decoder:
             return self._named(value[tag])
         if tag == _OBJECT:
             return self._object(self._named(value[tag]), self.value(value.get("fields"), depth - 1))
-        raise FileFormatError(f"this version knows no {tag!r}.")
+        raise FileFormatError(f"this version does not know {tag!r}.")
 
     def _list(self, value: Any, depth: int) -> list[Any]:
         if not isinstance(value, list):
-            raise FileFormatError(f"there must be a list. Got {value!r:.80}.")
+            raise FileFormatError(f"expected a list. Got {value!r:.80}.")
         return [self.value(entry, depth - 1) for entry in value]
 
     def _tensor(self, name: Any) -> Tensor:

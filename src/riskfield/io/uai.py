@@ -211,7 +211,7 @@ def write_mar(path: str | os.PathLike[str], graph: FactorGraph, mu: Tensor) -> N
         raise ValueError(f"`mu` must have shape ({graph.mu_size},), without a batch. Got {tuple(mu.shape)}.")
     numbers = mu.detach().cpu().double().numpy()[: graph.node_size]
     if not np.isfinite(numbers).all():
-        raise ValueError("`mu` must be finite.")
+        raise ValueError("`mu` must hold finite numbers. Got NaN or infinity.")
     words = [f"{p:.12g}" for p in numbers[_variable_order(graph)[1]].tolist()]
     parts, first = ["MAR\n", str(graph.num_variables)], 0
     for count in graph.num_states.tolist():

@@ -241,7 +241,7 @@ def _check(
     if chunk_size is not None:
         check_counts(chunk_size=chunk_size)
     if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:
-        raise ValueError(f"`seed` must be an integer from 0. Got {seed!r}.")
+        raise ValueError(f"`seed` must be an integer from 0 to 2**63 - 1. Got {seed!r}.")
     if checkpoints is None:
         if resume:
             raise ValueError("`resume` needs `checkpoint`, the folder that holds the checkpoints.")

@@ -109,7 +109,7 @@ class Objective:
         totals = torch.stack([counted.sum(), weights.sum(), torch.tensor(len(weights), dtype=torch.float64)])
         variables, weight, number = self.ranks.sum_(totals.to(self.ranks.device)).tolist()
         if not variables > 0:
-            raise ValueError(f"`{name}` must hold an example of positive weight with at least one target.")
+            raise ValueError(f"`{name}` must hold an example of positive weight with at least one target. Got none.")
         # What each example adds to the denominator. If the risk is not divided, they add up to 1, and a batch estimates
         # the whole sum.
         self._amounts = counted if per_variable else weights / weight

@@ -294,8 +294,9 @@ def _checked_weights(weights: Tensor, values: Tensor) -> Tensor:
     weights = torch.as_tensor(weights).to(values)
     if weights.shape != values.shape:
         raise ValueError(f"`weights` must have shape {tuple(values.shape)}. Got {tuple(weights.shape)}.")
-    if not ((weights >= 0) & torch.isfinite(weights)).all():
-        raise ValueError("`weights` must be finite and not negative.")
+    wrong = ~((weights >= 0) & torch.isfinite(weights))
+    if wrong.any():
+        raise ValueError(f"`weights` must be finite and not negative. Got {weights[wrong][0].item()}.")
     return weights
 
 
