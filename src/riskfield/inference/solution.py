@@ -110,20 +110,21 @@ class Solution:
 
     @cached_property
     def sweeps(self) -> Tensor:
-        """How many sweeps ran."""
+        """How many sweeps ran, of shape (*batch)."""
         return self._sweeps.reshape(self.theta.shape[:-1])
 
     @cached_property
     def residual(self) -> Tensor:
-        """The largest undamped change of a node marginal in a sweep, or the distance to the fixed point.
+        """The number that was compared with the tolerance, of shape (*batch).
 
-        It is NaN if every joint state is impossible.
+        It is the largest change of a node marginal in the last sweep, corrected for damping, or, once that is small,
+        the estimated distance to the fixed point. It is NaN if every joint state is impossible.
         """
         return self._residual.reshape(self.theta.shape[:-1])
 
     @cached_property
     def converged(self) -> Tensor:
-        """Whether the residual fell to the tolerance: then it is an estimate of the distance to the fixed point."""
+        """Whether the residual is at most the tolerance, of shape (*batch); False if there was no tolerance."""
         return self.residual <= (-1.0 if self._tol is None else self._tol)
 
     @cached_property
