@@ -698,7 +698,7 @@ def test_a_damaged_run(folder, capsys):
     account.write_text("[" * 10**5)
     assert "run.json is damaged: it is nested more than 64 levels deep." in complaint(capsys, predict)
     Path("model/model.safetensors").write_bytes(b"nothing")
-    assert "is no safetensors file, or only part of one" in complaint(capsys, predict)
+    assert "is not a safetensors file, or only part of one" in complaint(capsys, predict)
 
 
 def test_classes_without_names_are_called_by_their_values(folder):

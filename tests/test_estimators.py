@@ -575,7 +575,7 @@ def test_bad_images_are_refused():
         ([[-1, 1, 1], [1, -1]], "it seems to be a class here: -1 and 1 are two classes. Number the classes from 0"),
         ([[-1, 0, -2], [1, 2]], "it seems to be a class here: -2 is negative, too."),
         ([["a", -1, "b"], ["a", "b"]], "`y[0]` must hold labels of one type. Got strings and -1. To mark unknown"),
-        ([np.array(["a", -1, "b"]), ["a", "b"]], "`y` holds the string '-1' beside 'a'."),
+        ([np.array(["a", -1, "b"]), ["a", "b"]], "`y` holds the string '-1' and 'a'."),
         (
             [np.array(["a", 2, "b"], object), ["a", "b"]],
             "`y[0]` must hold labels of one type, or -1. Got strings and 2",

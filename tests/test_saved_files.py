@@ -197,7 +197,7 @@ def test_every_cut_is_noticed(path):
     whole = path.read_bytes()
     for length in (0, 4, 8, 100, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:length])
-        with pytest.raises(rf.errors.FileFormatError, match=r"crf\.safetensors is (no safetensors file|damaged)"):
+        with pytest.raises(rf.errors.FileFormatError, match=r"crf\.safetensors is (not a safetensors file|damaged)"):
             CRF.load(path)
 
 
@@ -341,7 +341,7 @@ def test_headers_have_a_limit(path, monkeypatch):
 
 def test_files_of_others(path, tmp_path):
     path.write_text("Dear diary")
-    with pytest.raises(rf.errors.FileFormatError, match="is no safetensors file, or only part of one"):
+    with pytest.raises(rf.errors.FileFormatError, match="is not a safetensors file, or only part of one"):
         CRF.load(path)
     save_file({"weight": torch.zeros(2)}, path)
     with pytest.raises(rf.errors.FileFormatError, match="was not written by riskfield"):

@@ -105,10 +105,10 @@ class MaxMarginal(AbstractDecoder):
 
 @dataclass(frozen=True)
 class MAP(AbstractDecoder):
-    """The most probable joint state, as far as `algorithm` finds it.
+    """The most probable joint state that `algorithm` finds.
 
     Arguments:
-        algorithm: what `decode` runs in place of the algorithm that computes marginals: `MaxProduct()` (the default),
+        algorithm: what `decode` runs instead of the algorithm that computes marginals: `MaxProduct()` (the default),
             which is exact on forests, or `ExactMAP()`, which is exact but needs a small treewidth.
 
     >>> import torch
@@ -137,7 +137,7 @@ class MAP(AbstractDecoder):
         return solution.mode()
 
     def inference(self, inference: Inference) -> Inference:
-        """The algorithm of this decoder in place of that of `inference`."""
+        """Return `inference` with the algorithm of this decoder instead of its own."""
         return replace(inference, algorithm=self.algorithm, adjoint=None)
 
 

@@ -1,4 +1,4 @@
-"""`check_gradients`: every adjoint beside finite differences and beside the others, with times.
+"""`check_gradients`: every adjoint against finite differences and the others, with times.
 
 The differences are of the objective an adjoint claims to differentiate: for `Unroll` the loss after the sweeps that
 ran, for all others the loss at convergence. They are four-sided, (8 L(h) - 8 L(-h) - L(2h) + L(-2h)) / 12h entry by
@@ -137,7 +137,7 @@ def check_gradients(
         kernels: as for `infer`.
 
     Returns:
-        A `GradientReport`; print it. An adjoint that refuses or fails has its message there in place of an error.
+        A `GradientReport`; print it. An adjoint that refuses or fails has its message there instead of an error.
 
     Raises:
         ValueError: if theta has batch axes, or the loss is not a finite scalar that depends on the solution.

@@ -86,7 +86,7 @@ def message_of(error: BaseException) -> str:
 
 
 def name_options(message: str, command: Any) -> str:
-    """The message with options of the command in place of arguments of Python functions: --images for `images`."""
+    """The message with options of the command instead of arguments of Python functions: --images for `images`."""
     names = dict(_OPTIONS)
     for parameter in command.params:
         long = [option for option in parameter.opts if option.startswith("--")]

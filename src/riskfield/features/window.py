@@ -48,7 +48,7 @@ class Tile(NamedTuple):
 
 
 def tiles(shape: tuple[int, int], side: int, margin: int) -> list[Tile]:
-    """Cover a map with overlapping windows of `side` x `side`, or of its own size where that is smaller.
+    """Cover a map with overlapping windows of `side` x `side`, or of the size of the map where that is smaller.
 
     All windows have one size. Every pixel is kept in one tile, and is at least `margin` pixels from the border of its
     window, unless that is the border of the map.

@@ -72,7 +72,7 @@ class AbstractAlgorithm(ABC):
         """Sweeps in torch whose fixed points are the states that runs converge to, the fastest first; None by default.
 
         `FixedPoint` needs one of them. They must be differentiable in the state, in theta of shape (batch, theta) and
-        in `parameters`, which stand in place of the algorithm's own. They should not be damped.
+        in `parameters`, which replace the algorithm's own. They should not be damped.
         """
         return None
 

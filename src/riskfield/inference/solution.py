@@ -213,10 +213,10 @@ class Solution:
         return self.graph.factor_views(self.mu)
 
     def mode(self) -> Tensor:
-        """A state for every variable, of shape (*batch, variable).
+        """Return a state for every variable, of shape (*batch, variable).
 
-        After `MaxProduct` and `ExactMAP` it is the most probable joint state, as far as they found it (see
-        `joint_mode`); after any other algorithm the most probable state of every variable by its own marginal (MPM).
+        After `MaxProduct` and `ExactMAP` it is the most probable joint state that they found (see `joint_mode`). After
+        any other algorithm it is the most probable state of each variable under its own marginal (MPM).
         """
         if self._algorithm.nonsmooth_because:  # joint maximisers decode with theta
             self._check_theta()

@@ -2,7 +2,7 @@
 
 A tree is a nest of dicts, lists, tuples, tensors, arrays, numbers, strings, booleans and None, and of objects whose
 classes the caller registers by name. Its tensors are the tensors of the file, named by their places in the tree, so
-that any reader of safetensors finds them. The rest is JSON in the file's header, beside a digest of the whole:
+that any reader of safetensors finds them. The rest is JSON in the file's header, with a digest of the whole:
 
     {"riskfield": '{"format": 2, "kind": "checkpoint", "tree": {"model": {"weight": {"#tensor": "model/weight"}}}}',
      "sha256": "..."}
@@ -113,7 +113,7 @@ def unpack(content: bytes, kind: str, source: str, names: Registry = NOTHING) ->
 
     size = int.from_bytes(content[:8], "little")
     if len(content) < 8 or size > len(content) - 8:
-        raise FileFormatError(f"{source} is no safetensors file, or only part of one.")
+        raise FileFormatError(f"{source} is not a safetensors file, or only part of one.")
     if size > MAX_HEADER_BYTES:
         raise FileFormatError(f"{source} has a header of {size} bytes; at most {MAX_HEADER_BYTES} are read.")
     header = _parse(content[8 : 8 + size], source).get("__metadata__")
@@ -173,7 +173,7 @@ def _parse(text: str | bytes, source: str) -> dict[str, Any]:
     except RecursionError:
         raise FileFormatError(f"{source} is damaged: it is nested more than {MAX_DEPTH} levels deep.") from None
     if not isinstance(found, dict):
-        raise FileFormatError(f"{source} is damaged: its JSON is no object.")
+        raise FileFormatError(f"{source} is damaged: its JSON is not an object.")
     return found
 
 

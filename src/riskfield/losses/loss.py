@@ -232,7 +232,7 @@ def name_in_errors(loss: AbstractLoss) -> str:
 
 
 def _object_of(loss: object) -> str:
-    """The end of an error: the object to pass in place of a class or of a name."""
+    """The end of an error: the object to pass instead of a class or a name."""
     if isinstance(loss, str):
         from riskfield.losses.names import LOSSES  # the names are for estimators and commands
 
