@@ -48,19 +48,20 @@ def infer(
         graph: the structure.
         theta: log-potentials of shape (*batch, graph.theta_size), float32 or float64; -inf marks impossible states.
         algorithm: `MessagePassing(...)` (the default: loopy belief propagation), `MeanField()`, `Exact()`, ...
-        stop: when to end.
+        stop: when to end; by default `Stop()`: after 1000 sweeps, or at a tolerance of 1e-6.
         evidence: observed states, a dict {variable: state} or an integer tensor of shape (*batch, variable) with -1 for
-            unobserved variables; the batch items may observe different variables.
-        messages: `solution.messages` of an earlier run to start from; theta may have changed since.
+            unobserved variables; by default none. The batch items may observe different variables.
+        messages: `solution.messages` of an earlier run to start from; theta may have changed since. By default the run
+            starts from uniform messages.
         adjoint: how gradients of the marginals and of the log-partition value are computed: `Unroll()`,
-            `FixedPoint(...)`, `Perturb(...)`, `KKT(...)`, `Envelope()`. By default `Unroll()`. Where nothing requires a
+            `FixedPoint(...)`, `Perturb(...)`, `KKT(...)`, `Envelope()`. By default `Unroll()`. If nothing requires a
             gradient, nothing is recorded.
         kernels: "native", "gpu" or "torch" to require these; by default the fastest that can run. Only the torch
             kernels run on every device and have every derivative.
-        progress: show a progress bar.
-        throw: raise if the algorithm finds that every joint state of a batch item has probability zero. With False,
-            such items have NaN for marginals, -inf for `log_partition`, gradients of 0 and False for `converged`,
-            `solution.reasons` says why, and the other items are as they would be alone.
+        progress: show a progress bar; by default False.
+        throw: raise if the algorithm finds that every joint state of a batch item has probability zero (the default).
+            With False, such items have NaN for marginals, -inf for `log_partition`, gradients of 0 and False for
+            `converged`, `solution.reasons` says why, and the other items are as they would be alone.
 
     Returns:
         A `Solution`. If a tolerance was asked for and some batch item did not reach it, a `ConvergenceWarning` says so

@@ -37,10 +37,11 @@ class MessagePassing(AbstractAlgorithm):
     """Sum-product message passing.
 
     Arguments:
-        entropy: `Bethe()` for loopy belief propagation, `TRW(rho)`, or any `CountingNumbers`.
-        schedule: `Sequential()` (usually converges in fewest sweeps), `Coloured()` (for GPUs) or `Parallel()`.
-        damping: in [0, 1). A new log-message is (1 - damping) times the update plus damping times the old one. The
-            tolerance is compared with the undamped change, so damping is never mistaken for convergence. A
+        entropy: `Bethe()` for loopy belief propagation (the default), `TRW(rho)`, or any `CountingNumbers`.
+        schedule: `Sequential()` (the default, which usually needs the fewest sweeps), `Coloured()` (for GPUs) or
+            `Parallel()`.
+        damping: in [0, 1), by default 0. A new log-message is (1 - damping) times the update plus damping times the old
+            one. The tolerance is compared with the undamped change, so damping is never mistaken for convergence. A
             tensor may require a gradient, as may the numbers of the entropy; `Unroll` computes it.
 
     >>> from riskfield import grid, infer
