@@ -26,6 +26,8 @@ from riskfield.report.gallery import entropy, ranked
 from riskfield.report.images import backdrop, layers, one_hot, photograph
 from riskfield.report.page import write_report
 from riskfield.report.sequences import write_sequence_report
+from riskfield.report.tables import interaction
+from riskfield.report.templating import NOTHING
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 TITLE = "Discs <on> ground & more"
@@ -331,6 +333,54 @@ def test_a_page_on_sequences(tmp_path):
     assert float(transitions[1][3]) < 0 < float(transitions[1][1])  # O never follows <B>
     write_sequence_report(tmp_path / "plain.html", {"one": crf}, X[:1], y[:1])
     assert "Sequence 0" in (tmp_path / "plain.html").read_text(encoding="utf-8")
+
+
+def test_sequence_reports_show_spans_and_forbidden_transitions(tmp_path):
+    rng = np.random.default_rng(0)
+    y = [np.array(["O", "B-X", "I-X", "O", "B-Y", "I-Y"])[: 3 + k % 4] for k in range(30)]
+    X = [rng.normal(size=(len(own), 2)) for own in y]
+    few = rf.optim.LBFGS(iterations=5)
+    models = {"plain": rf.CRF(optimiser=few).fit(X, y), "scheme": rf.CRF(scheme="BIO", optimiser=few).fit(X, y)}
+    scores = write_sequence_report(tmp_path / "page.html", models, X, y)
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert f"{NOTHING} marks forbidden pairs." in text
+    tags = ["B-X", "B-Y", "I-X", "I-Y", "O"]
+    header = ["", *tags]
+    plain, scheme = [t for t in Page(text).tables if t[0] == header and any("+" in cell for cell in t[-1])]
+    assert not any(NOTHING in cell for row in plain[1:] for cell in row[1:])
+    dashes = {(row[0], tag) for row in scheme[1:] for tag, cell in zip(tags, row[1:], strict=True) if cell == NOTHING}
+    allowed = {("B-X", "I-X"), ("I-X", "I-X"), ("B-Y", "I-Y"), ("I-Y", "I-Y")}
+    assert dashes == {(tag, inside) for tag in tags for inside in ("I-X", "I-Y")} - allowed
+    for crf, score in zip(models.values(), scores, strict=True):
+        assert score.span_f_measure == pytest.approx(rf.metrics.span_f_measure(y, crf.predict(X)))
+        assert f"{100 * score.span_f_measure:.1f} %" in text
+    assert "span F1" in text
+    y[0] = np.array(["O", -1, -1], dtype=object)  # spans at unknown tags do not count
+    (score,) = write_sequence_report(tmp_path / "page.html", {"scheme": models["scheme"]}, X[:1], y[:1])
+    assert score.span_f_measure == 0
+    write_sequence_report(tmp_path / "page.html", {"plain": models["plain"]}, X, [np.full(len(own), "O") for own in y])
+    assert "forbidden" not in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def test_scores_of_many_measures_have_a_row_each(tmp_path):
+    X = [np.eye(7)] * 3
+    models = {name: rf.CRF(optimiser=rf.optim.LBFGS(iterations=2)).fit(X, [list("abcdefg")] * 3) for name in ("r", "s")}
+    write_sequence_report(tmp_path / "page.html", models, X, [list("abcdefg")] * 3)
+    table = Page((tmp_path / "page.html").read_text(encoding="utf-8")).tables[0]
+    assert table[0] == ["", "r", "s"]
+    assert [row[0] for row in table[4:]] == [f"wrong {tag}" for tag in "abcdefg"]
+
+
+def test_interactions_of_allowed_pairs_do_not_depend_on_the_forbidden_ones():
+    rng = np.random.default_rng(0)
+    table = rng.normal(size=(4, 4))
+    forbidden = np.zeros((4, 4), bool)
+    forbidden[0, 1:3] = True
+    found = interaction(table, forbidden)
+    shifted = table + rng.normal(size=(4, 1)) + rng.normal(size=4) + 7.0 * forbidden
+    np.testing.assert_allclose(interaction(shifted, forbidden), found, atol=1e-12)
+    assert not found[forbidden].any()
+    np.testing.assert_allclose([found.sum(0), found.sum(1)], 0, atol=1e-12)
 
 
 def test_sequence_reports_leave_out_the_label_that_the_model_ignores(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,7 @@ class Evaluation:
         reliability: how often the marginals of all pixels and classes are right, in ten bins.
         num_images: the number of images.
         seconds: the time that the predictions took, in seconds.
+        span_f_measure: the F-measure of spans; NaN, as by default, if the classes are not tags of spans.
     """
 
     names: tuple[str, ...]
@@ -37,6 +39,7 @@ class Evaluation:
     reliability: Reliability
     num_images: int
     seconds: float
+    span_f_measure: float = math.nan
 
     @property
     def num_pixels(self) -> int:

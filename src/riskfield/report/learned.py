@@ -23,6 +23,7 @@ class Learned:
     name: str
     series: int
     tables: tuple[Table, ...]
+    has_forbidden: bool = False
 
 
 def edge_tables(name: str, series: int, crf: ImageCRF, classes: Sequence[str]) -> Learned:
@@ -42,8 +43,11 @@ def transition_tables(name: str, series: int, crf: CRF) -> Learned | None:
     tags = [str(tag) for tag in crf.classes_.tolist()]
     if weights.shape != torch.Size([len(tags) ** 2, 1]):
         return None
-    potentials = interaction(weights.reshape(len(tags), len(tags)).numpy())
-    return Learned(name, series, (potentials_table("", tags, tags, potentials),))
+    of_model = getattr(crf.model_, "forbidden", None)  # with the start and the end, which are not shown
+    forbidden = np.zeros((len(tags), len(tags)), np.bool_) if of_model is None else of_model[:-1, :-1]
+    potentials = interaction(weights.reshape(len(tags), len(tags)).numpy(), forbidden)
+    table = potentials_table("", tags, tags, potentials, forbidden)
+    return Learned(name, series, (table,), bool(forbidden.any()))
 
 
 def _edge_features(crf: ImageCRF, horizontal: bool, step: bool) -> Floats:
