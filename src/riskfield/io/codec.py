@@ -49,6 +49,10 @@ Registry = Mapping[str, type]
 NOTHING: Registry = MappingProxyType({})
 
 
+class _UnregisteredClass(Exception):
+    """A file names a class that its reader has not registered. Otherwise it may be intact."""
+
+
 def write_tree(path: str | os.PathLike[str], kind: str, tree: Mapping[str, Any], names: Registry = NOTHING) -> None:
     """Replace `path` by a file that holds `tree`. If anything fails, the old file stays.
 
@@ -157,6 +161,8 @@ def _tree_of(
     _check_document(document, kind, source)
     try:
         tree = _Decoder(tensors, names).value(document.get("tree"), MAX_DEPTH)
+    except _UnregisteredClass as error:
+        raise FileFormatError(f"{source} {error}") from error
     except Exception as error:  # whatever comes of entries that nobody has checked
         raise FileFormatError(f"{source} is damaged: {error}") from error
     if not isinstance(tree, dict):
@@ -215,9 +221,10 @@ class _Encoder:
         if dataclasses.is_dataclass(value) and type(value) in self.names:
             fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
             return {_OBJECT: self.names[type(value)], "fields": self.mapping(fields, name)}
+        hint = " Register your own dataclass with `riskfield.estimators.registry.register`." if self.names else ""
         raise TypeError(
             f"`{name}` must be made of plain values and riskfield's own objects to be saved without pickle. "
-            f"Got {value!r}."
+            f"Got {value!r}.{hint}"
         )
 
     def mapping(self, value: Mapping[Any, Any], name: str) -> dict[str, Any]:
@@ -316,8 +323,12 @@ class _Decoder:
 
     def _named(self, name: Any) -> type:
         if not isinstance(name, str) or name not in self.names:
-            hint = " Register your own classes first." if self.names else ""
-            raise FileFormatError(f"a file of this kind may not name {name!r:.80}.{hint}")
+            if self.names and isinstance(name, str) and "." in name:  # the module and the class
+                raise _UnregisteredClass(
+                    f"names the class {name!r:.80}, which is not registered. If it is yours, import the module that "
+                    "registers it first."
+                )
+            raise FileFormatError(f"a file of this kind may not name {name!r:.80}.")
         return self.names[name]
 
     @staticmethod
