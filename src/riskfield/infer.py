@@ -15,7 +15,7 @@ from torch import Tensor
 
 from riskfield.adjoints.adjoint import AbstractAdjoint
 from riskfield.adjoints.unroll import Unroll
-from riskfield.errors import ConvergenceWarning
+from riskfield.errors import ConvergenceWarning, KernelError
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.inference.algorithm import AbstractAlgorithm
 from riskfield.inference.evidence import Evidence, clamp
@@ -69,6 +69,7 @@ def infer(
 
     Raises:
         ImpossibleEvidenceError: if the algorithm finds that every joint state has probability zero.
+        ValueError: if an algorithm of your own returns NaN for a model that is not impossible.
         KernelError: if `kernels` names kernels that cannot run this.
         PrecisionError: if potentials that conflict are too large for the precision of theta (see the inference page).
 
@@ -100,6 +101,10 @@ def infer(
     elif not isinstance(adjoint, AbstractAdjoint):
         raise TypeError(f"`adjoint` must be an object such as `Unroll()`. Got {adjoint!r}.")
     check_kernels(kernels)
+    if kernels not in (None, "torch") and not algorithm.any_kernels and algorithm.problem(graph) is None:
+        raise KernelError(
+            f"The {kernels} kernels cannot run `{type(algorithm).__name__}`, which has its own sweeps. Leave `kernels` out."
+        )
     request = Request(graph, theta, algorithm, stop, messages, kernels, progress, throw)
     solve = adjoint.apply
     if not is_resolved(graph, theta, low, high):

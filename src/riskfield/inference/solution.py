@@ -67,11 +67,19 @@ class JointMode:
         return self.possible.logical_and(self.upper_bound - self.score <= rounding)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Solution:
     """Approximate marginals of one model, or of a batch of models on one graph.
 
-    The diagnostics are tensors of the batch's shape (0-dimensional without a batch).
+    The diagnostics are tensors of the batch's shape (0-dimensional without a batch). Printed, a solution shows the
+    largest of them.
+
+    >>> from riskfield import Stop, chain, infer
+    >>> graph = chain(3, num_states=2)
+    >>> infer(graph, graph.zeros())
+    Solution(3 variables, 2 factors, sweeps 1, residual 0, converged)
+    >>> infer(graph, graph.zeros(4), stop=Stop(sweeps=5, tol=None))
+    Solution(batch (4,), 3 variables, 2 factors, sweeps 5, residual 0, converged 0 of 4)
     """
 
     graph: FactorGraph
@@ -88,6 +96,18 @@ class Solution:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_version", version_of(self.theta))
+
+    def __repr__(self) -> str:
+        batch, converged = tuple(self.theta.shape[:-1]), self.converged.flatten().tolist()
+        shown = [f"batch {batch}"] if batch else []
+        shown += [f"{self.graph.num_variables} variables", f"{self.graph.num_factors} factors"]
+        if converged:
+            shown += [f"sweeps {int(self._sweeps.max())}", f"residual {float(self._residual.max()):.2g}"]
+        if batch:
+            shown.append(f"converged {sum(converged)} of {len(converged)}")
+        else:
+            shown.append("converged" if converged[0] else "not converged")
+        return f"Solution({', '.join(shown)})"
 
     def __getstate__(self) -> dict[str, Any]:
         """What pickle and copy take: everything computed, since a run cannot be taken along."""
