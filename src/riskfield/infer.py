@@ -103,7 +103,8 @@ def infer(
     check_kernels(kernels)
     if kernels not in (None, "torch") and not algorithm.any_kernels and algorithm.problem(graph) is None:
         raise KernelError(
-            f"The {kernels} kernels cannot run `{type(algorithm).__name__}`, which has its own sweeps. Leave `kernels` out."
+            f"The {kernels} kernels cannot run `{type(algorithm).__name__}`, which has sweeps of its own: leave out "
+            "`kernels`."
         )
     request = Request(graph, theta, algorithm, stop, messages, kernels, progress, throw)
     solve = adjoint.apply
