@@ -105,5 +105,5 @@ for name, algorithm in {
 }.items():
     bounds = [rf.infer(graph, strong, algorithm, stop=rf.Stop(k, tol=None)).log_partition for k in range(1, 25)]
     axis.plot(range(1, 25), bounds, "o-", markersize=3, label=name)
-axis.set(xlabel="sweeps", ylabel="bound on log Z")
+axis.set(xlabel="sweeps", ylabel="bound on log Z", title="Bound on log Z by sweeps")
 axis.legend(frameon=False)
