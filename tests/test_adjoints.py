@@ -421,7 +421,7 @@ def test_a_run_in_torch_is_enough_for_unroll(adjoint):
     [
         (rf.FixedPoint(), r"`FixedPoint` needs a sweep .* \(`fixed_point_maps`\), which Bare does not offer"),
         (rf.KKT(), r"`KKT` needs optimality conditions .* \(`optimality`\), which Bare does not offer"),
-        (rf.Perturb(), r"`Perturb` needs .* symmetric matrix \(`symmetric_jacobian`\), which Bare does not offer"),
+        (rf.Perturb(), r"`Perturb` needs .* symmetric \(`symmetric_jacobian`\), which Bare does not offer"),
     ],
     ids=lambda value: type(value).__name__,
 )
