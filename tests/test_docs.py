@@ -15,6 +15,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]  # the gall
 FILES = {  # that pages speak of
     "model.uai": "MARKOV 2  2 3  2  1 0  2 0 1   2  0.5 1   6  1 2 3 4 5 0",
     "model.uai.evid": "1 0 1",
+    "train.conll": "-DOCSTART- -X- O\n\nJohn NNP B-PER\nlives VBZ O\n\nin IN O\nNew NNP B-LOC\nYork NNP I-LOC\n",
 }
 _BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
