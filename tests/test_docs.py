@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from riskfield.cli import main
+
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]  # the gallery has a test of its own
 FILES = {  # that pages speak of
@@ -18,6 +20,7 @@ FILES = {  # that pages speak of
     "train.conll": "-DOCSTART- -X- O\n\nJohn NNP B-PER\nlives VBZ O\n\nin IN O\nNew NNP B-LOC\nYork NNP I-LOC\n",
 }
 _BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_FILE = re.compile(r"# (\w+\.py)\n")  # a block that begins so is a file, complete in itself
 _LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
 
 
@@ -36,9 +39,15 @@ def test_code_blocks_run(page: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setenv("MPLBACKEND", "Agg")
     for name, text in FILES.items():
         Path(name).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
     torch.manual_seed(0)
     namespace: dict[str, object] = {"__name__": "__page__"}
     for line, block in _blocks(page):
+        if file := _FILE.match(block):
+            Path(file[1]).write_text(block, encoding="utf-8")
+            if "problem" in runpy.run_path(file[1], run_name="__main__"):
+                assert main(["run", file[1], "--out", "parameters.safetensors", "--quiet"]) == 0
+            continue
         # Blank lines in front make tracebacks point into the page, which does not import this file's future.
         exec(compile("\n" * line + block, str(page), "exec", dont_inherit=True), namespace)
     drawn = re.findall(r"\]\(figures/([^)]+)\)", page.read_text(encoding="utf-8"))  # by the code itself
