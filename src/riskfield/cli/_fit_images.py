@@ -137,7 +137,7 @@ def _print_ridge(crf: ImageCRF, options: FitOptions) -> None:
         if options.choices.ridge is None and crf.results_[-1].reason is not Reason.INTERRUPTED:
             typer.echo(f"ridge: {crf.ridge_:g}, because there are fewer than five images with labels to train on")
         if options.choices.early_stopping:
-            typer.echo(f"stopped early by the loss on {held_out}")
+            typer.echo(f"early stopping: by the loss on {held_out}")
         return
     best = min(crf.path_, key=lambda trial: trial.model)
     alone = min(trial.independent for trial in crf.path_)
