@@ -80,10 +80,34 @@ RF_INLINE void contract_pair(const T* table, Index stride, int slot, const V<T>*
     contract<Algebra, T, S>(table, stride, nullptr, 1, states, weight, others, kNoTable, out);
 }
 
-// exp(x) where an error of a rounding of 1 is small enough: in sums with a 1.
+// Exponentials relative to a largest one, where an error of a rounding of that is small enough: in sums with a 1.
 template <class T>
-RF_INLINE V<T> exp_of_term(V<T> x) {
-  return vexp2<T>(x * T(kLog2E<double>));
+class Relative {
+ public:
+  RF_INLINE explicit Relative(V<T> top) : shift_(select<T>(top == kNegInf<T>, V<T>{}, top * T(kLog2E<double>))) {}
+  RF_INLINE V<T> exp(V<T> x) const { return vexp2<T>(x * T(kLog2E<double>) - shift_); }
+
+ private:
+  V<T> shift_;
+};
+
+// The largest term of a sum and the sum relative to it.
+template <class T>
+struct LogSum {
+  V<T> top, total;
+  RF_INLINE V<T> logarithm() const { return top + vlog2<T>(total) * T(kLn2<double>); }
+};
+
+// term(i) gives the i-th of N terms, as a logarithm.
+template <class T, int N, class Term>
+RF_INLINE LogSum<T> log_sum(Term term) {
+  V<T> terms[N];
+  RF_FOR (i, 0, N) terms[i] = term(i);
+  LogSum<T> sum{terms[0], V<T>{}};
+  RF_FOR (i, 1, N) sum.top = larger_or_second<T>(sum.top, terms[i]);
+  const Relative<T> relative(sum.top);
+  RF_FOR (i, 0, N) sum.total += relative.exp(terms[i]);
+  return sum;
 }
 
 // The same in logarithms: the largest term first, then, for sum-product, the sum relative to it.
@@ -96,30 +120,40 @@ RF_NOINLINE void contract_log(const T* table, Index stride, const V<T>* before, 
   const Index num_outer = swap ? 1 : num_before, num_inner = swap ? num_before : num_after;
   const Index step = swap ? states * stride : stride, outer_step = states * num_after * stride;
   constexpr int kMost = 8;  // logarithms that are taken side by side, so that they do not wait for each other
-  V<T> total[kMost] = {};
+  LogSum<T> sums[kMost];
   for (int x = 0; x < states; ++x) {
+    const T* row = table + x * num_after * stride;
     auto for_each_term = [&](auto body) RF_LAMBDA {
-      const T* row = table + x * num_after * stride;
-      for (Index o = 0; o < num_outer; ++o, row += outer_step) {
+      for (Index o = 0; o < num_outer; ++o) {
         const V<T> weight = outer[o];
 #pragma GCC unroll 2
-        for (Index i = 0; i < num_inner; ++i) body(load<T>(row + i * step) + weight + inner[i]);
+        for (Index i = 0; i < num_inner; ++i) body(load<T>(row + o * outer_step + i * step) + weight + inner[i]);
       }
     };
-    V<T> top = splat<T>(kNegInf<T>);
-    for_each_term([&](V<T> term) RF_LAMBDA {
-      // A NaN would come out of the sum below.
-      top = Max ? vmax<T>(top, term) : select<T>(top > term, top, term);
-    });
-    out[x] = top;
-    if constexpr (!Max) {
-      const V<T> shift = select<T>(top == kNegInf<T>, V<T>{}, top);
-      V<T> sum{};
-      for_each_term([&](V<T> term) RF_LAMBDA { sum += exp_of_term<T>(term - shift); });
-      total[x % kMost] = sum;
-      if (x % kMost == kMost - 1 || x == states - 1)
-        for (int y = x - x % kMost; y <= x; ++y) out[y] += vlog2<T>(total[y % kMost]) * T(kLn2<double>);
+    LogSum<T>& sum = sums[x % kMost];
+    auto of_few = [&](auto count) RF_LAMBDA {  // terms that fit into registers
+      sum = log_sum<T, decltype(count)::value>([&](int i) RF_LAMBDA { return load<T>(row + i * step) + inner[i]; });
+    };
+    if (!Max && num_outer == 1 && num_inner == 3) {
+      of_few(std::integral_constant<int, 3>{});
+    } else if (!Max && num_outer == 1 && num_inner == 4) {
+      of_few(std::integral_constant<int, 4>{});
+    } else if (!Max && num_outer == 1 && num_inner == 5) {
+      of_few(std::integral_constant<int, 5>{});
+    } else {
+      V<T> top = splat<T>(kNegInf<T>);
+      for_each_term([&](V<T> term) RF_LAMBDA {
+        // A NaN would come out of the sum below.
+        top = Max ? vmax<T>(top, term) : larger_or_second<T>(top, term);
+      });
+      sum = {top, V<T>{}};
+      const Relative<T> relative(top);
+      if constexpr (!Max) for_each_term([&](V<T> term) RF_LAMBDA { sum.total += relative.exp(term); });
     }
+    if constexpr (Max)
+      out[x] = sum.top;
+    else if (x % kMost == kMost - 1 || x == states - 1)
+      for (int y = x - x % kMost; y <= x; ++y) out[y] = sums[y % kMost].logarithm();
   }
 }
 
@@ -134,7 +168,7 @@ RF_INLINE void contract_log_binary(const T* table, Index stride, int slot, const
     const V<T> one = term(0), other = term(1);
     out[x] = vmax<T>(one, other);
     const V<T> low = select<T>(one > other, other, one);
-    total[x] = exp_of_term<T>(low - select<T>(out[x] == kNegInf<T>, V<T>{}, out[x])) + T(1);
+    total[x] = Relative<T>(out[x]).exp(low) + T(1);
   }
   out[1] += vlog2_ratio<T>(total[1], total[0]) * T(kLn2<double>);
 }

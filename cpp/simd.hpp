@@ -148,11 +148,22 @@ RF_INLINE V<T> first_lanes(V<T> a, V<T> b, int count) {
   return select<T>(lane < T(count), a, b);
 }
 
+// a where a > b, else b: b if either is NaN.
+template <class T>
+RF_INLINE V<T> larger_or_second(V<T> a, V<T> b) {
+#if defined(__AVX512F__)
+  if constexpr (std::is_same<T, double>::value)
+    return _mm512_maskz_max_pd(-1, a, b);
+  else if constexpr (std::is_same<T, float>::value)
+    return _mm512_maskz_max_ps(-1, a, b);
+#endif
+  return select<T>(a > b, a, b);
+}
+
 // The larger one; NaN if either is.
 template <class T>
 RF_INLINE V<T> vmax(V<T> a, V<T> b) {
-  const V<T> larger = select<T>(a > b, a, b);  // b if either is NaN
-  return select<T>(a != a, a, larger);
+  return select<T>(a != a, a, larger_or_second<T>(a, b));
 }
 
 template <class T>

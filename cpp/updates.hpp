@@ -199,16 +199,19 @@ RF_INLINE void update_message(const Context<T>& context, const Item<T>& item, in
 template <class Algebra, class T>
 V<T> undamped_change(const V<T>* belief, const T* old, Index stride, int states, T damping, Scratch<T>& scratch) {
   using Log = Logarithm<T, false>;
+  auto whole_step = [damping](V<T> from, V<T> to) RF_LAMBDA {
+    // An impossible state takes no steps: the difference of infinities would be NaN.
+    return select<T>((from > kNegInf<T>)&(to > kNegInf<T>), from + (to - from) / (1 - damping), to);
+  };
   if constexpr (std::is_same<Algebra, LogMessages<T>>::value)
     if (Algebra::keeps_ratio(states)) {
       const V<T> before = load<T>(old);
-      return Ratio<T>::log_change(belief, before + (belief[0] - before) / (1 - damping), before);
+      return Ratio<T>::log_change(belief, whole_step(before, belief[0]), before);
     }
   V<T>*whole = scratch.cavities, *before = scratch.before;
   for (int x = 0; x < states; ++x) {
-    const V<T> after = Algebra::log_belief(states, x, belief[x]);
     before[x] = Algebra::log_belief(states, x, load<T>(old + x * stride));
-    whole[x] = select<T>(after > kNegInf<T>, before[x] + (after - before[x]) / (1 - damping), after);
+    whole[x] = whole_step(before[x], Algebra::log_belief(states, x, belief[x]));
   }
   Log::template finish_belief<0>(whole, states, false, splat<T>(1));
   Log::template finish_belief<0>(before, states, false, splat<T>(1));

@@ -89,6 +89,19 @@ def test_the_residual_is_the_undamped_change(kernels):
     assert residuals == pytest.approx([residuals[0]] * 3, rel=1e-10)
 
 
+@pytest.mark.parametrize("batch", [(), (8,)], ids=["one", "batch"])
+def test_the_residual_of_damped_runs_ignores_impossible_states(batch):
+    """Evidence makes states impossible; the residual must still see the other variables in the same vector lanes."""
+    graph = rf.grid(4, 4, 2)
+    theta = torch.stack([potentials(graph, k) for k in range(8)]) if batch else potentials(graph, 0)
+    algorithm = rf.MessagePassing(rf.TRW(0.7), damping=0.5)
+    residuals = [
+        rf.infer(graph, theta, algorithm, stop=rf.Stop(1, tol=None), evidence={0: 1, 5: 0}, kernels=kernels).residual
+        for kernels in ("native", "torch")
+    ]
+    torch.testing.assert_close(*residuals, rtol=1e-9, atol=0)
+
+
 def test_running_out_of_sweeps_is_reported(kernels, model):
     with pytest.warns(rf.errors.ConvergenceWarning, match=r"still change by .* after 2 sweeps; the tolerance is 1e-09"):
         solution = rf.infer(*model, TREE_REWEIGHTED, stop=rf.Stop(2, 1e-9), kernels=kernels)

@@ -10,15 +10,19 @@ from pathlib import Path
 import pytest
 import torch
 
+from riskfield.cli import main
+
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]  # the gallery has a test of its own
 FILES = {  # that pages speak of
     "model.uai": "MARKOV 2  2 3  2  1 0  2 0 1   2  0.5 1   6  1 2 3 4 5 0",
     "model.uai.evid": "1 0 1",
+    "train.conll": "-DOCSTART- -X- O\n\nJohn NNP B-PER\nlives VBZ O\n\nin IN O\nNew NNP B-LOC\nYork NNP I-LOC\n",
 }
 # A block, and what it prints if the page shows that directly below it.
 _BLOCK = re.compile(r"^```python\n(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", re.DOTALL | re.MULTILINE)
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]\d+)?")
+_FILE = re.compile(r"# (\w+\.py)\n")  # a block that begins so is a file, complete in itself
 _LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
 
 
@@ -52,9 +56,15 @@ def test_code_blocks_run_and_print_what_the_page_shows(
     monkeypatch.setenv("MPLBACKEND", "Agg")
     for name, text in FILES.items():
         Path(name).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
     torch.manual_seed(0)
     namespace: dict[str, object] = {"__name__": "__page__"}
     for line, block, shown in _blocks(page):
+        if file := _FILE.match(block):
+            Path(file[1]).write_text(block, encoding="utf-8")
+            if "problem" in runpy.run_path(file[1], run_name="__main__"):
+                assert main(["run", file[1], "--out", "parameters.safetensors", "--quiet"]) == 0
+            continue
         capsys.readouterr()
         # Blank lines in front make tracebacks point into the page, which does not import this file's future.
         exec(compile("\n" * line + block, str(page), "exec", dont_inherit=True), namespace)

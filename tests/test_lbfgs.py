@@ -294,3 +294,10 @@ def test_refusals(settings, message):
     with pytest.raises(ValueError) as caught:  # noqa: PT011
         rf.fit(chain_model(), chain_examples(), rf.losses.Independent(), progress=False, **settings)
     assert message in str(caught.value)
+
+
+def test_optimisers_of_torch_are_pointed_to():
+    with pytest.raises(AttributeError, match=r"has no attribute 'Adam'\. Use `Torch\(torch.optim.Adam, \{...\}\)`."):
+        rf.optim.Adam  # noqa: B018
+    with pytest.raises(AttributeError, match=r"has no attribute 'Nothing'\.$"):
+        rf.optim.Nothing  # noqa: B018

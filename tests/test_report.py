@@ -24,6 +24,7 @@ from riskfield.report.charts import Chart, Line, histogram
 from riskfield.report.evaluation import Tally
 from riskfield.report.gallery import entropy, ranked
 from riskfield.report.images import backdrop, layers, one_hot, photograph
+from riskfield.report.learned import edge_tables
 from riskfield.report.page import write_report
 from riskfield.report.sequences import write_sequence_report
 from riskfield.report.tables import interaction
@@ -183,6 +184,14 @@ def test_what_the_model_has_learned_about_edges_is_shown(folder, runs):
     assert table[1:] == [["ground", same, other], ["figure", other, same]]
 
 
+def test_all_tables_of_edges_have_one_scale_of_colours(runs):
+    groups = edge_tables({run.name: run.crf for run in runs}, ["ground", "figure"])
+    cells = [cell for group in groups for table in group.tables for row in table.rows for cell in row[1:]]
+    values, shares = np.array([float(cell.text) for cell in cells]), np.array([cell.share for cell in cells])
+    assert abs(shares).max() == 1
+    np.testing.assert_allclose(shares * abs(values).max(), values, atol=0.02)
+
+
 def test_a_page_on_one_run_that_python_fitted(image_set, tmp_path):
     """Without a folder, a command, or a history."""
     crf = rf.ImageCRF(optimiser=rf.optim.LBFGS(iterations=2), initial=())
@@ -201,7 +210,16 @@ def test_the_page_of_a_model_is_in_its_folder(folder, capsys, monkeypatch):
     monkeypatch.chdir(folder)
     assert main(["report", "surrogate-em", "--images", "images", "--masks", "masks"]) == 0
     assert capsys.readouterr().out == "wrote surrogate-em/report.html\n"
-    assert "objective" in " ".join(Page((folder / "surrogate-em" / "report.html").read_text(encoding="utf-8")).text)
+    page = Page((folder / "surrogate-em" / "report.html").read_text(encoding="utf-8"))
+    words = " ".join(page.text)
+    assert "objective" in words
+    assert "<h1>ground, figure in 4 images</h1>" in (folder / "surrogate-em" / "report.html").read_text()
+    assert "“independent pixels” is the model of surrogate-em without edges" in words
+    settings = next(table for table in page.tables if table[-1][0] == "parameters")
+    assert "patience" not in [row[0] for row in settings]  # it has an effect only on early stopping
+    timings = page.tables[-1]
+    assert timings[0][1:5] == ["reading", "features", "choice of the ridge", "training"]
+    assert timings[1][3] == "0 s"  # with four images the ridge is not chosen
 
 
 def test_refusals(folder, runs, image_set, tmp_path, capsys, monkeypatch):
@@ -294,7 +312,7 @@ def test_charts():
     assert chart.svg() == text
     assert Page(Chart("", "x", "y", [Line(1, [], [], dashed=True)], marks={1.0: "a"}, diagonal=True).svg()).open == []
     bars = histogram("Errors", "x", "y", [[0.0, 1.0, 1.0], [2.0]])
-    assert "var(--s1)" in bars
+    assert bars.count("fill: var(--s0)") == bars.count("fill: var(--s1)") >= 1  # each in axes of its own
     assert Page(histogram("Errors", "x", "y", [[]])).open == []
 
 

@@ -16,6 +16,7 @@ import riskfield as rf
 from cases import rows
 from gradient_cases import MIXED, TIED
 from riskfield.kernels import EVERY_SWEEP, native, sweeps_that_fit
+from riskfield.threads import num_threads
 from strategies import potentials
 
 # torch compiles parts of its forward derivatives with a tool it has itself deprecated.
@@ -113,6 +114,16 @@ def test_what_the_backward_pass_writes_down_counts_as_tape(states):
         enough = sweeps * tape + min(sweeps, 32) * deferred
         assert sweeps_that_fit(problem, theta, enough) == sweeps
         assert sweeps_that_fit(problem, theta, enough - 1) == sweeps - 1
+
+
+def test_of_a_large_batch_only_what_threads_work_on_is_written_down():
+    graph = rf.grid(4, 5, 3)
+    problem = rf.MessagePassing(rf.TRW(0.5)).problem(graph)
+    per_item, sweeps = 8 * graph.message_size, 40
+    with num_threads(2):  # each with at most eight doubles in a vector
+        enough = sweeps * 1000 * per_item + 32 * 2 * 8 * per_item
+        assert sweeps_that_fit(problem, graph.zeros(1000), enough) == sweeps
+        assert sweeps_that_fit(problem, graph.zeros(1000), enough - 1) == sweeps - 1
 
 
 def test_gradients_of_counting_numbers_keep_the_whole_tape(started):

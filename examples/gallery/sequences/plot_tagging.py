@@ -40,7 +40,7 @@ X_test, y_test = corpus(100)
 # Words alone, and words with their neighbours.
 
 alone = rf.CRF(loss="independent").fit(X, y)
-crf = rf.CRF(loss="surrogate-likelihood").fit(X, y)
+crf = rf.CRF(loss="surrogate-likelihood", initial=()).fit(X, y)
 print(f"words alone: {alone.score(X_test, y_test):.1%} of the tags are right")
 print(f"as a chain:  {crf.score(X_test, y_test):.1%}")
 

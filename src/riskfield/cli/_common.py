@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from riskfield.datasets.folders import ENDINGS, mask_values
 from riskfield.errors import DivergenceWarning, did_you_mean
 
 if TYPE_CHECKING:
     from riskfield.datasets.images import ImageSet
     from riskfield.estimators.image_crf import ImageCRF
+    from riskfield.estimators.image_run import ImageRun
 
 # What can be wrong with one image of many: the file, its size, its values.
 BAD_IMAGE = (OSError, ValueError, MemoryError)
@@ -51,7 +53,8 @@ def complain_of_image(name: str | Path, error: BaseException, command: Any = Non
 
     It names the options of `command`, or without one those of `riskfield fit`, instead of arguments of functions.
     """
-    original, stem = message_of(error), re.escape(Path(name).stem)
+    path, original = Path(name), message_of(error)
+    stem = re.escape(path.stem if path.suffix.lower() in ENDINGS else path.name)
     if command is None:
         message = re.sub(r"`(\w+)`", lambda match: _OPTIONS_OF_FIT.get(match[1], match[0]), original)
         if message != original:
@@ -111,6 +114,33 @@ def readable(images: ImageSet, models: Sequence[ImageCRF]) -> ImageSet:
     if not good:
         raise typer.Exit(2)
     return images.select(good)
+
+
+def warn_of_missing_classes(run: ImageRun, counts: Sequence[int], masks: Path, names: Sequence[str]) -> None:
+    """Warn if the masks have only one class, or have lost one by the threshold or the levels of the run.
+
+    Arguments:
+        run: the run that says how masks are read.
+        counts: how many pixels each class has.
+        masks: the folder of masks.
+        names: of the masks that were read.
+    """
+    missing = [name for name, count in zip(run.classes.values(), counts, strict=True) if count == 0]
+    reading = run.reading
+    changed = reading.threshold is not None or reading.levels is not None
+    if not missing or not (changed or len(missing) == len(run.classes) - 1):
+        return
+    how, found = "", ""
+    if changed:
+        how = f"--threshold {reading.threshold}" if reading.threshold is not None else f"--levels {reading.levels}"
+        values = mask_values(masks, names)
+        how = f", because they are read as in training, with {how}"
+        found = f" Their files have {'the value' if len(values) == 1 else 'values from'} {values[0]}"
+        found += "." if len(values) == 1 else f" to {values[-1]}."
+    complain(
+        f"WARNING: no mask in {masks} has the class {' or '.join(map(repr, missing))}{how}.{found} If the masks should "
+        "have it, the scores mean nothing."
+    )
 
 
 @contextmanager

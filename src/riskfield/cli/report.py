@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from riskfield.cli._common import Config, DeviceOfRun, Images, Masks, Quiet, Threads, readable
+from riskfield.cli._common import Config, DeviceOfRun, Images, Masks, Quiet, Threads, readable, warn_of_missing_classes
 from riskfield.datasets.folders import image_folder
 
 
@@ -19,7 +19,9 @@ def report(
     out: Annotated[
         Path | None, typer.Option(metavar="FILE.html", help="The page. [report.html in the folder of the first model]")
     ] = None,
-    title: Annotated[str | None, typer.Option(help="The title of the page. [the names of the models]")] = None,
+    title: Annotated[
+        str | None, typer.Option(help="The title of the page. [the classes and the number of images]")
+    ] = None,
     shown: Annotated[int, typer.Option(min=1, help="How many images the page shows.")] = 6,
     device: DeviceOfRun = None,
     threads: Threads = None,
@@ -57,7 +59,7 @@ def report(
         str(path),
     ]
     words += ["--title", title] if title else []
-    write_report(
+    found = write_report(
         path,
         runs,
         good,
@@ -66,6 +68,7 @@ def report(
         num_shown=shown,
         progress=not quiet,
     )
+    warn_of_missing_classes(runs[0], found[0].confusion.sum(1).tolist(), masks, good.names)
     if not quiet:
         typer.echo(f"wrote {path}")
     if len(good) < len(test):

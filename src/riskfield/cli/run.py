@@ -59,7 +59,7 @@ def run(
     \b
     Examples:
       riskfield run blobs.py --out blobs.safetensors
-      torchrun --nproc-per-node 2 -m riskfield run blobs.py --out blobs.safetensors --checkpoint runs/blobs
+      torchrun --standalone --nproc-per-node 4 -m riskfield run blobs.py --out blobs.safetensors --checkpoint runs/blobs
     """
     check_writable(out)
     with ranks() as group:

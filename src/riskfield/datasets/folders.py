@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,6 +56,20 @@ class MaskReading:
             return np.round(np.round(np.clip(mask, 0, 255) / step) * step).astype(np.int64)
         return mask
 
+    def check(self, name: str, values: Iterable[int]) -> None:
+        """Raise a `ValueError` about the setting `name` if masks cannot have one of its values after being read."""
+        setting = "threshold" if self.threshold is not None else "levels"
+        if self.threshold is None and self.levels is None:
+            return
+        possible = [0, 255] if self.levels is None else np.unique(self.values(np.arange(256))).tolist()
+        for value in values:
+            if value not in possible:
+                allowed = f"{', '.join(map(str, possible[:-1]))} and {possible[-1]}"
+                raise ValueError(
+                    f"`{name}` must name values that masks have after `{setting}` {getattr(self, setting)}, which are "
+                    f"{allowed}. Got {value}."
+                )
+
     def fit(self, mask: Labels, shape: tuple[int, ...]) -> Labels:
         """Return the mask in the size of its image if `resize_masks` is set, otherwise unchanged."""
         if not self.resize_masks or mask.shape == shape:
@@ -89,7 +103,8 @@ def image_folder(
     Raises:
         FileNotFoundError: if a folder does not exist.
         ValueError: if there are no images, if an image has no mask, if two files of a folder have the same name without
-            ending, or if `ignore` is one of the classes or the only value.
+            ending, if `ignore` is one of the classes or the only value, or if a class cannot occur in masks that are
+            read with this `reading`.
         FileFormatError: if `classes` is not given and a mask is damaged, or the masks have more than 32 values. Reading
             an image later raises it if the image or its mask is damaged, or if the mask has another size or a value
             that is not a class.
@@ -97,6 +112,7 @@ def image_folder(
     if classes is not None and ignore in classes:
         raise ValueError(f"`ignore` must not be one of the classes {few([*classes])}. Got {ignore}.")
     reading = MaskReading() if reading is None else reading
+    reading.check("classes", classes or ())
     files = image_files(images, "images")
     if masks is None:
         return ImageSet(files, lambda name: LabelledImage(name, read_image(files[name])))
@@ -133,6 +149,12 @@ def image_folder(
         return LabelledImage(name, image, _labels(mask, values))
 
     return ImageSet(files, read, classes.values())
+
+
+def mask_values(folder: str | os.PathLike[str], names: Iterable[str]) -> list[int]:
+    """The values in the files of the masks with these names, as they are before a threshold or levels."""
+    files = image_files(folder, "masks")
+    return sorted(set().union(*(np.unique(read_mask(files[name])).tolist() for name in names)))
 
 
 def unmatched_masks(images: str | os.PathLike[str], masks: str | os.PathLike[str]) -> list[str]:

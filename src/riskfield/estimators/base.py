@@ -276,7 +276,9 @@ class AbstractCRF(NestedParameters):
 
         Raises:
             FileFormatError: if the file is damaged, or holds something else.
+            ValueError: if PyTorch cannot use `device` here.
         """
+        as_device(device)
 
         def build(settings: dict[str, Any], fitted: dict[str, Any]) -> tuple[Self, Callable[[], LinearModel]]:
             estimator = cls(**settings if device is None else {**settings, "device": device})

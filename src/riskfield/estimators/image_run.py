@@ -1,8 +1,8 @@
 """A fitted `ImageCRF` and an account of its training, in one folder.
 
 model.safetensors   the estimator
-run.json            the command, its settings, the classes, the files, the ridges that were tried and the one that was
-                    chosen, the history of the training, how long things took
+run.json            the command, its settings, the classes, the files and which of them were held out, the ridges that
+                    were tried and the one that was chosen, the history of the training, how long things took
 checkpoint/         what is needed to resume the training
 """
 
@@ -17,14 +17,15 @@ from typing import Any
 
 from riskfield.datasets.folders import MaskReading
 from riskfield.errors import FileFormatError
-from riskfield.estimators.image_crf import ImageCRF
+from riskfield.estimators.image_crf import MODEL_FILE, ImageCRF
 from riskfield.io._atomic import check_writable
 from riskfield.io._lock import lock_folder
 from riskfield.io.codec import read_text_tree, write_text_tree
+from riskfield.learning.checkpoint import newest_below
 from riskfield.learning.result import Fit, dump_fit, load_fit
 
 _KIND = "run"  # of saved files
-_MODEL, _RUN, _CHECKPOINT = "model.safetensors", "run.json", "checkpoint"
+_MODEL, _RUN, _CHECKPOINT = MODEL_FILE, "run.json", "checkpoint"
 _MAY_CHANGE = ("iterations",)  # settings that may change when a run is resumed
 
 
@@ -43,6 +44,7 @@ class ImageRun:
         seconds: the time of each part of the training, {part: seconds}; by default none.
         reading: how the values in the files of masks became labels; by default they are used unchanged.
         files: the names of the training images; by default none.
+        held_out: those of them that were held out, to choose the ridge or to stop early; by default none.
 
     Raises:
         ValueError: if `classes` are not the labels of `crf`.
@@ -58,6 +60,7 @@ class ImageRun:
     seconds: Mapping[str, float] = field(default_factory=dict)
     reading: MaskReading = field(default_factory=MaskReading)
     files: tuple[str, ...] = ()
+    held_out: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if list(self.classes) != self.crf.classes_.tolist():
@@ -96,6 +99,7 @@ class ImageRun:
                 {str(what): float(seconds) for what, seconds in kept["seconds"].items()},
                 MaskReading(**kept.get("reading", {})),
                 tuple(map(str, kept.get("files", ()))),
+                tuple(map(str, kept.get("held out", ()))),
             )
         except Exception as error:  # whatever comes of entries that nobody has checked
             raise FileFormatError(f"{path / _RUN} is damaged: {error!r}") from error
@@ -115,6 +119,7 @@ class ImageRun:
                 "seconds": dict(self.seconds),
                 "reading": asdict(self.reading),
                 "files": list(self.files),
+                "held out": list(self.held_out),
                 "ridge": self.crf.ridge_,
                 "ridges": [asdict(trial) for trial in self.crf.path_],
             },
@@ -154,7 +159,7 @@ def refuse_existing(folder: str | os.PathLike[str]) -> None:
 
 
 def _holds_run(path: Path) -> bool:
-    return (path / _CHECKPOINT).exists() or (path / _MODEL).exists()
+    return (path / _MODEL).exists() or newest_below(path / _CHECKPOINT) is not None
 
 
 def _check_or_begin(path: Path, settings: Mapping[str, Any], resume: bool) -> None:
@@ -165,7 +170,10 @@ def _check_or_begin(path: Path, settings: Mapping[str, Any], resume: bool) -> No
         for name in {**was, **settings}:
             old, new = was.get(name), settings.get(name)
             if name not in _MAY_CHANGE and old != new:
-                raise ValueError(f"{path} holds a run with {name} {old!r}. It cannot be resumed with {new!r}.")
+                raise ValueError(
+                    f"{path} holds a run with {name} {old!r}. It cannot be resumed with {new!r}. To begin a new run, "
+                    "use another folder, or delete this one."
+                )
     else:
         _write(path / _RUN, {"settings": dict(settings)})
 

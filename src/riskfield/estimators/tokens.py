@@ -1,6 +1,6 @@
 """Features of tokens as people write them (dictionaries, sparse matrices, tables) as rows of one sparse matrix.
 
-A token may be a dictionary, as for CRFsuite. Its entries are features:
+A token may be a dictionary, as for CRFsuite. Its entries are features::
 
     {"bias": 1.0, "upper": True}            numbers and booleans: a feature with this value
     {"word": "cat"}                         a string: a feature "word:cat" of value 1

@@ -12,9 +12,11 @@ from riskfield.devices import physical_memory
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.graph.schedule import Coloured, Sequential
 from riskfield.kernels.problem import ForestProblem, MeanFieldProblem, MessagePassingProblem, Problem
+from riskfield.threads import get_num_threads
 
 _SHARE = 0.25  # of the memory of a device that a tape takes unless told otherwise
 _DEFERRED_SWEEPS = 32  # as in cpp/deferred.hpp
+_WIDEST_VECTOR = 64  # bytes
 
 
 def sweeps_that_fit(problem: Problem, theta: Tensor, max_bytes: int | None) -> float:
@@ -34,10 +36,12 @@ def sweeps_that_fit(problem: Problem, theta: Tensor, max_bytes: int | None) -> f
         numbers += graph.node_size  # the new marginals
     elif not on_gpu:
         deferred = _deferred_per_sweep(graph)
-    batch = theta.numel() // max(1, graph.theta_size)
+    batch = max(1, theta.numel() // max(1, graph.theta_size))
     most = _share_of_memory(theta.device) if max_bytes is None else max_bytes
-    room = most // max(1, batch * theta.element_size())  # numbers for each theta
-    numbers = max(1, numbers)
+    room = most // theta.element_size()
+    numbers = max(1, numbers) * batch
+    # What a thread writes down for the items it works on, of which it has at most one in each lane of a vector.
+    deferred *= min(batch, get_num_threads() * (_WIDEST_VECTOR // theta.element_size()))
     few = room // (numbers + deferred)
     return few if few < _DEFERRED_SWEEPS else (room - _DEFERRED_SWEEPS * deferred) // numbers
 

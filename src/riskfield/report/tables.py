@@ -120,12 +120,15 @@ def potentials_table(
     columns: Sequence[str],
     potentials: npt.NDArray[np.float64],
     forbidden: npt.NDArray[np.bool_] | None = None,
+    *,
+    largest: float | None = None,
 ) -> Table:
     """Return a table of log-potentials. Positive ones are shaded in one colour, negative ones in another.
 
-    The pairs that are True in `forbidden` have a dash instead of a number.
+    The pairs that are True in `forbidden` have a dash instead of a number. `largest` is the absolute value with the
+    strongest colour, by default the largest in the table.
     """
-    largest = float(np.abs(potentials).max()) or 1.0
+    largest = (float(np.abs(potentials).max()) if largest is None else largest) or 1.0
     cells = [[Cell(f"{value:+.2f}", share=value / largest) for value in row] for row in potentials.tolist()]
     for row, column in [] if forbidden is None else np.argwhere(forbidden).tolist():
         cells[row][column] = Cell(NOTHING, title="forbidden")
