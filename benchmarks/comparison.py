@@ -272,7 +272,7 @@ def language_rows(runs: int, steps: int) -> list[Row]:
 
 def table(rows: list[Row]) -> str:
     """The rows as Markdown."""
-    text = "| task | program | input | lines | accuracy | seconds | |\n|---|---|---|---|---|---|---|\n"
+    text = "| task | program | input | lines | accuracy | seconds | remark |\n|---|---|---|---|---|---|---|\n"
     for row in rows:
         seconds = "-" if row.seconds is None else f"{row.seconds:.1f}"
         cells = (row.task, row.program, row.input, row.lines, f"{row.accuracy:.1%}", seconds, row.note)

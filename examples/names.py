@@ -122,7 +122,7 @@ def train(data: rf.Examples, iterations: int) -> dict[str, tuple[rf.LinearModel,
             model.load_state_dict(out[start][0].state_dict())
         began = time.perf_counter()
         optimiser = rf.optim.LBFGS(iterations=iterations)
-        rf.fit(model, data, loss, truncated, optimiser=optimiser, ridge=1e-5, progress=False)
+        rf.fit(model, data, loss, truncated, optimiser=optimiser, ridge=1e-5)
         out[name] = model, time.perf_counter() - began
     return out
 

@@ -30,7 +30,7 @@ def main(arguments=None):
     y = [draw.choice(PATTERNS).split() for _ in range(number)]
     sentences = [[draw.choice(WORDS[tag]) for tag in tags] for tags in y]
     X = [[word2features(sentence, i) for i in range(len(sentence))] for sentence in sentences]
-    crf = CRF(loss="surrogate-likelihood", ridge=1e-4).fit(X[: number // 2], y[: number // 2])
+    crf = CRF(loss="surrogate-likelihood", initial=(), ridge=1e-4).fit(X[: number // 2], y[: number // 2])
     print(f"accuracy on {number - number // 2} new sentences: {crf.score(X[number // 2 :], y[number // 2 :]):.3f}")
     print(*(f"{word}/{tag}" for word, tag in zip(sentences[-1], crf.predict(X[-1:])[0], strict=True)))
 

@@ -22,7 +22,7 @@ def main(quick: bool) -> float:
     model = rf.LinearModel(2, node_features=2, factor_features=1)
     trw = rf.Inference(rf.MessagePassing(rf.TRW(0.5)), rf.Stop(sweeps=20, tol=None))
     optimiser = rf.optim.LBFGS(iterations=5 if quick else 50)
-    rf.fit(model, data, rf.losses.Pseudolikelihood(), trw, ridge=0.1, optimiser=optimiser, progress=False)
+    rf.fit(model, data, rf.losses.Pseudolikelihood(), trw, ridge=0.1, optimiser=optimiser)
     # Prediction observes what is known; neighbours tell the rest.
     evidence = rf.Examples(graph, torch.full_like(labels, -1)[None], data.inputs, evidence=labels[None])
     (states,) = rf.predict(model, evidence, trw)

@@ -382,6 +382,32 @@ def gradient(algorithm, adjoint, *more):
     return torch.autograd.grad(mu.square().sum(), (theta, *more))
 
 
+def test_other_kernels_do_not_run_an_own_algorithm():
+    theta = potentials(GRAPH, 0, "mild", 2)
+    assert torch.equal(rf.infer(GRAPH, theta, Bare(), kernels="torch").mu, rf.infer(GRAPH, theta, Bare()).mu)
+    for kernels in ("native", "gpu"):
+        with pytest.raises(rf.errors.KernelError, match=f"The {kernels} kernels cannot run `Bare`"):
+            rf.infer(GRAPH, theta, Bare(), kernels=kernels)
+
+
+@pytest.mark.parametrize("throw", [True, False])
+def test_nan_of_an_own_algorithm_is_not_an_impossible_model(throw, monkeypatch):
+    theta = potentials(GRAPH, 0, "mild", 2)
+    monkeypatch.setattr(SoftmaxRun, "marginals", lambda run: run.theta * torch.tensor([[1.0], [torch.nan]]))
+    for evidence in (None, {0: 1}):
+        with pytest.raises(
+            ValueError, match="`Bare` returned NaN for batch item 1, but the model has possible"
+        ) as caught:
+            rf.infer(GRAPH, theta, Bare(), evidence=evidence, throw=throw)
+        assert not isinstance(caught.value, rf.errors.ImpossibleEvidenceError)
+    theta[1, :3] = -torch.inf
+    if throw:
+        with pytest.raises(rf.errors.ImpossibleEvidenceError, match=r"probability zero \(batch item 1\)"):
+            rf.infer(GRAPH, theta, Bare())
+    else:
+        assert rf.infer(GRAPH, theta, Bare(), throw=False).reasons[1] == "every joint state has probability zero"
+
+
 @pytest.mark.parametrize("adjoint", [None, rf.Unroll(), rf.Unroll(checkpoint=2)])
 def test_a_run_in_torch_is_enough_for_unroll(adjoint):
     theta = potentials(GRAPH, 0, "mild", 2).requires_grad_()
@@ -395,7 +421,7 @@ def test_a_run_in_torch_is_enough_for_unroll(adjoint):
     [
         (rf.FixedPoint(), r"`FixedPoint` needs a sweep .* \(`fixed_point_maps`\), which Bare does not offer"),
         (rf.KKT(), r"`KKT` needs optimality conditions .* \(`optimality`\), which Bare does not offer"),
-        (rf.Perturb(), r"`Perturb` needs .* symmetric matrix \(`symmetric_jacobian`\), which Bare does not offer"),
+        (rf.Perturb(), r"`Perturb` needs .* symmetric \(`symmetric_jacobian`\), which Bare does not offer"),
     ],
     ids=lambda value: type(value).__name__,
 )

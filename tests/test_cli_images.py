@@ -18,7 +18,8 @@ import riskfield as rf
 from image_cases import CLASS_OPTIONS, CLASSES, IGNORE, SHAPES, write_folders
 from riskfield.cli import COMMANDS, _command, main
 from riskfield.cli._common import DtypeName
-from riskfield.cli._fit_images import Choices, InferenceName, _largest_scale
+from riskfield.cli._fit_images import _largest_scale
+from riskfield.cli.fit import Choices, InferenceName
 from riskfield.estimators import image_crf
 from riskfield.estimators.defaults import ITERATIONS, LOSS, SWEEPS
 from riskfield.estimators.image_run import ImageRun
@@ -223,7 +224,11 @@ def test_a_run_goes_on(folder, capsys, monkeypatch):
     assert said == "model: already holds a run. Use --resume to continue it, or another folder."
     assert main([*again, "--resume"]) == 0
     out = capsys.readouterr().out.splitlines()
-    assert [line.split(", objective")[0] for line in out[:2]] == [
+    assert out[1:3] == [
+        "resuming in stage 2, after iteration 4; later iterations are repeated",
+        "ridge: 0.001, because there are fewer than five images with labels to train on",
+    ]
+    assert [line.split(", objective")[0] for line in out[3:5]] == [
         "independent: 6 iterations",
         "univariate-logistic: 6 iterations",
     ]
@@ -231,11 +236,13 @@ def test_a_run_goes_on(folder, capsys, monkeypatch):
     assert ImageRun.load("model").settings["iterations"] == 6
     assert "--iterations 6" in ImageRun.load("model").command
     said = complaint(capsys, [*again, "--resume", "--sweeps", "5"])
-    assert said == "model holds a run with sweeps 10. It cannot be resumed with 5."
+    assert said.startswith("model holds a run with sweeps 10. It cannot be resumed with 5. To begin a new run, use")
     with Image.open("images/d.jpg") as image:
         image.transpose(Image.Transpose.FLIP_LEFT_RIGHT).save("images/d.jpg")
     assert "model holds a run with fingerprint of the data" in complaint(capsys, [*again, "--resume"])
-    assert main([*FIT, "--out", "fresh", "--resume", "--quiet"]) == 0  # where there is nothing yet, it begins
+    capsys.readouterr()
+    assert main([*FIT, "--out", "fresh", "--resume"]) == 0  # where there is nothing yet, it begins
+    assert "nothing to resume: training begins\n" in capsys.readouterr().out
 
 
 class Killed(BaseException):
@@ -557,8 +564,98 @@ def test_the_chosen_ridge_and_the_files_are_recorded_and_printed(folder, capsys)
     run, crf = json.loads(Path("new/run.json").read_text())["tree"], ImageRun.load("new").crf
     assert run["ridge"] == crf.ridge_
     assert [trial["ridge"] for trial in run["ridges"]] == [trial.ridge for trial in crf.path_]
-    assert f"ridge: {crf.ridge_:g}, chosen on held-out images" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"ridge: {crf.ridge_:g}, chosen on 1 held-out image." in said
+    assert "this is the smallest ridge that is tried: compare with --ridge 1e-05" in said
     assert run["files"] == ["a.png", "b.png", "c.jpg", "d.jpg", "more0.png", "more1.png"]
+    assert len(run["held out"]) == 1
+    assert set(run["held out"]) < set(run["files"])
+    assert ImageRun.load("new").held_out == tuple(run["held out"])
+    assert ImageRun.load("new").seconds["choice of the ridge"] > 0
+
+    assert main([*FIT, "--iterations", "2", "--early-stopping", "--validation-fraction", "0.1", "--out", "early"]) == 0
+    said = capsys.readouterr()
+    assert "training on the images that are not held out with a ridge of" in said.err
+    assert "chosen on 1 held-out image." in said.out
+    assert len(ImageRun.load("early").held_out) == 1
+
+
+def test_a_likelihood_of_complete_labels_is_refused_before_training(folder, capsys):
+    fit = [*FIT, "--iterations", "1", "--ridge", "0.01", "--quiet", "--out", "new"]
+    said = complaint(capsys, [*fit, "--loss", "surrogate-likelihood"])
+    assert said.startswith("--loss surrogate-likelihood needs a label for every pixel. The mask of a.png has pixels ")
+    assert "Use --loss surrogate-em" in said
+    assert not Path("new").exists()
+    # On a coarser grid the few unknown labels do not count.
+    assert main([*fit[:-1], "coarse", "--loss", "surrogate-likelihood", "--scale", "0.3"]) == 0
+    # A folder in which nothing was trained does not block.
+    Path("new/checkpoint/stage-00").mkdir(parents=True)
+    shutil.copy("model/run.json", "new/run.json")
+    assert main([*fit, "--loss", "surrogate-em"]) == 0
+
+
+def test_the_classes_are_printed_before_training(folder, capsys):
+    assert main([*FIT, "--iterations", "1", "--ridge", "0.01", "--out", "new"]) == 0
+    assert capsys.readouterr().out.startswith("4 images. Pixels by class: ground (0) 7")
+
+
+def binary_masks(folder, odd=()):
+    """Masks of 0 and 1; those in `odd` of 0 and 255."""
+    for path in (folder / "masks").iterdir():
+        with Image.open(path) as mask:
+            figure = np.isin(np.asarray(mask), [1, 200, 255])
+        Image.fromarray(np.where(figure, 255 if path.stem in odd else 1, 0).astype(np.uint8)).save(path)
+
+
+def test_values_that_may_not_be_classes_are_said(folder, capsys):
+    plain = [*PLAIN, "--ridge", "0.01"]
+    binary_masks(folder, odd="b")
+    assert main(plain) == 0
+    said = capsys.readouterr().err
+    assert "WARNING: no mask has both 1 and 255, and 255 occurs only in the masks of b.png." in said
+    assert "use --threshold 1." in said
+    assert main([*plain[:-1], "0.1", "--threshold", "1", "--out", "two"]) == 0
+    assert capsys.readouterr().err == ""
+    binary_masks(folder)
+    shutil.copy("images/a.png", "images/e.png")
+    with Image.open("masks/a.png") as mask:
+        Image.fromarray(np.where(np.asarray(mask) == 1, 9, 0).astype(np.uint8)).save("masks/e.png")
+    assert main([*plain[:-1], "0.1", "--out", "rare"]) == 0
+    assert "WARNING: the value 9 occurs only in 1 mask of 5, of e.png. It is a class now." in capsys.readouterr().err
+
+
+def test_classes_that_a_threshold_makes_impossible_are_refused_once(folder, capsys):
+    binary_masks(folder)
+    classes = ["--class", "0=ground", "--class", "1=figure"]
+    said = complaint(capsys, [*PLAIN, "--threshold", "1", *classes])
+    assert said == "--class must name values that masks have after --threshold 1, which are 0 and 255. Got 1."
+    said = complaint(capsys, [*PLAIN, "--levels", "3", "--ignore", "100"])
+    assert said == "--ignore must name values that masks have after --levels 3, which are 0, 128 and 255. Got 100."
+
+
+def test_masks_that_lose_their_classes_are_said(folder, capsys):
+    assert main([*PLAIN, "--threshold", "128"]) == 0
+    binary_masks(folder)
+    for command in (["evaluate", "new"], ["report", "new", "--out", "page.html"]):
+        assert main([*command, "--images", "images", "--masks", "masks", "--quiet"]) == 0
+        said = capsys.readouterr().err
+        assert "WARNING: no mask in masks has the class '255', because they are read as in training, with " in said
+        assert "--threshold 128. Their files have values from 0 to 1. If" in said
+
+
+def test_a_name_with_a_dot_is_named_once(folder, capsys):
+    shutil.copy("images/a.png", "images/a.v2.png")
+    with Image.open("masks/a.png") as mask:
+        Image.fromarray(np.where(np.asarray(mask) == 200, 99, 0).astype(np.uint8)).save("masks/a.v2.png")
+    assert complaint(capsys, [*FIT, "--out", "new"]).startswith("masks/a.v2.png has the value 99, which")
+
+
+def test_the_model_of_a_command_is_loaded_in_python(folder):
+    image = np.zeros((9, 7))
+    marginals = [rf.ImageCRF.load(path).predict_marginals([image])[0] for path in ("model", "model/model.safetensors")]
+    np.testing.assert_array_equal(*marginals)
+    with pytest.raises(FileNotFoundError, match=r"holds no fitted model, model.safetensors: 'masks'"):
+        rf.ImageCRF.load("masks")
 
 
 def test_all_bad_images_are_reported_before_training(bad_images, capsys):
@@ -698,7 +795,7 @@ def test_a_damaged_run(folder, capsys):
     account.write_text("[" * 10**5)
     assert "run.json is damaged: it is nested more than 64 levels deep." in complaint(capsys, predict)
     Path("model/model.safetensors").write_bytes(b"nothing")
-    assert "is no safetensors file, or only part of one" in complaint(capsys, predict)
+    assert "is not a safetensors file, or only part of one" in complaint(capsys, predict)
 
 
 def test_classes_without_names_are_called_by_their_values(folder):

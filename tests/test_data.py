@@ -81,7 +81,7 @@ def test_to_moves_every_part():
         ({"mask": LABELS}, TypeError, "`mask` must be booleans. Got torch.int64."),
         ({"mask": LABELS[:, :2] > 0}, ValueError, r"`mask` must have shape \(4, 3\)"),
         ({"weights": torch.ones(3)}, ValueError, r"`weights` must have shape \(4,\)"),
-        ({"weights": -torch.ones(4)}, ValueError, "`weights` must be finite and not negative."),
+        ({"weights": -torch.ones(4)}, ValueError, "`weights` must be finite and not negative. Got -1.0."),
         ({"inputs": torch.zeros(5, 2)}, ValueError, r"one entry per example, 4, on the first axis. Got \(5, 2\)."),
         ({"inputs": {"nodes": "pixels"}}, TypeError, "`inputs` must be a tensor, or a dict.* Got str."),
     ],

@@ -12,7 +12,7 @@ import torch
 
 import riskfield as rf
 from riskfield.cli import main
-from riskfield.devices import _memory_limits
+from riskfield.devices import _memory_limits, as_device
 from riskfield.estimators.defaults import default_inference
 from riskfield.kernels import default_schedule
 from riskfield.models import Generative
@@ -55,6 +55,33 @@ def test_a_model_can_move_when_it_is_loaded(tmp_path):
 def test_devices_that_are_not_there_are_refused(crf):
     with pytest.raises(ValueError, match="`device` must be one that PyTorch can use here"):
         crf.fit(NOISY if isinstance(crf, rf.GridCRF) else NOISY[0], TRUTH if isinstance(crf, rf.GridCRF) else TRUTH[0])
+
+
+@pytest.mark.skipif(torch.backends.cuda.is_built(), reason="needs a PyTorch without CUDA")
+def test_a_pytorch_without_cuda_is_named_as_the_reason(tmp_path):
+    message = 'here: "cpu"(?: or "mps")?\\. Got \'cuda\': this PyTorch was built without CUDA\\. See'
+    with pytest.raises(ValueError, match=message) as caught:
+        as_device("cuda")
+    assert caught.value.__suppress_context__
+    path = tmp_path / "crf"
+    rf.GridCRF(**QUICK).fit(NOISY, TRUTH).save(path)
+    with pytest.raises(ValueError, match=message):
+        rf.GridCRF.load(path, device="cuda")
+
+
+@pytest.mark.skipif(torch.backends.mps.is_built(), reason="needs a PyTorch without MPS")
+def test_a_device_of_another_build_is_refused_in_a_sentence():
+    with pytest.raises(ValueError, match=r"Got 'mps': this PyTorch was built without mps\.$"):
+        as_device("mps")
+
+
+def test_other_reasons_are_those_of_pytorch(monkeypatch):
+    def fails(*arguments, **settings):
+        raise RuntimeError("Found no driver.\nA second line.")
+
+    monkeypatch.setattr(torch, "empty", fails)
+    with pytest.raises(ValueError, match=r"Got 'cpu': Found no driver\.$"):
+        as_device("cpu")
 
 
 def test_dtypes_that_are_not_supported_are_refused():

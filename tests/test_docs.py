@@ -10,19 +10,38 @@ from pathlib import Path
 import pytest
 import torch
 
+from riskfield.cli import main
+
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]  # the gallery has a test of its own
 FILES = {  # that pages speak of
     "model.uai": "MARKOV 2  2 3  2  1 0  2 0 1   2  0.5 1   6  1 2 3 4 5 0",
     "model.uai.evid": "1 0 1",
+    "train.conll": "-DOCSTART- -X- O\n\nJohn NNP B-PER\nlives VBZ O\n\nin IN O\nNew NNP B-LOC\nYork NNP I-LOC\n",
 }
-_BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+# A block, and what it prints if the page shows that directly below it.
+_BLOCK = re.compile(r"^```python\n(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", re.DOTALL | re.MULTILINE)
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]\d+)?")
+_FILE = re.compile(r"# (\w+\.py)\n")  # a block that begins so is a file, complete in itself
 _LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
 
 
-def _blocks(page: Path) -> list[tuple[int, str]]:
+def _blocks(page: Path) -> list[tuple[int, str, str | None]]:
     text = page.read_text(encoding="utf-8")
-    return [(text[: match.start()].count("\n") + 1, match.group(1)) for match in _BLOCK.finditer(text)]
+    return [(text[: match.start()].count("\n") + 1, *match.groups()) for match in _BLOCK.finditer(text)]
+
+
+def _same_output(printed: str, shown: str) -> bool:
+    """Whether two texts are equal but for numbers that rounding may change, on another machine say."""
+
+    def close(a: str, b: str) -> bool:
+        if "e" in a:  # a rounding error
+            return float(a) <= 1e-6 and float(b) <= 1e-6
+        unit = 10.0 ** -len(b.partition(".")[2])
+        return abs(float(a) - float(b)) <= 2 * unit + 0.05 * abs(float(b))
+
+    words = [re.sub(r"\s+", " ", _NUMBER.sub("#", text)).strip() for text in (printed, shown)]
+    return words[0] == words[1] and all(map(close, _NUMBER.findall(printed), _NUMBER.findall(shown)))
 
 
 def _name(page: Path) -> str:
@@ -30,16 +49,27 @@ def _name(page: Path) -> str:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if _blocks(page)], ids=_name)
-def test_code_blocks_run(page: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_code_blocks_run_and_print_what_the_page_shows(
+    page: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "Agg")
     for name, text in FILES.items():
         Path(name).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
     torch.manual_seed(0)
     namespace: dict[str, object] = {"__name__": "__page__"}
-    for line, block in _blocks(page):
+    for line, block, shown in _blocks(page):
+        if file := _FILE.match(block):
+            Path(file[1]).write_text(block, encoding="utf-8")
+            if "problem" in runpy.run_path(file[1], run_name="__main__"):
+                assert main(["run", file[1], "--out", "parameters.safetensors", "--quiet"]) == 0
+            continue
+        capsys.readouterr()
         # Blank lines in front make tracebacks point into the page, which does not import this file's future.
         exec(compile("\n" * line + block, str(page), "exec", dont_inherit=True), namespace)
+        printed = capsys.readouterr().out
+        assert shown is None or _same_output(printed, shown), f"line {line} prints\n{printed}"
     drawn = re.findall(r"\]\(figures/([^)]+)\)", page.read_text(encoding="utf-8"))  # by the code itself
     assert all(Path(name).is_file() for name in drawn)
 
@@ -65,6 +95,13 @@ def test_every_chapter_of_the_tutorial_ends_in_a_figure() -> None:
     assert len(chapters) == 8
     for page in chapters:
         assert f"](figures/{page.stem}.png)" in page.read_text(encoding="utf-8")
+        assert "savefig" in _blocks(page)[-1][1]
+
+
+def test_printed_numbers_may_differ_by_rounding_only() -> None:
+    assert _same_output("a  12.1% of 0.33\n", "a 12.3% of 0.34")
+    assert _same_output("3e-11", "8e-12")
+    assert not any(_same_output(*texts) for texts in (("a 14%", "a 18%"), ("a 1", "b 1"), ("3e-3", "8e-12")))
 
 
 _DOCUMENTED = re.compile(r"\.\. auto(?:class|function|data|exception):: (riskfield[\w.]+)")

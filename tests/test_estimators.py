@@ -575,7 +575,7 @@ def test_bad_images_are_refused():
         ([[-1, 1, 1], [1, -1]], "it seems to be a class here: -1 and 1 are two classes. Number the classes from 0"),
         ([[-1, 0, -2], [1, 2]], "it seems to be a class here: -2 is negative, too."),
         ([["a", -1, "b"], ["a", "b"]], "`y[0]` must hold labels of one type. Got strings and -1. To mark unknown"),
-        ([np.array(["a", -1, "b"]), ["a", "b"]], "`y` holds the string '-1' beside 'a'."),
+        ([np.array(["a", -1, "b"]), ["a", "b"]], "`y` holds the string '-1' and 'a'."),
         (
             [np.array(["a", 2, "b"], object), ["a", "b"]],
             "`y[0]` must hold labels of one type, or -1. Got strings and 2",
@@ -723,10 +723,28 @@ def test_an_own_loss_that_is_registered_is_saved(tmp_path, monkeypatch):
     assert (again.loss, again.initial) == (crf.loss, crf.initial)
     assert np.array_equal(again.predict_marginals(WORDS)[0], crf.predict_marginals(WORDS)[0])
     monkeypatch.setattr("riskfield.estimators.files.SAVED", registry.SAVED)  # where the class is not registered
-    with pytest.raises(rf.errors.FileFormatError, match=r"may not name '.*Squared'\. Register your own"):
+    with pytest.raises(
+        rf.errors.FileFormatError, match=r"crf names the class '.*Squared', which is not.*import the module"
+    ):
         CRF.load(tmp_path / "crf")
     with pytest.raises(TypeError, match="`own` must be a dataclass"):
         registry.register(own_loss)
+
+
+def test_an_own_algorithm_that_is_registered_is_saved(tmp_path, monkeypatch):
+    monkeypatch.setattr(registry, "_SAVED", dict(registry.SAVED))
+    monkeypatch.setattr("riskfield.estimators.files.SAVED", registry._SAVED)
+
+    @dataclass(frozen=True)
+    class Careful(rf.MessagePassing):
+        weight: float = 0.5
+
+    crf = CRF(inference=rf.Inference(Careful(weight=0.25), rf.Stop(1, None)), optimiser=FEW).fit(WORDS, TAGS)
+    with pytest.raises(TypeError, match=r"`inference.*/algorithm` must be .*registry\.register"):
+        crf.save(tmp_path / "crf")
+    registry.register(Careful)
+    crf.save(tmp_path / "crf")
+    assert CRF.load(tmp_path / "crf").inference == crf.inference
 
 
 def test_the_folder_that_is_missing_is_named(tmp_path):

@@ -400,7 +400,7 @@ def test_conflicts_just_below_the_limit_are_resolved(kernels, algorithm, dtype):
 def test_conflicts_above_the_limit_are_refused(kernels, algorithm, dtype, factor):
     graph, theta = conflict(largest_conflict(dtype) * factor, dtype)
     with pytest.raises(
-        ValueError, match=r"`theta` is too large for torch.float\d\d: probable states pay .* variable 0"
+        ValueError, match=r"`theta` is too large for torch.float\d\d: in the tables of variable 0 .* probable states"
     ):
         rf.infer(graph, theta, algorithm, stop=TIGHT, kernels=kernels)
 

@@ -134,7 +134,7 @@ def test_invalid_images():
             recipe(wrong)
     with pytest.raises(ValueError, match="`image` must be of type uint8, uint16, bool or floating"):
         recipe(np.zeros((3, 4), np.int64))
-    with pytest.raises(ValueError, match="`image` must be finite"):
+    with pytest.raises(ValueError, match=r"`image` must hold finite numbers. Got NaN or infinity."):
         recipe(np.full((3, 4), np.nan))
     assert as_floats(np.array([[65535, 0]], np.uint16)).ravel().tolist() == [1, 0]
     assert as_floats(np.array([[True, False]])).ravel().tolist() == [1, 0]

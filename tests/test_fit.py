@@ -482,7 +482,7 @@ def test_no_bar_is_shown_unless_asked_for(capsys, monkeypatch):
         ({"optimiser": "lbfgs"}, TypeError, r"`optimiser` must be an object such as `LBFGS\(\)`.* Got 'lbfgs'."),
         ({"ridge": -1}, ValueError, "`ridge` must be a non-negative number. Got -1."),
         ({"chunk_size": 0}, ValueError, "`chunk_size` must be a positive integer. Got 0."),
-        ({"seed": -3}, ValueError, "`seed` must be an integer from 0. Got -3."),
+        ({"seed": -3}, ValueError, r"`seed` must be an integer from 0 to 2\*\*63 - 1. Got -3."),
         ({"resume": True}, ValueError, "`resume` needs `checkpoint`"),
         ({"checkpoint": 3}, TypeError, r"`checkpoint` must be a folder or `Checkpoints\(...\)`. Got 3."),
         ({"validation": [3]}, TypeError, "`validation` must be `Examples` or a sequence of them. Got int."),

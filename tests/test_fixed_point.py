@@ -114,7 +114,9 @@ def test_an_infinite_loss_gradient_is_refused():
     graph = rf.chain(2, 2)
     theta = graph.zeros().requires_grad_()
     solution = rf.infer(graph, theta, evidence={0: 0}, adjoint=rf.FixedPoint())
-    with pytest.raises(rf.errors.AdjointError, match="`FixedPoint`: the gradient of the loss in the marginals is -inf"):
+    with pytest.raises(
+        rf.errors.AdjointError, match="`FixedPoint`: the gradient of the loss with respect to the marginals is -inf"
+    ):
         (-graph.node(solution.mu, 0)[1].log()).backward()
 
 

@@ -325,6 +325,11 @@ def test_bad_input():
         rf.check_gradients(graph, graph.zeros(), rf.MessagePassing(), lambda solution: solution.mu)
     with pytest.raises(ValueError, match="`loss` must return a scalar tensor"):
         rf.check_gradients(graph, graph.zeros(), rf.MessagePassing(), lambda solution: torch.zeros(()))
+    for loss in (lambda solution, labels, mask: solution.mu.sum(), rf.losses.UnivariateLogistic(), 1.0):
+        with pytest.raises(
+            TypeError, match=r"function of one argument.*lambda solution: loss\(solution, labels, mask\)"
+        ):
+            rf.check_gradients(graph, graph.zeros(), rf.MessagePassing(), loss)
     with pytest.raises(ValueError, match=r"`loss` must be finite at the solution. Got inf"):
         rf.check_gradients(graph, graph.zeros(), rf.MessagePassing(), quadratic, evidence={0: 1})
 

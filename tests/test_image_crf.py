@@ -196,7 +196,7 @@ IMAGE, MASK = np.zeros((3, 4), np.uint8), np.eye(3, 4, dtype=int)
         ({}, [np.ones((3, 5, 7))], [MASK], ValueError, "If the channels come first, pass np.moveaxis(image, 0, -1)."),
         ({}, [IMAGE, IMAGE[0]], [MASK, MASK], ValueError, "`X[1]` must have shape (row, column), (row, column, 1) or"),
         ({}, [IMAGE.astype(int)], [MASK], ValueError, "`X[0]` must be of type uint8, uint16, bool or floating. Got"),
-        ({}, [IMAGE * np.nan], [MASK], ValueError, "`X[0]` must be finite."),
+        ({}, [IMAGE * np.nan], [MASK], ValueError, "`X[0]` must hold finite numbers. Got NaN or infinity."),
         ({}, np.zeros((3, 4, 3)), MASK, ValueError, "`X` must be a list of images. Got what looks like one image"),
         ({}, [IMAGE], [-np.ones((3, 4), int)], ValueError, "`y` must hold a label other than -1."),
         ({"loss": "hinge"}, [IMAGE], [MASK], ValueError, "`loss` must be a loss object, or one of"),
@@ -696,3 +696,19 @@ def test_whole_blocks_are_not_copied():
     first, second = take(data, [0, 1, 3])
     assert first is data[0]
     assert len(second) == 1
+
+
+def test_a_likelihood_of_complete_labels_is_refused_before_training(tmp_path):
+    images, labels = discs(2)
+    labels[1] = np.where(np.arange(labels[1].shape[1]) == 0, -1, labels[1])
+    with pytest.raises(ValueError, match=r'`loss` is the surrogate likelihood, .* use "surrogate-em"'):
+        rf.ImageCRF(loss="surrogate-likelihood").fit(images, labels, checkpoint=tmp_path)
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+def test_the_images_that_are_held_out_are_known():
+    crf = rf.ImageCRF(optimiser=rf.optim.LBFGS(iterations=2), validation_fraction=0.4)
+    found = [clone(crf).set_params(early_stopping=early).fit(*discs(8)).held_out_ for early in (False, True)]
+    assert [len(own) for own in found] == [3, 3]
+    assert found[0] == found[1]  # whether they also decide when training ends
+    assert clone(crf).set_params(ridge=0.1).fit(*discs(8)).held_out_ == ()

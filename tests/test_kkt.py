@@ -198,7 +198,7 @@ def test_what_it_refuses():
         rf.adjoints.Minres(max_steps=0)
     mu = rf.infer(graph, theta, adjoint=rf.KKT(), evidence={0: 1}).mu
     with pytest.raises(
-        rf.errors.AdjointError, match=r"`KKT`: the gradient of the loss in the marginals is -inf at \(0,\)"
+        rf.errors.AdjointError, match=r"`KKT`: the gradient of the loss with respect to the marginals is -inf at \(0,\)"
     ):
         (-mu[0].log()).backward()
 

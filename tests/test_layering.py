@@ -107,8 +107,9 @@ def test_the_file_map_names_every_source_file():
     assert sorted(names - file_map()) == []
 
 
-# Choosing the GPUs of processes, and restoring the states of their generators, are not questions of which kernels run.
-MAY_ASK_FOR_DEVICES = ("kernels/", "learning/ranks.py", "learning/fit.py")
+# Naming devices, choosing the GPUs of processes, and restoring the states of their generators, are not questions of
+# which kernels run.
+MAY_ASK_FOR_DEVICES = ("kernels/", "devices.py", "learning/ranks.py", "learning/fit.py")
 RULES = {  # what only some files may contain
     r"autograd\.Function\b": ("adjoints/",),
     r"\.device\.type (==|!=|in|not)|\.is_cuda\b|\btorch\.cuda\b": MAY_ASK_FOR_DEVICES,

@@ -194,7 +194,7 @@ def test_bad_settings_are_refused(settings, message):
 
 
 def test_a_loss_without_values_is_refused():
-    with pytest.raises(ValueError, match="must not compare values of ContrastiveDivergence"):
+    with pytest.raises(ValueError, match="must not be `LBFGS` for the loss ContrastiveDivergence"):
         rf.fit(chain_model(), chain_examples(), rf.losses.ContrastiveDivergence())
 
 
@@ -294,3 +294,10 @@ def test_refusals(settings, message):
     with pytest.raises(ValueError) as caught:  # noqa: PT011
         rf.fit(chain_model(), chain_examples(), rf.losses.Independent(), progress=False, **settings)
     assert message in str(caught.value)
+
+
+def test_optimisers_of_torch_are_pointed_to():
+    with pytest.raises(AttributeError, match=r"has no attribute 'Adam'\. Use `Torch\(torch.optim.Adam, \{...\}\)`."):
+        rf.optim.Adam  # noqa: B018
+    with pytest.raises(AttributeError, match=r"has no attribute 'Nothing'\.$"):
+        rf.optim.Nothing  # noqa: B018

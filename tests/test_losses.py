@@ -472,7 +472,7 @@ def test_other_refusals():
     risk = lambda **options: rf.losses.empirical_risk(rf.losses.Independent(), GRAPH, theta, LABELS, **options)  # noqa: E731
     with pytest.raises(ValueError, match=re.escape("`weights` must have shape (2,). Got (3,)")):
         risk(weights=torch.ones(3))
-    with pytest.raises(ValueError, match="`weights` must be finite and not negative"):
+    with pytest.raises(ValueError, match=r"`weights` must be finite and not negative. Got -1.0."):
         risk(weights=torch.tensor([1.0, -1.0]))
     with pytest.raises(ValueError, match="`per_variable` needs at least one target"):
         rf.losses.empirical_risk(rf.losses.Independent(), GRAPH, theta, torch.full((2, 3), -1), per_variable=True)

@@ -202,7 +202,9 @@ def test_a_gradient_of_the_loss_that_is_not_finite_is_an_error():
     graph = rf.chain(3, 2)
     theta = graph.zeros().requires_grad_()
     mu = rf.infer(graph, theta, adjoint=rf.Perturb(), evidence={0: 1}).mu
-    with pytest.raises(rf.errors.AdjointError, match=r"the gradient of the loss in the marginals is -inf at \(0,\)"):
+    with pytest.raises(
+        rf.errors.AdjointError, match=r"the gradient of the loss with respect to the marginals is -inf at \(0,\)"
+    ):
         (-mu[0].log()).backward()
 
 

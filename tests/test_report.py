@@ -24,8 +24,11 @@ from riskfield.report.charts import Chart, Line, histogram
 from riskfield.report.evaluation import Tally
 from riskfield.report.gallery import entropy, ranked
 from riskfield.report.images import backdrop, layers, one_hot, photograph
+from riskfield.report.learned import edge_tables
 from riskfield.report.page import write_report
 from riskfield.report.sequences import write_sequence_report
+from riskfield.report.tables import interaction
+from riskfield.report.templating import NOTHING
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 TITLE = "Discs <on> ground & more"
@@ -181,6 +184,14 @@ def test_what_the_model_has_learned_about_edges_is_shown(folder, runs):
     assert table[1:] == [["ground", same, other], ["figure", other, same]]
 
 
+def test_all_tables_of_edges_have_one_scale_of_colours(runs):
+    groups = edge_tables({run.name: run.crf for run in runs}, ["ground", "figure"])
+    cells = [cell for group in groups for table in group.tables for row in table.rows for cell in row[1:]]
+    values, shares = np.array([float(cell.text) for cell in cells]), np.array([cell.share for cell in cells])
+    assert abs(shares).max() == 1
+    np.testing.assert_allclose(shares * abs(values).max(), values, atol=0.02)
+
+
 def test_a_page_on_one_run_that_python_fitted(image_set, tmp_path):
     """Without a folder, a command, or a history."""
     crf = rf.ImageCRF(optimiser=rf.optim.LBFGS(iterations=2), initial=())
@@ -199,7 +210,16 @@ def test_the_page_of_a_model_is_in_its_folder(folder, capsys, monkeypatch):
     monkeypatch.chdir(folder)
     assert main(["report", "surrogate-em", "--images", "images", "--masks", "masks"]) == 0
     assert capsys.readouterr().out == "wrote surrogate-em/report.html\n"
-    assert "objective" in " ".join(Page((folder / "surrogate-em" / "report.html").read_text(encoding="utf-8")).text)
+    page = Page((folder / "surrogate-em" / "report.html").read_text(encoding="utf-8"))
+    words = " ".join(page.text)
+    assert "objective" in words
+    assert "<h1>ground, figure in 4 images</h1>" in (folder / "surrogate-em" / "report.html").read_text()
+    assert "“independent pixels” is the model of surrogate-em without edges" in words
+    settings = next(table for table in page.tables if table[-1][0] == "parameters")
+    assert "patience" not in [row[0] for row in settings]  # it has an effect only on early stopping
+    timings = page.tables[-1]
+    assert timings[0][1:5] == ["reading", "features", "choice of the ridge", "training"]
+    assert timings[1][3] == "0 s"  # with four images the ridge is not chosen
 
 
 def test_refusals(folder, runs, image_set, tmp_path, capsys, monkeypatch):
@@ -292,7 +312,7 @@ def test_charts():
     assert chart.svg() == text
     assert Page(Chart("", "x", "y", [Line(1, [], [], dashed=True)], marks={1.0: "a"}, diagonal=True).svg()).open == []
     bars = histogram("Errors", "x", "y", [[0.0, 1.0, 1.0], [2.0]])
-    assert "var(--s1)" in bars
+    assert bars.count("fill: var(--s0)") == bars.count("fill: var(--s1)") >= 1  # each in axes of its own
     assert Page(histogram("Errors", "x", "y", [[]])).open == []
 
 
@@ -331,6 +351,54 @@ def test_a_page_on_sequences(tmp_path):
     assert float(transitions[1][3]) < 0 < float(transitions[1][1])  # O never follows <B>
     write_sequence_report(tmp_path / "plain.html", {"one": crf}, X[:1], y[:1])
     assert "Sequence 0" in (tmp_path / "plain.html").read_text(encoding="utf-8")
+
+
+def test_sequence_reports_show_spans_and_forbidden_transitions(tmp_path):
+    rng = np.random.default_rng(0)
+    y = [np.array(["O", "B-X", "I-X", "O", "B-Y", "I-Y"])[: 3 + k % 4] for k in range(30)]
+    X = [rng.normal(size=(len(own), 2)) for own in y]
+    few = rf.optim.LBFGS(iterations=5)
+    models = {"plain": rf.CRF(optimiser=few).fit(X, y), "scheme": rf.CRF(scheme="BIO", optimiser=few).fit(X, y)}
+    scores = write_sequence_report(tmp_path / "page.html", models, X, y)
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert f"{NOTHING} marks forbidden pairs." in text
+    tags = ["B-X", "B-Y", "I-X", "I-Y", "O"]
+    header = ["", *tags]
+    plain, scheme = [t for t in Page(text).tables if t[0] == header and any("+" in cell for cell in t[-1])]
+    assert not any(NOTHING in cell for row in plain[1:] for cell in row[1:])
+    dashes = {(row[0], tag) for row in scheme[1:] for tag, cell in zip(tags, row[1:], strict=True) if cell == NOTHING}
+    allowed = {("B-X", "I-X"), ("I-X", "I-X"), ("B-Y", "I-Y"), ("I-Y", "I-Y")}
+    assert dashes == {(tag, inside) for tag in tags for inside in ("I-X", "I-Y")} - allowed
+    for crf, score in zip(models.values(), scores, strict=True):
+        assert score.span_f_measure == pytest.approx(rf.metrics.span_f_measure(y, crf.predict(X)))
+        assert f"{100 * score.span_f_measure:.1f} %" in text
+    assert "span F1" in text
+    y[0] = np.array(["O", -1, -1], dtype=object)  # spans at unknown tags do not count
+    (score,) = write_sequence_report(tmp_path / "page.html", {"scheme": models["scheme"]}, X[:1], y[:1])
+    assert score.span_f_measure == 0
+    write_sequence_report(tmp_path / "page.html", {"plain": models["plain"]}, X, [np.full(len(own), "O") for own in y])
+    assert "forbidden" not in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def test_scores_of_many_measures_have_a_row_each(tmp_path):
+    X = [np.eye(7)] * 3
+    models = {name: rf.CRF(optimiser=rf.optim.LBFGS(iterations=2)).fit(X, [list("abcdefg")] * 3) for name in ("r", "s")}
+    write_sequence_report(tmp_path / "page.html", models, X, [list("abcdefg")] * 3)
+    table = Page((tmp_path / "page.html").read_text(encoding="utf-8")).tables[0]
+    assert table[0] == ["", "r", "s"]
+    assert [row[0] for row in table[4:]] == [f"wrong {tag}" for tag in "abcdefg"]
+
+
+def test_interactions_of_allowed_pairs_do_not_depend_on_the_forbidden_ones():
+    rng = np.random.default_rng(0)
+    table = rng.normal(size=(4, 4))
+    forbidden = np.zeros((4, 4), bool)
+    forbidden[0, 1:3] = True
+    found = interaction(table, forbidden)
+    shifted = table + rng.normal(size=(4, 1)) + rng.normal(size=4) + 7.0 * forbidden
+    np.testing.assert_allclose(interaction(shifted, forbidden), found, atol=1e-12)
+    assert not found[forbidden].any()
+    np.testing.assert_allclose([found.sum(0), found.sum(1)], 0, atol=1e-12)
 
 
 def test_sequence_reports_leave_out_the_label_that_the_model_ignores(tmp_path):

@@ -197,7 +197,7 @@ def test_every_cut_is_noticed(path):
     whole = path.read_bytes()
     for length in (0, 4, 8, 100, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:length])
-        with pytest.raises(rf.errors.FileFormatError, match=r"crf\.safetensors is (no safetensors file|damaged)"):
+        with pytest.raises(rf.errors.FileFormatError, match=r"crf\.safetensors is (not a safetensors file|damaged)"):
             CRF.load(path)
 
 
@@ -262,9 +262,12 @@ def nested(levels):
         (put("loss", {"#object": "L1"}), "is damaged: L1 cannot be made of None."),
         (put("loss", {"#object": "torch.optim.Adam", "fields": {}}), "is damaged: Adam cannot be made of {}."),
         (put("loss", {"#object": "SmoothedClassification", "fields": {"alpha": -1}}), "`alpha` must be above 0"),
-        (put("optimiser", {"#class": "torch.optim.lr_scheduler"}), "may not name 'torch.optim.lr_scheduler'."),
-        (put("loss", {"#code": "print()"}), "is damaged: this version knows no '#code'."),
-        (put("loss", {"#tuple": 3}), "is damaged: there must be a list. Got 3."),
+        (
+            put("optimiser", {"#class": "torch.optim.lr_scheduler"}),
+            "names the class 'torch.optim.lr_scheduler', which is not registered.",
+        ),
+        (put("loss", {"#code": "print()"}), "is damaged: this version does not know '#code'."),
+        (put("loss", {"#tuple": 3}), "is damaged: expected a list. Got 3."),
         (put("loss", {"#pairs": [[1, 2, 3]]}), "is damaged: the entries of a dict must be pairs."),
         (put("loss", {"#pairs": [[[], 2]]}), "is damaged: unhashable type: 'list'."),
         (put("loss", nested(500)), "is damaged: it is nested more than 64 levels deep."),
@@ -341,7 +344,7 @@ def test_headers_have_a_limit(path, monkeypatch):
 
 def test_files_of_others(path, tmp_path):
     path.write_text("Dear diary")
-    with pytest.raises(rf.errors.FileFormatError, match="is no safetensors file, or only part of one"):
+    with pytest.raises(rf.errors.FileFormatError, match="is not a safetensors file, or only part of one"):
         CRF.load(path)
     save_file({"weight": torch.zeros(2)}, path)
     with pytest.raises(rf.errors.FileFormatError, match="was not written by riskfield"):
@@ -367,7 +370,7 @@ def test_a_reader_says_what_may_be_named(path):
     assert read_tree(path, "checkpoint", SAVED) == {"loss": rf.losses.L1(), "optimiser": torch.optim.Adam}
     with pytest.raises(rf.errors.FileFormatError, match=r"a file of this kind may not name 'L1'\.$"):
         read_tree(path, "checkpoint")
-    with pytest.raises(rf.errors.FileFormatError, match=r"may not name 'SoftArgmax'\. Register your own classes first"):
+    with pytest.raises(rf.errors.FileFormatError, match=r"may not name 'SoftArgmax'\.$"):
         read_tree(path, "checkpoint", {"L1": rf.losses.L1})
     with pytest.raises(TypeError, match="`loss` must be made of plain values"):
         write_tree(path, "checkpoint", {"loss": rf.losses.L1()})

@@ -220,5 +220,5 @@ def test_what_cannot_be_warm_started_is_refused(arguments, message):
 
 
 def test_a_memory_must_keep_messages():
-    with pytest.raises(TypeError, match="`memory` must keep messages"):
+    with pytest.raises(TypeError, match="`memory` must be an object with the methods `recall` and `keep`"):
         rf.Inference(memory=[0.0])

@@ -319,7 +319,7 @@ LBFGS, ADAM, SMD = rf.optim.LBFGS(iterations=4), rf.optim.Torch(epochs=4), rf.op
         (LBFGS, "optimiser/here", [1.0, 2.0], r"holds no state of this optimiser: ValueError"),
         (LBFGS, "optimiser/here/0", 10**400, r"holds no state of this optimiser: OverflowError"),
         (ADAM, "optimiser/torch/0/exp_avg", torch.zeros(2), r"`torch/0/exp_avg` must have 1 or \d+ floating entries"),
-        (ADAM, "optimiser/torch", {9: {}}, r"`torch` must be of 3 parameters. Got number 9."),
+        (ADAM, "optimiser/torch", {9: {}}, r"`torch` must hold states of 3 parameters. Got number 9."),
         (ADAM, "optimiser/torch", [1], r"holds no state of this optimiser"),
         (SMD, "optimiser/gains", torch.zeros(2), r"`optimiser/gains` must have 1 or \d+ floating entries"),
         (SMD, "optimiser/lowest", "low", r"`optimiser/lowest` must hold tensors and numbers. Got 'low'."),

@@ -395,7 +395,7 @@ class TestAnswers:
     def test_refused_numbers_write_nothing(self, tmp_path):
         with pytest.raises(ValueError, match="without a batch"):
             rf.io.write_mar(tmp_path / "m", self.graph, self.mu()[None])
-        with pytest.raises(ValueError, match="must be finite"):
+        with pytest.raises(ValueError, match=r"`mu` must hold finite numbers. Got NaN or infinity."):
             rf.io.write_mar(tmp_path / "m", self.graph, self.mu() * math.nan)
         for value in (math.nan, math.inf):
             with pytest.raises(ValueError, match="must be finite or -inf"):

@@ -1,8 +1,8 @@
 r"""Decoders: predictions from marginals.
 
 A *hard* decoder selects one state per variable. A *soft* decoder is a differentiable replacement for training: it
-returns non-negative weights of the states, which sum to 1. The state that the hard decoder would select has a weight
-close to 1.
+returns non-negative weights of the states, which sum to 1. At a low temperature, the state that the hard decoder
+selects has a weight close to 1, unless two states are almost equally probable.
 
 | loss | best decoder | to train with |
 |---|---|---|
@@ -47,17 +47,21 @@ class AbstractDecoder(ABC):
 
     @abstractmethod
     def __call__(self, graph: FactorGraph, mu: Tensor, mask: Tensor | None = None) -> Tensor:
-        """States, an int64 tensor of shape (*batch, variable).
+        """Return states, an int64 tensor of shape (*batch, variable).
 
         Arguments:
             graph: the structure.
-            mu: of shape (*batch, mu).
-            mask: bool, of shape (*batch, variable): which variables are predicted, for decoders that weigh them against
-                each other; by default all.
+            mu: marginals in the layout of the graph, of shape (*batch, mu).
+            mask: bool, of shape (*batch, variable): which variables are predicted, for decoders that compare variables
+                with each other; by default all.
         """
 
     def inference(self, inference: Inference) -> Inference:
-        """The inference that this decoder needs, in place of `inference`. By default `inference` itself."""
+        """Return the inference that `decode` runs for this decoder. Unless overridden, it is `inference` itself.
+
+        Arguments:
+            inference: the inference that was passed to `decode`.
+        """
         return inference
 
     def of_solution(self, solution: Solution, mask: Tensor | None = None) -> Tensor:
@@ -66,16 +70,25 @@ class AbstractDecoder(ABC):
 
 
 class AbstractSoftDecoder(ABC):
-    """A differentiable rule: weights per state from marginals."""
+    """A differentiable rule that computes weights of the states from marginals."""
 
     @abstractmethod
     def __call__(self, graph: FactorGraph, mu: Tensor, mask: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Weights, shaped like `solution.node_marginals`: one tensor (*batch, node, state) per node group."""
+        """Return weights, shaped like `solution.node_marginals`: one tensor (*batch, node, state) per node group.
+
+        Arguments:
+            graph: the structure.
+            mu: marginals in the layout of the graph, of shape (*batch, mu).
+            mask: bool, of shape (*batch, variable): which variables are predicted, for decoders that compare variables
+                with each other; by default all.
+        """
 
 
 @dataclass(frozen=True)
 class MaxMarginal(AbstractDecoder):
-    """The most probable state of every variable by itself (MPM): the fewest expected errors if the marginals are exact.
+    """The most probable state of each variable by itself (MPM).
+
+    If the marginals are exact, no other decoder makes fewer errors in expectation.
 
     >>> import torch
     >>> from riskfield import chain
@@ -92,11 +105,21 @@ class MaxMarginal(AbstractDecoder):
 
 @dataclass(frozen=True)
 class MAP(AbstractDecoder):
-    """The most probable joint state, as far as `algorithm` finds it.
+    """The most probable joint state that `algorithm` finds.
 
     Arguments:
-        algorithm: what `decode` runs in place of the algorithm that computes marginals: `MaxProduct(...)`, exact on
-            forests, or `ExactMAP()`, exact on graphs of small treewidth.
+        algorithm: what `decode` runs instead of the algorithm that computes marginals: `MaxProduct()` (the default),
+            which is exact on forests, or `ExactMAP()`, which is exact but needs a small treewidth.
+
+    >>> import torch
+    >>> from riskfield import ExactMAP, Inference, grid
+    >>> from riskfield.decoders import MAP, decode
+    >>> graph = grid(2, 3, num_states=2)
+    >>> theta = graph.zeros()
+    >>> graph.factor_views(theta)[0][:] = torch.eye(2)  # neighbours tend to agree
+    >>> graph.node(theta, 0)[1] = 0.1  # the first variable tends to state 1
+    >>> decode(graph, theta, Inference(), MAP(ExactMAP()))
+    tensor([1, 1, 1, 1, 1, 1])
     """
 
     algorithm: AbstractAlgorithm = field(default_factory=MaxProduct)
@@ -114,15 +137,25 @@ class MAP(AbstractDecoder):
         return solution.mode()
 
     def inference(self, inference: Inference) -> Inference:
-        """The algorithm of this decoder in place of that of `inference`."""
+        """Return `inference` with the algorithm of this decoder instead of its own."""
         return replace(inference, algorithm=self.algorithm, adjoint=None)
 
 
 @dataclass(frozen=True)
 class EqualCount(AbstractDecoder):
-    """As many variables in state 1 as in state 0: those whose marginals lie above the median. Binary variables only.
+    """State 1 for the variables whose marginal of state 1 is above the median, and state 0 for the others.
 
-    An approximation to the best decoder for the F-measure (Stoyanov, Ropson & Eisner 2011, section 5.1).
+    About half of the variables get each state. It approximates the best decoder for the F-measure (Stoyanov, Ropson &
+    Eisner 2011, section 5.1). Binary variables only.
+
+    >>> import torch
+    >>> from riskfield import chain
+    >>> from riskfield.decoders import EqualCount
+    >>> graph = chain(4, num_states=2)
+    >>> mu = torch.zeros(graph.mu_size)
+    >>> graph.node_views(mu)[0][:, 1] = torch.tensor([0.1, 0.4, 0.2, 0.3])
+    >>> EqualCount()(graph, mu)
+    tensor([0, 1, 0, 1])
     """
 
     def __call__(self, graph: FactorGraph, mu: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -151,7 +184,9 @@ class ExpectedValue(AbstractSoftDecoder):
 
 @dataclass(frozen=True)
 class SoftArgmax(AbstractSoftDecoder):
-    """mu(x)^(1/t) / sum_x' mu(x')^(1/t): `MaxMarginal` as t tends to 0, `ExpectedValue` at t = 1.
+    """The weight of state x is mu(x)^(1/t) / sum_x' mu(x')^(1/t), where mu is the marginal of a variable.
+
+    It tends to `MaxMarginal` as t tends to 0, and at t = 1 it is `ExpectedValue`.
 
     Arguments:
         temperature: t, above 0; 0.1 by default.
@@ -182,12 +217,22 @@ class SoftArgmax(AbstractSoftDecoder):
 
 @dataclass(frozen=True)
 class SoftEqualCount(AbstractSoftDecoder):
-    """Sigmoid((logit mu(1) - median) / t), where the median is that of the logits: `EqualCount` as t tends to 0.
+    """The weight of state 1 is sigmoid((logit mu(1) - m) / t), where m is the median of logit mu(1) over the variables.
 
-    With the median at probability 1/2 it is `SoftArgmax(t)`. Binary variables only.
+    It tends to `EqualCount` as t tends to 0. If the median of the marginals is 1/2, it is `SoftArgmax(t)`. Binary
+    variables only.
 
     Arguments:
         temperature: t, above 0; 0.1 by default.
+
+    >>> import torch
+    >>> from riskfield import chain
+    >>> from riskfield.decoders import SoftEqualCount
+    >>> graph = chain(2, num_states=2)
+    >>> mu = torch.tensor([0.9, 0.1, 0.8, 0.2, 0.7, 0.2, 0.1, 0.0])  # of two variables, then of their pair
+    >>> SoftEqualCount(1.0)(graph, mu)[0].round(decimals=2)
+    tensor([[0.6000, 0.4000],
+            [0.4000, 0.6000]])
     """
 
     temperature: float = 0.1
@@ -212,19 +257,23 @@ def decode(
     evidence: Tensor | None = None,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """Predict states: run inference, then the decoder (by default `MaxMarginal()`).
+    """Predict states: run inference, then the decoder.
 
     Arguments:
         graph: the structure.
-        theta: of shape (*batch, theta).
-        inference: how marginals are computed.
-        decoder: how they become states.
-        evidence: observed states, of shape (*batch, variable), -1 elsewhere. They are returned unchanged.
+        theta: log-potentials of shape (*batch, theta).
+        inference: how marginals are computed. `MAP` runs its own algorithm instead.
+        decoder: how marginals become states; by default `MaxMarginal()`.
+        evidence: observed states, of shape (*batch, variable), -1 elsewhere; by default none. They are returned
+            unchanged.
         mask: bool, of shape (*batch, variable): which variables are predicted, for decoders that compare variables
             with each other. By default all that are not observed. Exclude hidden variables here.
 
     Returns:
         An int64 tensor of shape (*batch, variable).
+
+    Raises:
+        TypeError: if `decoder` is not a hard decoder.
 
     >>> import torch
     >>> from riskfield import Inference, chain
@@ -248,7 +297,7 @@ def decode(
 
 
 def as_decoder(decoder: AbstractDecoder | None) -> AbstractDecoder:
-    """`decoder`, or `MaxMarginal()` where it is None."""
+    """`decoder`, or `MaxMarginal()` if it is None."""
     decoder = MaxMarginal() if decoder is None else decoder
     if not isinstance(decoder, AbstractDecoder):
         raise TypeError(f"`decoder` must be a hard decoder such as `MaxMarginal()`. Got {decoder!r}.")
@@ -256,7 +305,7 @@ def as_decoder(decoder: AbstractDecoder | None) -> AbstractDecoder:
 
 
 def of_state_one(views: tuple[Tensor, ...], mu: Tensor) -> Tensor:
-    """The numbers of state 1, of shape (*batch, variable), in `views` of a graph of binary variables, or of none."""
+    """The entries of state 1, of shape (*batch, variable), in the `views` of a graph of binary variables."""
     return views[0][..., 1] if views else mu.new_zeros(*mu.shape[:-1], 0)
 
 
@@ -270,7 +319,7 @@ def _logit(probability: Tensor) -> Tensor:
 
 
 def _median(values: Tensor, mask: Tensor | None) -> Tensor:
-    """The middle of the two middle values of those in `mask`, of shape (*batch, 1)."""
+    """The median of the values in `mask`, of shape (*batch, 1): of an even number, the mean of the two middle ones."""
     if mask is None:
         mask = torch.ones_like(values, dtype=torch.bool)
     if values.shape[-1] == 0:

@@ -18,17 +18,31 @@ def as_device(device: torch.device | str | None) -> torch.device:
     >>> as_device("cpu")
     device(type='cpu')
     """
-    usable = '`device` must be one that PyTorch can use here, such as "cpu" or "cuda".'
     try:
         place = torch.device("cpu" if device is None else device)
-    except (RuntimeError, TypeError) as error:  # it lists all devices of all builds
-        raise ValueError(f"{usable} Got {device!r}.") from error
+    except (RuntimeError, TypeError):  # they list all devices of all builds
+        raise ValueError(f"{_usable()} Got {device!r}.") from None
     try:
         torch.empty(0, device=place)
     except (AssertionError, NotImplementedError, RuntimeError, ValueError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(f"{usable} Got {device!r}: {reason}") from error
+        raise ValueError(f"{_usable()} Got {device!r}: {_reason(place, error)}") from None
     return place
+
+
+def _usable() -> str:
+    """What a device must be."""
+    found = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    names = " or ".join(f'"{name}"' for name, is_there in found.items() if is_there)
+    return f"`device` must be one that PyTorch can use here: {names}."
+
+
+def _reason(place: torch.device, error: Exception) -> str:
+    """Why PyTorch cannot use a device, in a sentence."""
+    if place.type == "cuda" and not torch.backends.cuda.is_built():
+        return 'this PyTorch was built without CUDA. See "One GPU" in docs/scaling.md.'
+    if isinstance(error, NotImplementedError):  # its message is a list of all devices with an operation
+        return f"this PyTorch was built without {place.type}."
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def as_dtype(dtype: torch.dtype | str | None) -> torch.dtype:

@@ -1,4 +1,4 @@
-"""Functions that `torch.compile` calls as they are, in place of tracing them."""
+"""Functions that `torch.compile` calls as they are, instead of tracing them."""
 
 from __future__ import annotations
 

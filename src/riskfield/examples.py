@@ -65,8 +65,9 @@ class Examples:
         if self.weights is not None:
             object.__setattr__(self, "weights", torch.as_tensor(self.weights))
             _check_shape("weights", self.weights, shape[:1])
-            if not (torch.isfinite(self.weights).all() and (self.weights >= 0).all()):
-                raise ValueError("`weights` must be finite and not negative.")
+            wrong = ~(torch.isfinite(self.weights) & (self.weights >= 0))
+            if wrong.any():
+                raise ValueError(f"`weights` must be finite and not negative. Got {self.weights[wrong][0].item()}.")
         _map(self.inputs, self._check_input, "inputs")
 
     @classmethod

@@ -1,4 +1,4 @@
-"""`check_gradients`: every adjoint beside finite differences and beside the others, with times.
+"""`check_gradients`: every adjoint against finite differences and the others, with times.
 
 The differences are of the objective an adjoint claims to differentiate: for `Unroll` the loss after the sweeps that
 ran, for all others the loss at convergence. They are four-sided, (8 L(h) - 8 L(-h) - L(2h) + L(-2h)) / 12h entry by
@@ -9,6 +9,7 @@ next says which to take and how far the differences themselves are to be trusted
 
 from __future__ import annotations
 
+import inspect
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -128,7 +129,8 @@ def check_gradients(
         graph: the structure.
         theta: log-potentials of shape (graph.theta_size,), without batch axes.
         algorithm: the algorithm to differentiate.
-        loss: a scalar from a `Solution`: from its mu, its log_partition, its theta.
+        loss: a function of a `Solution` that returns a scalar. For a loss with labels pass
+            `lambda solution: loss(solution, labels, mask)`.
         stop: when inference ends; by default at a tolerance near rounding. Without a tolerance only `Unroll` applies.
         evidence: as for `infer`.
         adjoints: what to try; by default all there are, each with its standard settings.
@@ -137,10 +139,11 @@ def check_gradients(
         kernels: as for `infer`.
 
     Returns:
-        A `GradientReport`; print it. An adjoint that refuses or fails has its message there in place of an error.
+        A `GradientReport`; print it. An adjoint that refuses or fails has its message there instead of an error.
 
     Raises:
         ValueError: if theta has batch axes, or the loss is not a finite scalar that depends on the solution.
+        TypeError: if the loss is not a function of one argument.
 
     >>> import torch
     >>> from riskfield import MessagePassing, TRW, check_gradients, grid
@@ -153,6 +156,7 @@ def check_gradients(
     the loss depends on the marginals, of which `Envelope` has no gradient
     """
     theta = _checked(graph, theta, evidence)
+    _check_loss(loss)
     if max_entries < 1:
         raise ValueError(f"`max_entries` must be at least 1. Got {max_entries!r}.")
     stop = Stop(sweeps=_MANY, tol=_TIGHT if theta.dtype == torch.float64 else 1e-6) if stop is None else stop
@@ -251,6 +255,18 @@ def _checked(graph: FactorGraph, theta: Tensor, evidence: Evidence | None) -> Te
             f"`theta` must have shape ({graph.theta_size},), without batch axes. Got {tuple(theta.shape)}."
         )
     return theta
+
+
+def _check_loss(loss: Loss) -> None:
+    try:
+        inspect.signature(loss).bind(None)
+    except TypeError:
+        raise TypeError(
+            "`loss` must be a function of one argument, the solution. For a loss with labels pass "
+            f"`lambda solution: loss(solution, labels, mask)`. Got {loss!r}."
+        ) from None
+    except ValueError:  # a callable in C, whose arguments are unknown
+        pass
 
 
 def _uses_marginals(base: Solution, loss: Loss) -> bool:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from riskfield.adjoints.adjoint import AbstractAdjoint
 from riskfield.adjoints.unroll import Unroll
-from riskfield.errors import ConvergenceWarning
+from riskfield.errors import ConvergenceWarning, KernelError
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.inference.algorithm import AbstractAlgorithm
 from riskfield.inference.evidence import Evidence, clamp
@@ -48,19 +48,20 @@ def infer(
         graph: the structure.
         theta: log-potentials of shape (*batch, graph.theta_size), float32 or float64; -inf marks impossible states.
         algorithm: `MessagePassing(...)` (the default: loopy belief propagation), `MeanField()`, `Exact()`, ...
-        stop: when to end.
+        stop: when to end; by default `Stop()`: after 1000 sweeps, or at a tolerance of 1e-6.
         evidence: observed states, a dict {variable: state} or an integer tensor of shape (*batch, variable) with -1 for
-            unobserved variables; the batch items may observe different variables.
-        messages: `solution.messages` of an earlier run to start from; theta may have changed since.
+            unobserved variables; by default none. The batch items may observe different variables.
+        messages: `solution.messages` of an earlier run to start from; theta may have changed since. By default the run
+            starts from uniform messages.
         adjoint: how gradients of the marginals and of the log-partition value are computed: `Unroll()`,
-            `FixedPoint(...)`, `Perturb(...)`, `KKT(...)`, `Envelope()`. By default `Unroll()`. Where nothing requires a
+            `FixedPoint(...)`, `Perturb(...)`, `KKT(...)`, `Envelope()`. By default `Unroll()`. If nothing requires a
             gradient, nothing is recorded.
         kernels: "native", "gpu" or "torch" to require these; by default the fastest that can run. Only the torch
             kernels run on every device and have every derivative.
-        progress: show a progress bar.
-        throw: raise if the algorithm finds that every joint state of a batch item has probability zero. With False,
-            such items have NaN for marginals, -inf for `log_partition`, gradients of 0 and False for `converged`,
-            `solution.reasons` says why, and the other items are as they would be alone.
+        progress: show a progress bar; by default False.
+        throw: raise if the algorithm finds that every joint state of a batch item has probability zero (the default).
+            With False, such items have NaN for marginals, -inf for `log_partition`, gradients of 0 and False for
+            `converged`, `solution.reasons` says why, and the other items are as they would be alone.
 
     Returns:
         A `Solution`. If a tolerance was asked for and some batch item did not reach it, a `ConvergenceWarning` says so
@@ -68,6 +69,7 @@ def infer(
 
     Raises:
         ImpossibleEvidenceError: if the algorithm finds that every joint state has probability zero.
+        ValueError: if an algorithm of your own returns NaN for a model that is not impossible.
         KernelError: if `kernels` names kernels that cannot run this.
         PrecisionError: if potentials that conflict are too large for the precision of theta (see the inference page).
 
@@ -99,6 +101,11 @@ def infer(
     elif not isinstance(adjoint, AbstractAdjoint):
         raise TypeError(f"`adjoint` must be an object such as `Unroll()`. Got {adjoint!r}.")
     check_kernels(kernels)
+    if kernels not in (None, "torch") and not algorithm.any_kernels and algorithm.problem(graph) is None:
+        raise KernelError(
+            f"The {kernels} kernels cannot run `{type(algorithm).__name__}`, which has sweeps of its own: leave out "
+            "`kernels`."
+        )
     request = Request(graph, theta, algorithm, stop, messages, kernels, progress, throw)
     solve = adjoint.apply
     if not is_resolved(graph, theta, low, high):
@@ -181,7 +188,8 @@ class Inference:
             raise TypeError(f"`adjoint` must be an object such as `Unroll()`, or None. Got {self.adjoint!r}.")
         if self.memory is not None and not isinstance(self.memory, MessageMemory):
             raise TypeError(
-                f"`memory` must keep messages, as `fit(..., warm_start=True)` makes it do. Got {self.memory!r}."
+                "`memory` must be an object with the methods `recall` and `keep`, such as `fit(..., warm_start=True)` "
+                f"passes. Got {self.memory!r}."
             )
 
     def __call__(

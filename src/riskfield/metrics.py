@@ -1,7 +1,7 @@
 """Numbers that compare predictions with the truth: errors, overlaps, calibration.
 
-Labels have shape (*batch, variable). Variables with label -1, or where `mask` is False, are ignored. For the mean of a
-loss, use `empirical_risk(..., per_variable=True)`.
+Labels have shape (*batch, variable). Variables with label -1, or where `mask` is False, are ignored; the others are the
+targets. For the mean of a loss, use `empirical_risk(..., per_variable=True)`.
 """
 
 from __future__ import annotations
@@ -39,6 +39,15 @@ _SMALLEST = 1e-12  # a probability in a logarithm is at least this
 def error_rate(predicted: Tensor, labels: Tensor, mask: Tensor | None = None) -> float:
     """Return the univariate classification error: the share of targets whose predicted state is wrong.
 
+    Arguments:
+        predicted: predicted states, int64 of shape (*batch, variable).
+        labels: true states of the same shape, -1 where they are unknown.
+        mask: bool, of the same shape: which variables count; by default all. Those with label -1 never count.
+
+    Raises:
+        ValueError: if the shapes differ, or there is no target.
+        TypeError: if `mask` is not bool.
+
     >>> import torch
     >>> error_rate(torch.tensor([[0, 1, 1], [0, 0, 0]]), torch.tensor([[0, 1, 0], [1, -1, -1]]))
     0.5
@@ -52,7 +61,18 @@ def regression_error(
 ) -> float:
     """Return the mean squared error of the weights of a soft decoder, such as `ExpectedValue()(graph, mu)`.
 
-    For binary variables this is the mean of (label - weight of state 1)^2.
+    It is the mean over targets of 1/2 sum_x (d(x) - [x = label])^2, where d(x) is the weight of state x, and [...] is 1
+    if the equation holds, else 0. For binary variables this is the mean of (label - d(1))^2.
+
+    Arguments:
+        graph: the structure.
+        weights: one tensor (*batch, node, state) for each node group.
+        labels: true states of shape (*batch, variable), -1 where they are unknown.
+        mask: bool, of the same shape: which variables count; by default all. Those with label -1 never count.
+
+    Raises:
+        ValueError: if `labels` do not fit `graph`, or there is no target.
+        TypeError: if `mask` is not bool.
 
     >>> import torch
     >>> from riskfield import chain
@@ -65,7 +85,19 @@ def regression_error(
 
 
 def f_measure(predicted: Tensor, labels: Tensor, mask: Tensor | None = None) -> float:
-    """Return the harmonic mean of precision and recall of state 1, averaged over examples.
+    """Return the F-measure of binary variables: the harmonic mean of precision and recall of state 1.
+
+    It is computed for each example and averaged over examples. It is 1 for an example without state 1 in its labels and
+    predictions.
+
+    Arguments:
+        predicted: predicted states 0 and 1, int64 of shape (*batch, variable).
+        labels: true states of the same shape, -1 where they are unknown.
+        mask: bool, of the same shape: which variables count; by default all. Those with label -1 never count.
+
+    Raises:
+        ValueError: if the shapes differ, there is no target, or a target has a state above 1.
+        TypeError: if `mask` is not bool.
 
     >>> import torch
     >>> round(f_measure(torch.tensor([1, 1, 0, 0]), torch.tensor([1, 0, 0, 0])), 4)
@@ -79,7 +111,17 @@ def f_measure(predicted: Tensor, labels: Tensor, mask: Tensor | None = None) -> 
 
 
 def confusion_matrix(predicted: Tensor, labels: Tensor, num_states: int, mask: Tensor | None = None) -> Tensor:
-    """How many counted variables of each state were predicted as each state, int64 of shape (true, predicted).
+    """Return how many targets of each state were predicted as each state, int64 of shape (true, predicted).
+
+    Arguments:
+        predicted: predicted states, int64 of shape (*batch, variable).
+        labels: true states of the same shape, -1 where they are unknown.
+        num_states: the number of states.
+        mask: bool, of the same shape: which variables count; by default all. Those with label -1 never count.
+
+    Raises:
+        ValueError: if the shapes differ, there is no target, or a target has a state that is not below `num_states`.
+        TypeError: if `mask` is not bool.
 
     >>> import torch
     >>> confusion_matrix(torch.tensor([0, 1, 1]), torch.tensor([0, 0, 1]), num_states=2)
@@ -96,7 +138,12 @@ def confusion_matrix(predicted: Tensor, labels: Tensor, num_states: int, mask: T
 
 
 def intersection_over_union(confusion: Tensor) -> Tensor:
-    """The overlap of true and predicted variables of each state, of shape (state,); NaN for a state that never occurs.
+    """Return the intersection over union of the true and the predicted variables of each state, of shape (state,).
+
+    It is NaN for a state that occurs neither in the labels nor in the predictions.
+
+    Arguments:
+        confusion: a confusion matrix, as `confusion_matrix` returns it.
 
     >>> import torch
     >>> intersection_over_union(torch.tensor([[3, 1], [0, 4]]))
@@ -107,7 +154,18 @@ def intersection_over_union(confusion: Tensor) -> Tensor:
 
 
 def log_loss(marginals: Tensor, labels: Tensor, mask: Tensor | None = None) -> float:
-    """Minus the mean logarithm of the marginal of the true state. Marginals have shape (*batch, variable, state).
+    """Return minus the mean logarithm of the marginal of the true state, over all targets.
+
+    Marginals below 1e-12 count as 1e-12, so that the result is finite.
+
+    Arguments:
+        marginals: of shape (*batch, variable, state).
+        labels: true states of shape (*batch, variable), -1 where they are unknown.
+        mask: bool, of the same shape: which variables count; by default all. Those with label -1 never count.
+
+    Raises:
+        ValueError: if the shapes differ, or there is no target.
+        TypeError: if `mask` is not bool.
 
     >>> import torch
     >>> round(log_loss(torch.tensor([[0.5, 0.5], [0.9, 0.1]]), torch.tensor([1, -1])), 4)
@@ -120,9 +178,10 @@ def log_loss(marginals: Tensor, labels: Tensor, mask: Tensor | None = None) -> f
 
 @dataclass(frozen=True, eq=False)
 class Reliability:
-    """Marginals of all variables and states in bins [0, 1/n], ..., ((n - 1)/n, 1], and how often they are right.
+    """How often marginals are right, in n bins [0, 1/n], (1/n, 2/n], ..., ((n - 1)/n, 1].
 
-    The results of several examples can be added.
+    Every state of every target counts: its marginal falls into a bin, and is right if the state is the true one. The
+    results of several examples can be added with `+`.
     """
 
     counts: Tensor  # (bin,)  how many marginals are in it
@@ -130,27 +189,37 @@ class Reliability:
     true: Tensor  # (bin,)  how many of them are of the true state
 
     def __add__(self, other: Reliability) -> Reliability:
-        """The marginals of both."""
+        """Return the result for the marginals of both."""
         return Reliability(self.counts + other.counts, self.marginals + other.marginals, self.true + other.true)
 
     @property
     def means(self) -> Tensor:
-        """The mean marginal in each bin; 0 where there is none."""
+        """The mean of the marginals in each bin; 0 for an empty bin."""
         return self.marginals / self.counts.clamp(min=1)
 
     @property
     def shares(self) -> Tensor:
-        """The share of the true state in each bin; 0 where there is none."""
+        """The share of the marginals in each bin that are of the true state; 0 for an empty bin."""
         return self.true / self.counts.clamp(min=1)
 
     @property
     def calibration_error(self) -> float:
-        """The mean difference between a marginal and the frequency with which such marginals are right."""
+        """The mean over bins, weighted by `counts`, of the absolute difference between `means` and `shares`."""
         return float((self.counts * (self.means - self.shares).abs()).sum() / self.counts.sum())
 
 
 def reliability(marginals: Tensor, labels: Tensor, mask: Tensor | None = None, *, num_bins: int = 10) -> Reliability:
-    """Count how often marginals, of shape (*batch, variable, state), are right.
+    """Count how often marginals are right.
+
+    Arguments:
+        marginals: of shape (*batch, variable, state).
+        labels: true states of shape (*batch, variable), -1 where they are unknown.
+        mask: bool, of the same shape: which variables count; by default all. Those with label -1 never count.
+        num_bins: the number of bins, by default 10.
+
+    Raises:
+        ValueError: if the shapes differ, or there is no target.
+        TypeError: if `mask` is not bool.
 
     >>> import torch
     >>> found = reliability(torch.tensor([[0.3, 0.7], [0.3, 0.7], [0.3, 0.7]]), torch.tensor([1, 1, 0]))
@@ -187,6 +256,12 @@ def spans(tags: Sequence[str]) -> Iterator[tuple[str, int, int]]:
     The rules are those of conlleval, which accepts sequences that break the scheme: a change of type, or an "I-X" after
     "O", begins a span.
 
+    Arguments:
+        tags: the tags of one sequence: "O", or one of B, I, E and S with a type, such as "B-PER".
+
+    Raises:
+        ValueError: if `tags` is one string, or holds anything else.
+
     >>> list(spans(["B-PER", "I-PER", "O", "B-LOC", "B-LOC"]))
     [('PER', 0, 1), ('LOC', 3, 3), ('LOC', 4, 4)]
     """
@@ -206,9 +281,17 @@ def spans(tags: Sequence[str]) -> Iterator[tuple[str, int, int]]:
 
 
 def span_f_measure(truth: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> float:
-    """Return the F-measure of spans over all sequences; 0 if there is no span in either.
+    """Return the F-measure of spans over all sequences; 0 if there are no spans.
 
-    A span counts as found if its type, start and end are right. It is the `f1_score` of seqeval (micro average).
+    A span is predicted correctly if its type, start and end are right. The result equals `f1_score` of seqeval (micro
+    average).
+
+    Arguments:
+        truth: the true tags of each sequence.
+        predicted: the predicted tags of each sequence.
+
+    Raises:
+        ValueError: if `truth` and `predicted` differ in their lengths, or a tag is none of the scheme.
 
     >>> span_f_measure([["B-PER", "I-PER", "O"]], [["B-PER", "I-PER", "B-LOC"]])
     0.6666666666666666
@@ -237,13 +320,16 @@ def make_scorer(
     """Make a scorer for `GridSearchCV` and similar tools, which also works for examples of different lengths.
 
     Arguments:
-        metric: a function of the true and the predicted labels.
-        flat: pass the labels of all examples in one list. This is the default for the metrics of scikit-learn, which
-            expect one list.
-        ignore: the label that marks unknown ones, as for the estimator; None if all labels are known. With `flat`,
-            unknown labels and the predictions for them are left out.
-        greater_is_better: whether a higher value is better. If not, the scorer returns minus the value.
+        metric: a function of the true and the predicted labels, which returns a number.
+        flat: whether to pass the labels of all examples as one list. By default True for the metrics of scikit-learn,
+            which expect one list, and False for others.
+        ignore: the label of variables whose label is unknown, as for the estimator, by default -1; None if all labels
+            are known. With `flat`, unknown labels and the predictions for them are left out.
+        greater_is_better: whether a higher value is better, as by default. If not, the scorer returns minus the value.
         settings: further arguments of the metric.
+
+    Returns:
+        A function of (estimator, X, y). It raises a `ValueError` if the metric returns NaN.
 
     >>> scorer = make_scorer(span_f_measure)  # GridSearchCV(crf, {...}, scoring=scorer)
     >>> from sklearn.metrics import f1_score

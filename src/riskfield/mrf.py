@@ -2,8 +2,9 @@ r"""A Markov random field as a distribution of PyTorch.
 
     p(x) = exp(theta . f(x) - A(theta)),        H = A(theta) - theta . mu
 
-With exact inference all of it is exact. With any other inference A and mu are its approximations, and `log_prob_is`
-says what that makes of the log-probability.
+Here x is a joint state, theta the log-potentials, f(x) the indicators of the states of all variables and factors, mu
+their expectation (the marginals), A the log-partition function and H the entropy. With exact inference, all values are
+exact. Other inference approximates A and mu, and `log_prob_is` says whether the log-probability is then a bound.
 """
 
 from __future__ import annotations
@@ -32,17 +33,23 @@ _OF_VALUE: dict[ValueIs, ValueIs] = {"upper bound": "lower bound", "lower bound"
 
 
 class MRF(Distribution):
-    """The distribution p(x) proportional to exp(theta . f(x)) over the joint states of a graph.
+    """The distribution p(x) proportional to exp(theta . f(x)) over the joint states x of a graph.
 
-    A `torch.distributions.Distribution` of integer vectors, one state per variable: `event_shape` is (variable,), and
-    `batch_shape` are the leading axes of theta. All values but `sample` and `mode` are differentiable in theta.
+    f(x) are the indicators of the states of all variables and factors, so that theta . f(x) is the sum of the
+    log-potentials that x selects. This is a `torch.distributions.Distribution` of integer vectors, one state per
+    variable: `event_shape` is (variable,), and `batch_shape` are the leading axes of theta. All values except those of
+    `sample` and `mode` are differentiable with respect to theta.
 
     Arguments:
         graph: the structure.
         theta: log-potentials of shape (*batch, theta), float32 or float64; -inf marks impossible states.
         inference: how marginals and the log-partition value are computed: an `Inference`, or an algorithm such as
-            `MessagePassing()`. By default exactly. On a graph of large treewidth this raises a `TreewidthError`: pass
-            an approximation there.
+            `MessagePassing()`. By default `Exact()`. If the treewidth of the graph is too large for it, the first value
+            that is computed raises a `TreewidthError`: pass an approximation instead.
+
+    Raises:
+        TypeError: if `graph` is not a `FactorGraph`, or `theta` or `inference` has a wrong type.
+        ValueError: if `theta` does not fit the graph, or holds NaN or +inf.
 
     >>> import torch
     >>> import riskfield as rf
@@ -69,11 +76,15 @@ class MRF(Distribution):
         super().__init__(theta.shape[:-1], torch.Size([graph.num_variables]), validate_args=False)
 
     def expand(self, batch_shape: Any, _instance: None = None) -> MRF:
-        """The same distribution with a larger batch shape."""
+        """Return the same distribution with a larger batch shape.
+
+        Arguments:
+            batch_shape: the new batch shape, to which the old one can be broadcast.
+        """
         return MRF(self.graph, self.theta.expand(*batch_shape, self.graph.theta_size), self.inference)
 
     def condition(self, evidence: Evidence) -> MRF:
-        """p(x | evidence): the same graph with some variables observed.
+        """Return the distribution p(x | evidence), on the same graph with some variables observed.
 
         Arguments:
             evidence: a dict {variable: state}, with the numbers or the names of variables, or an integer tensor of
@@ -105,18 +116,21 @@ class MRF(Distribution):
         return self._solution.log_partition
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """theta . f(x) - A(theta), of shape (*sample, *batch), for states of shape (*sample, *batch, variable).
+        """Return theta . f(x) - A(theta), of shape (*sample, *batch).
 
-        It is exact if inference is; `log_prob_is` says what it is otherwise.
+        It is exact if inference is exact. Otherwise `log_prob_is` says what it is.
+
+        Arguments:
+            value: the states x, of shape (*sample, *batch, variable).
         """
         return self.graph.score(self.theta, torch.as_tensor(value, device=self.theta.device)) - self.log_partition
 
     @property
     def log_prob_is(self) -> ValueIs:
-        """What `log_prob` is: "exact", a "lower bound", an "upper bound", or just an "approximation".
+        """What `log_prob` returns: "exact", "lower bound", "upper bound" or "approximation".
 
-        Tree-reweighted message passing bounds A from above, and so the log-probability from below, if it has converged
-        and its rho is valid. Mean field bounds A from below.
+        Tree-reweighted message passing bounds A from above, and therefore the log-probability from below, if it has
+        converged and its rho is valid. Mean field bounds A from below, and the log-probability from above.
         """
         solution = self._solution
         sweeps, converged = min(solution.sweeps.flatten().tolist(), default=1), bool(solution.converged.all())
@@ -124,13 +138,13 @@ class MRF(Distribution):
         return _OF_VALUE.get(value_is, value_is)
 
     def entropy(self) -> Tensor:
-        """A(theta) - theta . mu, of shape (*batch): the entropy, exact if inference is."""
+        """Return the entropy A(theta) - theta . mu, of shape (*batch). It is exact if inference is exact."""
         solution = self._solution
         return solution.log_partition - inner_product(self.graph.expand(self.theta), solution.mu)
 
     @property
     def marginals(self) -> Tensor:
-        """P(x_i), of shape (*batch, variable, state). Variables with fewer states than others have zeros at the end."""
+        """P(x_i), of shape (*batch, variable, state). Rows of variables with fewer states than others end in zeros."""
         graph, solution = self.graph, self._solution
         views = solution.node_marginals
         if len(views) == 1:
@@ -144,14 +158,15 @@ class MRF(Distribution):
 
     @property
     def factor_marginals(self) -> tuple[Tensor, ...]:
-        """P(x_c) of all factors: for each group of factors of one shape a tensor (*batch, factor, *shape)."""
+        """P(x_c) of all factors c: for each group of factors of one shape, a tensor (*batch, factor, *shape)."""
         return self._solution.factor_marginals
 
     @property
     def mode(self) -> Tensor:
         """The most probable joint state, of shape (*batch, variable).
 
-        It is exact where elimination fits into memory, and otherwise the state that `MaxProduct` finds.
+        It is exact if elimination fits into memory. Otherwise it is the state that `MaxProduct` finds, which may not be
+        the most probable one.
         """
         try:
             return Inference(ExactMAP())(self.graph, self.theta.detach()).mode()
@@ -163,13 +178,15 @@ class MRF(Distribution):
     ) -> Tensor:
         """Draw joint states, an int64 tensor of shape (*sample_shape, *batch, variable).
 
-        The samples are exact and independent where elimination fits into memory: on trees, for instance. On other
-        graphs each sample is the last state of a separate Gibbs chain of `burn_in` sweeps.
+        If elimination fits into memory, as on trees, the samples are exact and independent. On other graphs, each
+        sample is the last state of a separate Gibbs chain.
 
         Arguments:
-            sample_shape: how many samples, as a shape.
-            seed: an integer, or a `torch.Generator` on the device of theta. By default torch's global generator.
-            burn_in: the number of sweeps of a Gibbs chain.
+            sample_shape: how many samples, as a shape; by default (), one sample.
+            seed: an integer, or a `torch.Generator` on the device of theta. By default torch's global generator is
+                used.
+            burn_in: how many sweeps of a Gibbs chain are discarded before the one that gives the sample, by default
+                100.
         """
         shape = torch.Size(sample_shape)
         count = shape.numel()
@@ -199,7 +216,7 @@ class MRF(Distribution):
 def _kl(p: MRF, q: MRF) -> Tensor:
     """A(theta_q) - A(theta_p) + (theta_p - theta_q) . mu_p."""
     if p.graph is not q.graph:
-        raise ValueError("`kl_divergence` needs two MRFs on one graph. Got two graphs.")
+        raise ValueError("`kl_divergence` needs two MRFs on the same `FactorGraph`. Got two graphs.")
     solution = p._solution
     own, other = (inner_product(p.graph.expand(theta), solution.mu) for theta in (p.theta, q.theta))
     return q.log_partition - solution.log_partition + own - other

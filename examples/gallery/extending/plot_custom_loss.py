@@ -42,5 +42,5 @@ for name, loss in {"logistic": "univariate-logistic", "focal": focal}.items():
 
 figure, axis = plt.subplots(figsize=(5.5, 3.2), layout="constrained")
 axis.hist([own.ravel() for own in white.values()], bins=20, label=list(white))
-axis.set(xlabel="P(white)", ylabel="pixels")
+axis.set(xlabel="P(white)", ylabel="pixels", title="Marginals by training loss")
 axis.legend(frameon=False)

@@ -37,5 +37,5 @@ figure, axis = plt.subplots(figsize=(4.5, 4), layout="constrained")
 axis.plot([0, 1], [0, 1], color="0.7")
 for loss, found in reliability.items():
     axis.plot(found.means, found.shares, "o-", label=loss)
-axis.set(xlabel="marginal", ylabel="share of pixels that are in this state")
+axis.set(xlabel="marginal", ylabel="share of pixels that are in this state", title="Calibration by training loss")
 axis.legend(frameon=False)

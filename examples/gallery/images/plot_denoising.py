@@ -3,8 +3,8 @@ Denoise binary images
 =====================
 
 Train a grid of binary variables to restore noisy images. Neighbouring pixels share two tables of pairwise potentials,
-one for horizontal and one for vertical edges. The loss is computed from the marginals of five sweeps of tree-
-reweighted message passing.
+one for horizontal and one for vertical edges. The loss is computed from the marginals of five sweeps of
+tree-reweighted message passing.
 """
 
 # %%

@@ -36,5 +36,7 @@ figure, axis = plt.subplots(figsize=(6, 3.6), layout="constrained")
 axis.axhline(0, color="0.7")
 for name, value in values.items():
     axis.plot(strengths, value - exact, "o-", markersize=3, label=name)
-axis.set(xlabel="strength of all potentials", ylabel="estimate of log Z minus log Z")
+axis.set(
+    xlabel="strength of all potentials", ylabel="estimate of log Z minus log Z", title="Error of log Z by algorithm"
+)
 axis.legend(frameon=False)

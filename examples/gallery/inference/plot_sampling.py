@@ -29,7 +29,8 @@ for strength, draws in zip(strengths, agree, strict=True):
 # %%
 # The last sample of each model.
 
-figure, axes = plt.subplots(1, 3, figsize=(8, 3), layout="constrained")
+figure, axes = plt.subplots(1, 3, figsize=(8, 3.2), layout="constrained")
+figure.suptitle("One sample of each model")
 for axis, strength, own in zip(axes, strengths, states[:, 0, -1], strict=True):
     axis.imshow(own.reshape(40, 40).numpy(), cmap="viridis")
     axis.set(xticks=[], yticks=[], title=f"strength {strength}")

@@ -46,9 +46,9 @@ for name, evidence in questions.items():
     print(f"{name}: P(rain) = {rain[name]:.3f}")
 
 # %%
-# The sprinkler explains the wet grass away.
+# That the sprinkler is on explains away the rain: the grass is wet anyway, so rain becomes improbable.
 
 figure, axis = plt.subplots(figsize=(6, 2.2), layout="constrained")
 axis.barh(list(rain), list(rain.values()), height=0.6)
 axis.invert_yaxis()
-axis.set(xlim=(0, 1), xlabel="P(rain)")
+axis.set(xlim=(0, 1), xlabel="P(rain)", title="Rain, by what is observed")

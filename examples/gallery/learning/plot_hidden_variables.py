@@ -39,7 +39,7 @@ for name, loss in {
 }.items():
     model = rf.Conditional(torch.nn.Linear(3, 3, dtype=torch.float64), rf.models.Tables(1, 3, 3))
     data = rf.Examples(graph, known, {"nodes": nodes})
-    rf.fit(model, data, loss, inference, ridge=1e-4, progress=False, optimiser=rf.optim.LBFGS(iterations=25))
+    rf.fit(model, data, loss, inference, ridge=1e-4, optimiser=rf.optim.LBFGS(iterations=25))
     with torch.no_grad():
         found = inference(graph, model(graph, {"nodes": test_nodes})).mode()
     errors[name] = float((found != test_states).double().mean())

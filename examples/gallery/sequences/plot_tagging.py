@@ -40,7 +40,7 @@ X_test, y_test = corpus(100)
 # Words alone, and words with their neighbours.
 
 alone = rf.CRF(loss="independent").fit(X, y)
-crf = rf.CRF(loss="surrogate-likelihood").fit(X, y)
+crf = rf.CRF(loss="surrogate-likelihood", initial=()).fit(X, y)
 print(f"words alone: {alone.score(X_test, y_test):.1%} of the tags are right")
 print(f"as a chain:  {crf.score(X_test, y_test):.1%}")
 
@@ -52,5 +52,5 @@ figure, axis = plt.subplots(figsize=(4.6, 3.8), layout="constrained")
 shown = axis.imshow(table - table.mean(), cmap="RdBu_r", vmin=-2, vmax=2)
 axis.set_xticks(range(4), crf.classes_, rotation=30)
 axis.set_yticks(range(4), crf.classes_)
-axis.set(xlabel="next tag", ylabel="tag")
+axis.set(xlabel="next tag", ylabel="tag", title="Learned table of transitions")
 figure.colorbar(shown, label="log-potential")

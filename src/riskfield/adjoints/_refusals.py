@@ -40,7 +40,7 @@ def require_optimality(request: Request, name: str) -> AbstractOptimality:
 def require_symmetry(request: Request, name: str) -> None:
     """Refuse an algorithm that does not promise a symmetric dmu/dtheta."""
     if not request.algorithm.symmetric_jacobian:
-        _refuse(request, name, "marginals whose derivative in theta is a symmetric matrix (`symmetric_jacobian`)")
+        _refuse(request, name, "marginals whose derivative with respect to theta is symmetric (`symmetric_jacobian`)")
 
 
 def require_convergence(request: Request, name: str) -> None:
@@ -78,8 +78,8 @@ def require_finite(grad: Tensor, name: str) -> None:
     if bad.any():
         where = tuple(int(k) for k in bad.nonzero()[0])
         raise AdjointError(
-            f"`{name}`: the gradient of the loss in the marginals is {float(grad[where])} at {where}. Is the loss "
-            "finite there, where a marginal may be 0?"
+            f"`{name}`: the gradient of the loss with respect to the marginals is {float(grad[where])} at {where}. "
+            "The loss may be infinite there, for example because a marginal is 0."
         )
 
 

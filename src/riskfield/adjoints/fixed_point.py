@@ -6,7 +6,7 @@ mu the implicit function theorem gives
     v = (dF/dm)^T v + (dG/dm)^T g,        dL/dtheta = (dF/dtheta)^T v + (dG/dtheta)^T g,
 
 and the first equation is solved by iterating it: sweeping backwards, always at the same messages, until v settles. It
-is what back TRW (Domke 2013, section 7.2) becomes with a threshold in place of a number of sweeps; with pairwise
+is what back TRW (Domke 2013, section 7.2) becomes with a threshold instead of a number of sweeps; with pairwise
 factors and rho = 1, back belief propagation (Eaton & Ghahramani 2009). For mean field the state is the log node
 marginals, and F a round of updates.
 
@@ -199,7 +199,7 @@ class _Point:
 
     def _check(self, residual: float, steps: int) -> None:
         """Warn of a gradient that is less accurate than it should be; raise where it is worthless."""
-        advice, converged = "Allow more steps, or ask for less.", bool(self.solution.converged.all())
+        advice, converged = "Allow more steps, or a larger `tol`.", bool(self.solution.converged.all())
         if not converged:
             advice = (
                 f"Inference did not converge: its residual is {float(self.solution.residual.max()):.2g} after "

@@ -143,8 +143,8 @@ class KKT(AbstractAdjoint):
                 unsettled = max(unsettled, conditions.unsettled(item, item_grad, smallest))
         if unsettled > _UNSETTLED:
             warn(
-                f"`KKT`: marginals that the loss depends on are consistent only to {unsettled:.2g} of their size, and "
-                f"so may be the gradient. {remedy}",
+                f"`KKT`: marginals that the loss depends on are consistent only to {unsettled:.2g} of their size. The "
+                f"relative error of the gradient may be as large. {remedy}",
                 AdjointWarning,
             )
         return out.reshape(grad.shape).to(grad)

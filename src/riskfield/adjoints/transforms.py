@@ -99,7 +99,7 @@ class _Gradient(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> NoReturn:
         raise AdjointError(
             "Inside `torch.func.vmap` inference has first derivatives only. Inside `torch.func.grad` only `Unroll()` "
-            "has second ones. Use a batch axis in place of `vmap`."
+            "has second ones. Use a batch axis instead of `vmap`."
         )
 
     @staticmethod

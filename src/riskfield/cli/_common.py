@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from riskfield.datasets.folders import ENDINGS, mask_values
 from riskfield.errors import DivergenceWarning, did_you_mean
 
 if TYPE_CHECKING:
     from riskfield.datasets.images import ImageSet
     from riskfield.estimators.image_crf import ImageCRF
+    from riskfield.estimators.image_run import ImageRun
 
 # What can be wrong with one image of many: the file, its size, its values.
 BAD_IMAGE = (OSError, ValueError, MemoryError)
@@ -47,11 +49,12 @@ def complain(message: str, error: BaseException | None = None) -> int:
 
 
 def complain_of_image(name: str | Path, error: BaseException, command: Any = None) -> None:
-    """Print what is wrong with one image of many. It is named once, even if the error names its file.
+    """Print what is wrong with one image of many. The message names the image once, even if the error names its file.
 
-    With `command`, its options are named in place of arguments of Python functions; without, those of `riskfield fit`.
+    It names the options of `command`, or without one those of `riskfield fit`, instead of arguments of functions.
     """
-    original, stem = message_of(error), re.escape(Path(name).stem)
+    path, original = Path(name), message_of(error)
+    stem = re.escape(path.stem if path.suffix.lower() in ENDINGS else path.name)
     if command is None:
         message = re.sub(r"`(\w+)`", lambda match: _OPTIONS_OF_FIT.get(match[1], match[0]), original)
         if message != original:
@@ -73,7 +76,7 @@ def note_tiles(crf: ImageCRF, shape: tuple[int, ...], name: str | Path) -> None:
 
 
 def message_of(error: BaseException) -> str:
-    """What an error says, for people."""
+    """The message of an error, in sentences."""
     if isinstance(error, USAGE_ERROR):
         message = str(error.format_message()).replace("Value error, ", "")  # type: ignore[attr-defined]
         message = re.sub(r"^Invalid value(?: for '[^']*')?: (?=--)", "", message)  # ours name the option themselves
@@ -86,7 +89,7 @@ def message_of(error: BaseException) -> str:
 
 
 def name_options(message: str, command: Any) -> str:
-    """The message with options of the command in place of arguments of Python functions: --images for `images`."""
+    """The message with options of the command instead of arguments of Python functions: --images for `images`."""
     names = dict(_OPTIONS)
     for parameter in command.params:
         long = [option for option in parameter.opts if option.startswith("--")]
@@ -95,7 +98,7 @@ def name_options(message: str, command: Any) -> str:
 
 
 def readable(images: ImageSet, models: Sequence[ImageCRF]) -> ImageSet:
-    """The images that can be read and whose features fit into memory; the others are reported on standard error."""
+    """The images that can be read and whose features fit into memory. Others are reported on standard error."""
     good = []
     for number, name in enumerate(images.names):
         try:
@@ -111,6 +114,33 @@ def readable(images: ImageSet, models: Sequence[ImageCRF]) -> ImageSet:
     if not good:
         raise typer.Exit(2)
     return images.select(good)
+
+
+def warn_of_missing_classes(run: ImageRun, counts: Sequence[int], masks: Path, names: Sequence[str]) -> None:
+    """Warn if the masks have only one class, or have lost one by the threshold or the levels of the run.
+
+    Arguments:
+        run: the run that says how masks are read.
+        counts: how many pixels each class has.
+        masks: the folder of masks.
+        names: of the masks that were read.
+    """
+    missing = [name for name, count in zip(run.classes.values(), counts, strict=True) if count == 0]
+    reading = run.reading
+    changed = reading.threshold is not None or reading.levels is not None
+    if not missing or not (changed or len(missing) == len(run.classes) - 1):
+        return
+    how, found = "", ""
+    if changed:
+        how = f"--threshold {reading.threshold}" if reading.threshold is not None else f"--levels {reading.levels}"
+        values = mask_values(masks, names)
+        how = f", because they are read as in training, with {how}"
+        found = f" Their files have {'the value' if len(values) == 1 else 'values from'} {values[0]}"
+        found += "." if len(values) == 1 else f" to {values[-1]}."
+    complain(
+        f"WARNING: no mask in {masks} has the class {' or '.join(map(repr, missing))}{how}.{found} If the masks should "
+        "have it, the scores mean nothing."
+    )
 
 
 @contextmanager
@@ -170,13 +200,13 @@ Config = Annotated[
         metavar="FILE.toml",
         is_eager=True,
         callback=_read_config,
-        help="Read options from a file with lines `option = value`. The command line takes precedence.",
+        help="Read options from a file with lines `option = value`. Options on the command line take precedence.",
     ),
 ]
 
 
-def _device(name: str | None) -> str | None:
-    """Refuse devices that cannot be used here."""
+def check_device(name: str | None) -> str | None:
+    """Return the name of a device, or raise if it cannot be used here."""
     from riskfield.devices import as_device
 
     if name is not None:
@@ -189,7 +219,13 @@ def _device(name: str | None) -> str | None:
 
 Device = Annotated[
     str | None,
-    typer.Option(metavar="NAME", callback=_device, help="Where to compute, such as cuda. [cpu]"),
+    typer.Option(metavar="NAME", callback=check_device, help="The device that computes, such as cuda. [cpu]"),
+]
+DeviceOfRun = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", callback=check_device, help="The device that computes, such as cpu. [that of the fit]"
+    ),
 ]
 
 

@@ -1,165 +1,45 @@
-"""`riskfield fit`: the choices of the command line as objects, and the run itself."""
+"""`riskfield fit`: the run itself."""
 
 from __future__ import annotations
 
 import hashlib
 import math
-import shlex
+import re
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from enum import StrEnum
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 import typer
 
 from riskfield.cli._common import BAD_IMAGE, DtypeName, complain, complain_of_image, print_divergence
-from riskfield.datasets.folders import MaskReading, image_files, image_folder, unmatched_masks
+from riskfield.datasets.folders import image_files, image_folder, unmatched_masks
 from riskfield.datasets.images import few, size
 from riskfield.devices import physical_memory
-from riskfield.entropy import TRW, Bethe
-from riskfield.estimators.defaults import PATIENCE, RHO, VALIDATION_FRACTION
+from riskfield.estimators.ridge_path import RIDGES, further, limit_of_search
 from riskfield.features.image import LARGEST_SHARE, PART_SIDE, ImageFeatures, graph_bytes
-from riskfield.infer import ExactOnForests, Inference
-from riskfield.inference.algorithm import AbstractAlgorithm
-from riskfield.inference.mean_field import MeanField
-from riskfield.inference.message_passing import MessagePassing
-from riskfield.inference.stop import Stop
-from riskfield.kernels import default_schedule, gpu_memory
-from riskfield.learning.checkpoint import Checkpoints
-from riskfield.learning.lbfgs import LBFGS
+from riskfield.features.resample import reduce_labels
+from riskfield.kernels import gpu_memory
+from riskfield.learning.checkpoint import Checkpoints, newest_below
 from riskfield.learning.result import Reason
+from riskfield.losses.likelihood import SurrogateLikelihood
 from riskfield.losses.loss import as_loss
-from riskfield.losses.names import name_of
+from riskfield.losses.names import LOSSES, name_of
 from riskfield.progress import bar
+from riskfield.report.templating import several
+
+if TYPE_CHECKING:
+    from riskfield.cli.fit import Choices, FitOptions
+    from riskfield.estimators.image_crf import ImageCRF
 
 _SHOWN = 10  # images whose errors are printed
+_MANY = 5  # masks, of which one with a value of its own may be a mistake
 FEATURES = "features"  # the folder of features in the folder of a run
-
-
-class InferenceName(StrEnum):
-    """The inference algorithms that can be chosen by name."""
-
-    TRW = "trw"
-    BP = "bp"
-    MEAN_FIELD = "mean-field"
-
-
-@dataclass(frozen=True)
-class Choices:
-    """The settings of a fit, by the names of the options."""
-
-    loss: str
-    inference: InferenceName
-    rho: float | None
-    sweeps: int
-    ridge: float | None
-    iterations: int
-    scale: float
-    device: str | None
-    class_weight: tuple[str, ...] = ()  # "balanced", or VALUE=WEIGHT
-    early_stopping: bool = False
-    validation_fraction: float = VALIDATION_FRACTION
-    patience: int = PATIENCE
-    dtype: DtypeName | None = None  # None for the usual one of the device
-
-    def __post_init__(self) -> None:
-        if self.inference is not InferenceName.TRW and self.rho is not None:
-            raise typer.BadParameter(f"--rho applies to trw. Got --inference {self.inference}.")
-        if self.inference is InferenceName.TRW and self.rho is None:
-            object.__setattr__(self, "rho", RHO)
-        if self.rho is not None and not 0 < self.rho <= 1:
-            raise typer.BadParameter(f"--rho must be a probability above 0 and at most 1. Got {self.rho:g}.")
-        if not 0 < self.scale <= 1:
-            raise typer.BadParameter(f"--scale must be above 0 and at most 1. Got {self.scale:g}.")
-        if not 0 < self.validation_fraction < 1:
-            raise typer.BadParameter(
-                f"--validation-fraction must be between 0 and 1. Got {self.validation_fraction:g}."
-            )
-        self.class_weights()  # refuse bad ones before any file is read
-
-    @property
-    def precision(self) -> DtypeName:
-        """The dtype, single precision on a GPU by default."""
-        on_cpu = self.device is None or self.device.startswith("cpu")
-        return self.dtype or (DtypeName.FLOAT64 if on_cpu else DtypeName.FLOAT32)
-
-    def class_weights(self) -> str | dict[int, float] | None:
-        """Return the class weights as `ImageCRF` takes them."""
-        if self.class_weight in ((), ("balanced",)):
-            return "balanced" if self.class_weight else None
-        weights: dict[int, float] = {}
-        for entry in self.class_weight:
-            value, _, weight = entry.partition("=")
-            if not value.strip().isdecimal() or not _is_positive(weight) or int(value) in weights:
-                raise typer.BadParameter(
-                    f"--class-weight must be balanced, or VALUE=WEIGHT once for each value. Got {entry!r}."
-                )
-            weights[int(value)] = float(weight)
-        return weights
-
-    def objects(self) -> dict[str, Any]:
-        """Return the settings as arguments of `ImageCRF`."""
-        algorithm: AbstractAlgorithm = MeanField()
-        if self.inference is not InferenceName.MEAN_FIELD:
-            schedule = default_schedule(self.device or "cpu")
-            algorithm = MessagePassing(Bethe() if self.rho is None else TRW(self.rho), schedule)
-        return {
-            "features": ImageFeatures(scale=self.scale),
-            "loss": self.loss,
-            "inference": ExactOnForests(Inference(algorithm, Stop(self.sweeps, tol=None))),
-            "ridge": self.ridge,
-            "optimiser": LBFGS(iterations=self.iterations),
-            "device": self.device,
-            "dtype": self.precision.value,
-            "class_weight": self.class_weights(),
-            "early_stopping": self.early_stopping,
-            "validation_fraction": self.validation_fraction,
-            "n_iter_no_change": self.patience,
-        }
-
-    def settings(self) -> dict[str, Any]:
-        """Return the settings as options of the command line, for the record."""
-        given = {own.name: getattr(self, own.name) for own in fields(self)}
-        given |= {"class_weight": ", ".join(self.class_weight) or None, "early_stopping": self.early_stopping or None}
-        return {name.replace("_", "-"): value for name, value in given.items() if value is not None}
-
-
-@dataclass(frozen=True)
-class FitOptions:
-    """What `riskfield fit` is asked to do: the data, the settings, and where the run goes."""
-
-    images: Path
-    masks: Path
-    classes: tuple[str, ...]  # VALUE=NAME
-    ignore: int | None
-    reading: MaskReading
-    choices: Choices
-    out: Path
-    seed: int
-
-    def command(self) -> str:
-        """Return the command with all its options, including those from a configuration file."""
-        words = ["riskfield", "fit", "--images", str(self.images), "--masks", str(self.masks)]
-        for entry in self.classes:
-            words += ["--class", entry]
-        for entry in self.choices.class_weight:
-            words += ["--class-weight", entry]
-        options = {
-            "ignore": self.ignore,
-            **_given(self.reading),
-            **{name: value for name, value in self.choices.settings().items() if name != "class-weight"},
-            "seed": self.seed,
-            "out": self.out,
-        }
-        for name, value in options.items():
-            if value is not None:
-                words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
-        return shlex.join(words)
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,6 +52,10 @@ class _Data:
     labels: list[npt.NDArray[np.int32]]  # values of the masks, -1 for pixels without a label
     fingerprint: str
 
+    def having(self, value: int) -> list[int]:
+        """Return the numbers of the masks with a value."""
+        return [k for k, own in enumerate(self.labels) if (own == value).any()]
+
 
 def fit_images(options: FitOptions, command: Any, *, resume: bool, every: int, quiet: bool) -> None:
     """Fit a model to two folders, and write the folder of the run. Errors name the options of `command`."""
@@ -182,19 +66,25 @@ def fit_images(options: FitOptions, command: Any, *, resume: bool, every: int, q
     if not resume:
         refuse_existing(out)  # before the images are read, which may take long
     data = _read(options, command, shown=not quiet)
-    cache = _feature_folder(data, ImageFeatures(scale=choices.scale), out, choices)
+    crf = ImageCRF(**choices.objects(), random_state=options.seed, verbose=not quiet)
+    crf.stages()  # refuses settings that do not go together, before anything is written
+    features = ImageFeatures(scale=choices.scale)
+    _check_complete(data, options, features)
+    cache = _feature_folder(data, features, out, choices)
     settings = {
         **choices.settings(),
         "seed": options.seed,
         "ignore": "nothing" if options.ignore is None else options.ignore,
-        **_given(options.reading),
+        **options.given(),
         "classes": ", ".join(f"{name} = {value}" for value, name in sorted(data.names.items())),
         "images": len(data.paths),
         "fingerprint of the data": data.fingerprint,
     }
-    crf = ImageCRF(**choices.objects(), random_state=options.seed, verbose=not quiet)
-    crf.stages()  # refuses settings that do not go together, before anything is written
+    if not quiet:
+        typer.echo(_shares(data))
     with prepare(out, settings, resume) as checkpoint:
+        if resume and not quiet:
+            typer.echo(_continuation(checkpoint))
         loaded = time.perf_counter()
         with print_divergence():
             crf.fit(data.paths, data.labels, checkpoint=Checkpoints(checkpoint, every), resume=resume, cache=cache)
@@ -212,9 +102,15 @@ def fit_images(options: FitOptions, command: Any, *, resume: bool, every: int, q
             settings,
             replace(options, choices=choices).command(),
             tuple(crf.results_),
-            {"reading": loaded - began, "features": crf.feature_seconds_, "training": training},
+            {
+                "reading": loaded - began,
+                "features": crf.feature_seconds_,
+                "choice of the ridge": crf.ridge_seconds_,
+                "training": training,
+            },
             options.reading,
             tuple(path.name for path in data.paths),
+            tuple(data.paths[k].name for k in crf.held_out_),
         )
         run.save(out)
         if cache is not None and not interrupted:
@@ -222,18 +118,7 @@ def fit_images(options: FitOptions, command: Any, *, resume: bool, every: int, q
     if len(crf.results_) < len(crf.stages()):
         typer.echo(f"riskfield: training ended before the stage with the loss {choices.loss}.", err=True)
     if not quiet:
-        if crf.path_:
-            best = min(crf.path_, key=lambda trial: trial.model)
-            alone = min(trial.independent for trial in crf.path_)
-            typer.echo(
-                f"ridge: {crf.ridge_:g}, chosen on held-out images. Log loss there: {best.model:.4f}; without edges "
-                f"{alone:.4f}"
-            )
-            if best.model > alone:
-                complain(
-                    "WARNING: on the held-out images the log loss is lower without edges. If you need good marginals, "
-                    "compare with --loss independent or --loss surrogate-likelihood, or use more images."
-                )
+        _print_ridge(crf, options)
         for stage, result in zip(crf.stages(), crf.results_, strict=False):  # an interrupted run has fewer results
             found = "" if result.best is None else f", objective {result.best.objective:.6g}"
             typer.echo(
@@ -245,9 +130,45 @@ def fit_images(options: FitOptions, command: Any, *, resume: bool, every: int, q
         raise typer.Exit(130)
 
 
+def _print_ridge(crf: ImageCRF, options: FitOptions) -> None:
+    """Print how the ridge was chosen, and on how many held-out images."""
+    held_out = several(len(crf.held_out_), "held-out image")
+    if not crf.path_:
+        if options.choices.ridge is None and crf.results_[-1].reason is not Reason.INTERRUPTED:
+            typer.echo(f"ridge: {crf.ridge_:g}, because there are fewer than five images with labels to train on")
+        if options.choices.early_stopping:
+            typer.echo(f"early stopping: by the loss on {held_out}")
+        return
+    best = min(crf.path_, key=lambda trial: trial.model)
+    alone = min(trial.independent for trial in crf.path_)
+    typer.echo(
+        f"ridge: {crf.ridge_:g}, chosen on {held_out}. Log loss there: {best.model:.4f}; without edges {alone:.4f}"
+    )
+    if limit := limit_of_search(crf.path_):
+        typer.echo(f"this is the {limit} ridge that is tried: compare with --ridge {further(crf.path_):g}")
+    if best.model > alone:
+        likelihood = "surrogate-likelihood" if options.ignore is None else "surrogate-em"  # for unknown labels
+        complain(
+            "WARNING: on the held-out images the log loss is lower without edges. If you need good marginals, "
+            f"compare with --loss independent or --loss {likelihood}, or use more images."
+        )
+
+
+def _continuation(checkpoint: Path) -> str:
+    """Where a resumed run continues, in words."""
+    if (newest := newest_below(checkpoint)) is None:
+        return "nothing to resume: training begins"
+    number, file = newest
+    part = re.fullmatch(r"ridge-(\d+)-\w+", file.parent.parent.name)
+    stage = int(file.parent.name.removeprefix("stage-")) + 1
+    where = f"the choice of the ridge, {int(part[1]) + 1} of at most {len(RIDGES)}" if part else f"stage {stage}"
+    return f"resuming in {where}, after iteration {number}; later iterations are repeated"
+
+
 def _read(options: FitOptions, command: Any, shown: bool) -> _Data:
     """Read all images and masks once, to find what is wrong with them before the work begins."""
     named = _classes(options.classes) if options.classes else None
+    options.reading.check("ignore", () if options.ignore is None else (options.ignore,))
     images = image_folder(options.images, options.masks, classes=named, ignore=options.ignore, reading=options.reading)
     if unmatched := unmatched_masks(options.images, options.masks):
         complain(f"WARNING: masks without an image in {options.masks}, which are not used: {few(unmatched)}.")
@@ -283,11 +204,58 @@ def _read(options: FitOptions, command: Any, shown: bool) -> _Data:
     for value in weights if isinstance(weights, dict) else ():
         if value not in names:
             raise typer.BadParameter(f"--class-weight must name values of classes, {few(list(names))}. Got {value}.")
-    found = set().union(*(np.unique(own).tolist() for own in labels))
+    data = _Data(names, [files[name] for name in images.names], shapes, labels, digest.hexdigest()[:12])
     for value, name in names.items():
-        if value not in found:
+        if not data.having(value):
             raise ValueError(f"{options.masks}: no mask has the value {value} of the class {name!r}.")
-    return _Data(names, [files[name] for name in images.names], shapes, labels, digest.hexdigest()[:12])
+    if named is None:
+        _warn_of_rare_values(data, options)
+    return data
+
+
+def _warn_of_rare_values(data: _Data, options: FitOptions) -> None:
+    """Warn of values that may not be meant as classes: of few masks among many, or 1 and 255 in different masks."""
+    where = {value: data.having(value) for value in data.names}
+    if {1, 255} <= set(where) and not set(where[1]) & set(where[255]):
+        rarer = min((1, 255), key=lambda value: len(where[value]))
+        complain(
+            f"WARNING: no mask has both 1 and 255, and {rarer} occurs only in the masks of "
+            f"{few([data.paths[k].name for k in where[rarer]])}. They are two classes now. If they mean the same, use "
+            "--threshold 1."
+        )
+        return
+    for value, numbers in where.items():
+        if len(data.paths) >= _MANY and len(numbers) <= max(1, len(data.paths) // 20):
+            complain(
+                f"WARNING: the value {value} occurs only in {several(len(numbers), 'mask')} of {len(data.paths)}, of "
+                f"{few([data.paths[k].name for k in numbers])}. It is a class now. If it is not meant to be one, "
+                f"correct the mask, or use --ignore {value}, --threshold or --levels."
+            )
+
+
+def _shares(data: _Data) -> str:
+    """The classes and their shares of the pixels, in one line."""
+    total = sum(own.size for own in data.labels)
+    counts = {value: sum(int(np.count_nonzero(own == value)) for own in data.labels) for value in [*data.names, -1]}
+    shares = [
+        f"{name}{'' if name == str(value) else f' ({value})'} {100 * counts[value] / total:.3g} %"
+        for value, name in data.names.items()
+    ]
+    unknown = [f"without a label {100 * counts[-1] / total:.3g} %"] if counts[-1] else []
+    return f"{several(len(data.paths), 'image')}. Pixels by class: {', '.join(shares + unknown)}"
+
+
+def _check_complete(data: _Data, options: FitOptions, features: ImageFeatures) -> None:
+    """Raise if the loss needs a label for every pixel of the grid of inference, and an image has pixels without one."""
+    loss = options.choices.loss
+    if not isinstance(LOSSES[loss], SurrogateLikelihood):
+        return
+    for path, shape, labels in zip(data.paths, data.shapes, data.labels, strict=True):
+        if (reduce_labels(torch.from_numpy(labels), features.shape(*shape[:2])) < 0).any():
+            raise typer.BadParameter(
+                f"--loss {loss} needs a label for every pixel. The mask of {path.name} has pixels with the value of "
+                f"--ignore, {options.ignore}. Use --loss surrogate-em, which sums over unknown labels, or another loss."
+            )
 
 
 def _classes(given: Sequence[str]) -> dict[int, str]:
@@ -301,19 +269,6 @@ def _classes(given: Sequence[str]) -> dict[int, str]:
             raise typer.BadParameter(f"--class must not repeat a value or a name. Got {entry!r} again.")
         classes[int(value)] = name.strip()
     return classes
-
-
-def _is_positive(text: str) -> bool:
-    try:
-        return 0 < float(text) < math.inf
-    except ValueError:
-        return False
-
-
-def _given(reading: MaskReading) -> dict[str, Any]:
-    """The options that say how masks are read, if they are not the defaults."""
-    given = {"threshold": reading.threshold, "levels": reading.levels, "resize-masks": reading.resize_masks or None}
-    return {name: value for name, value in given.items() if value is not None}
 
 
 def _largest_scale(features: ImageFeatures, shape: tuple[int, ...], num_classes: int) -> float | None:

@@ -1,4 +1,4 @@
-"""`riskfield evaluate`: how good the predictions of a model are."""
+"""`riskfield evaluate`: measures of the quality of a model's predictions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 from riskfield.cli._common import (
     BAD_IMAGE,
     Config,
-    Device,
+    DeviceOfRun,
     Images,
     Masks,
     Quiet,
@@ -20,6 +20,7 @@ from riskfield.cli._common import (
     Threads,
     complain_of_image,
     note_tiles,
+    warn_of_missing_classes,
 )
 from riskfield.datasets.folders import image_folder
 from riskfield.io._atomic import check_writable, write_text
@@ -34,7 +35,7 @@ def evaluate(
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write the evaluation to this file.")
     ] = None,
-    device: Device = None,
+    device: DeviceOfRun = None,
     threads: Threads = None,
     config: Config = None,
     quiet: Quiet = False,
@@ -60,7 +61,7 @@ def evaluate(
         check_writable(json_file)
     run = ImageRun.load(model, device=device)
     test = image_folder(images, masks, classes=run.classes, ignore=run.ignore, reading=run.reading)
-    tally, failed = Tally([*run.classes.values()]), 0
+    tally, failed = Tally([*run.classes.values()]), set[str]()
     for number in bar(range(len(test)), shown=not quiet, what="evaluating"):
         try:
             image = test[number]
@@ -68,10 +69,12 @@ def evaluate(
             evaluate_image(run, image, tally)
         except BAD_IMAGE as error:
             complain_of_image(test.names[number], error)
-            failed += 1
-    if failed == len(test):
+            failed.add(test.names[number])
+    if len(failed) == len(test):
         raise typer.Exit(2)
     found = tally.evaluation()
+    good = [name for name in test.names if name not in failed]
+    warn_of_missing_classes(run, found.confusion.sum(1).tolist(), masks, good)
     if json_file is not None:
         write_text(json_file, json.dumps(found.as_dict(), indent=1) + "\n")
     if not quiet:

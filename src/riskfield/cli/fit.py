@@ -1,18 +1,158 @@
-"""`riskfield fit`: training on images and masks."""
+"""`riskfield fit`: its options, also as objects."""
 
 from __future__ import annotations
 
+import math
+import shlex
+from dataclasses import dataclass, fields
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from riskfield.cli._common import Config, Device, DtypeName, Images, Masks, Quiet, Threads
-from riskfield.cli._fit_images import Choices, FitOptions, InferenceName, fit_images
+from riskfield.cli._fit_images import fit_images
 from riskfield.datasets.folders import MaskReading
+from riskfield.entropy import TRW, Bethe
 from riskfield.errors import did_you_mean
 from riskfield.estimators.defaults import ITERATIONS, LOSS, PATIENCE, RHO, SWEEPS, VALIDATION_FRACTION
+from riskfield.features.image import ImageFeatures
+from riskfield.infer import ExactOnForests, Inference
+from riskfield.inference.algorithm import AbstractAlgorithm
+from riskfield.inference.mean_field import MeanField
+from riskfield.inference.message_passing import MessagePassing
+from riskfield.inference.stop import Stop
+from riskfield.kernels import default_schedule
+from riskfield.learning.lbfgs import LBFGS
 from riskfield.losses.names import LOSSES
+
+
+class InferenceName(StrEnum):
+    """The inference algorithms that can be chosen by name."""
+
+    TRW = "trw"
+    BP = "bp"
+    MEAN_FIELD = "mean-field"
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The settings of a fit, by the names of the options."""
+
+    loss: str
+    inference: InferenceName
+    rho: float | None
+    sweeps: int
+    ridge: float | None
+    iterations: int
+    scale: float
+    device: str | None
+    class_weight: tuple[str, ...] = ()  # "balanced", or VALUE=WEIGHT
+    early_stopping: bool = False
+    validation_fraction: float = VALIDATION_FRACTION
+    patience: int = PATIENCE
+    dtype: DtypeName | None = None  # None for the usual one of the device
+
+    def __post_init__(self) -> None:
+        if self.inference is not InferenceName.TRW and self.rho is not None:
+            raise typer.BadParameter(f"--rho applies to trw. Got --inference {self.inference}.")
+        if self.inference is InferenceName.TRW and self.rho is None:
+            object.__setattr__(self, "rho", RHO)
+        if self.rho is not None and not 0 < self.rho <= 1:
+            raise typer.BadParameter(f"--rho must be a probability above 0 and at most 1. Got {self.rho:g}.")
+        if not 0 < self.scale <= 1:
+            raise typer.BadParameter(f"--scale must be above 0 and at most 1. Got {self.scale:g}.")
+        if not 0 < self.validation_fraction < 1:
+            raise typer.BadParameter(
+                f"--validation-fraction must be between 0 and 1. Got {self.validation_fraction:g}."
+            )
+        self.class_weights()  # refuse bad ones before any file is read
+
+    @property
+    def precision(self) -> DtypeName:
+        """The dtype, single precision on a GPU by default."""
+        on_cpu = self.device is None or self.device.startswith("cpu")
+        return self.dtype or (DtypeName.FLOAT64 if on_cpu else DtypeName.FLOAT32)
+
+    def class_weights(self) -> str | dict[int, float] | None:
+        """Return the class weights as `ImageCRF` takes them."""
+        if self.class_weight in ((), ("balanced",)):
+            return "balanced" if self.class_weight else None
+        weights: dict[int, float] = {}
+        for entry in self.class_weight:
+            value, _, weight = entry.partition("=")
+            if not value.strip().isdecimal() or not _is_positive(weight) or int(value) in weights:
+                raise typer.BadParameter(
+                    f"--class-weight must be balanced, or VALUE=WEIGHT once for each value. Got {entry!r}."
+                )
+            weights[int(value)] = float(weight)
+        return weights
+
+    def objects(self) -> dict[str, Any]:
+        """Return the settings as arguments of `ImageCRF`."""
+        algorithm: AbstractAlgorithm = MeanField()
+        if self.inference is not InferenceName.MEAN_FIELD:
+            schedule = default_schedule(self.device or "cpu")
+            algorithm = MessagePassing(Bethe() if self.rho is None else TRW(self.rho), schedule)
+        return {
+            "features": ImageFeatures(scale=self.scale),
+            "loss": self.loss,
+            "inference": ExactOnForests(Inference(algorithm, Stop(self.sweeps, tol=None))),
+            "ridge": self.ridge,
+            "optimiser": LBFGS(iterations=self.iterations),
+            "device": self.device,
+            "dtype": self.precision.value,
+            "class_weight": self.class_weights(),
+            "early_stopping": self.early_stopping,
+            "validation_fraction": self.validation_fraction,
+            "n_iter_no_change": self.patience,
+        }
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings as options of the command line, for the record."""
+        given = {own.name: getattr(self, own.name) for own in fields(self)}
+        given |= {"class_weight": ", ".join(self.class_weight) or None, "early_stopping": self.early_stopping or None}
+        return {name.replace("_", "-"): value for name, value in given.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """What `riskfield fit` is asked to do: the data, the settings, and where the run goes."""
+
+    images: Path
+    masks: Path
+    classes: tuple[str, ...]  # VALUE=NAME
+    ignore: int | None
+    reading: MaskReading
+    choices: Choices
+    out: Path
+    seed: int
+
+    def command(self) -> str:
+        """Return the command with all its options, including those from a configuration file."""
+        words = ["riskfield", "fit", "--images", str(self.images), "--masks", str(self.masks)]
+        for entry in self.classes:
+            words += ["--class", entry]
+        for entry in self.choices.class_weight:
+            words += ["--class-weight", entry]
+        options = {
+            "ignore": self.ignore,
+            **self.given(),
+            **{name: value for name, value in self.choices.settings().items() if name != "class-weight"},
+            "seed": self.seed,
+            "out": self.out,
+        }
+        for name, value in options.items():
+            if value is not None:
+                words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+        return shlex.join(words)
+
+    def given(self) -> dict[str, Any]:
+        """Return the options that say how masks are read, if they are not the defaults."""
+        reading = self.reading
+        given = {"threshold": reading.threshold, "levels": reading.levels, "resize-masks": reading.resize_masks or None}
+        return {name: value for name, value in given.items() if value is not None}
 
 
 def _loss(name: str) -> str:
@@ -20,6 +160,13 @@ def _loss(name: str) -> str:
         close = did_you_mean(name, LOSSES)
         raise typer.BadParameter(f"--loss must be one of {', '.join(LOSSES)}. Got {name!r}.{close}")
     return name
+
+
+def _is_positive(text: str) -> bool:
+    try:
+        return 0 < float(text) < math.inf
+    except ValueError:
+        return False
 
 
 def fit(
@@ -40,7 +187,7 @@ def fit(
         int | None, typer.Option(min=2, max=32, help="Mask values become the nearest of this many grey levels.")
     ] = None,
     resize_masks: Annotated[
-        bool, typer.Option("--resize-masks", help="Resize masks to the size of their images.")
+        bool, typer.Option("--resize-masks", help="Resize masks that differ in size from their images.")
     ] = False,
     loss: Annotated[
         str, typer.Option(metavar="NAME", parser=_loss, help=f"What to minimise: {', '.join(LOSSES)}.")
@@ -56,14 +203,15 @@ def fit(
         list[str] | None,
         typer.Option(
             metavar="VALUE=WEIGHT",
-            help="A mask value and the weight of its pixels in the loss; may be repeated. Or balanced, by frequency.",
+            help="A mask value and the weight of its pixels in the loss; may be repeated. Or 'balanced': the rarer a "
+            "class, the larger its weight. [1 for all]",
         ),
     ] = None,
     early_stopping: Annotated[
         bool,
         typer.Option(
             "--early-stopping",
-            help="Train on some of the images, and stop when the loss on the others no longer falls.",
+            help="Train on some of the images, and stop when the loss on the others no longer improves.",
         ),
     ] = False,
     validation_fraction: Annotated[
@@ -86,13 +234,13 @@ def fit(
 ) -> None:
     """Fit a model that labels the pixels of images.
 
-    The model is a conditional random field with the features and the initialisation of Domke (2013). images/horse.jpg
-    goes with masks/horse.png, a grey or palette image of the same size whose values are labels. Images may be grey or
-    coloured and of any size. The command writes model.safetensors, run.json and checkpoints to the folder --out. After
-    an interruption, or to run more --iterations, the same command with --resume continues the run. Without --ridge,
-    the command chooses the ridge on held-out images and prints it. Features that would take more than half of the
-    memory are kept in the folder during training. An image too large for the memory is cut into parts, which are
-    separate examples.
+    The model is a conditional random field with the features and the initialisation of Domke (2013). The mask of
+    images/horse.jpg is masks/horse.png, a grey or palette image of the same size whose values are labels. Images may be
+    grey or coloured and of any size. The command writes model.safetensors, run.json and checkpoints to the folder
+    --out. After an interruption, or to run more --iterations, give the same command with --resume to continue the run.
+    Without --ridge, the command chooses the ridge on held-out images and prints it. If the features would take more
+    than half of the memory, they are kept in files in the folder --out during training. An image that is too large for
+    the memory is cut into parts, which are separate examples.
 
     \b
     Examples:

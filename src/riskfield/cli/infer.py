@@ -56,13 +56,13 @@ class ScheduleName(StrEnum):
 
 def infer(
     model: Annotated[Path, typer.Argument(metavar="MODEL.uai", help="The model, in UAI format.", show_default=False)],
-    evidence: Annotated[Path | None, typer.Option(help="Observed states, a UAI evidence file.")] = None,
+    evidence: Annotated[Path | None, typer.Option(help="Observed states, in a UAI evidence file.")] = None,
     algorithm: Annotated[AlgorithmName, typer.Option(help="The inference algorithm.")] = AlgorithmName.BP,
     rho: Annotated[
         str | None,
         typer.Option(
             metavar="NUMBER|trees",
-            help="trw: appearance probability of factors; 'trees': from spanning trees. [0.5]",
+            help="trw: appearance probability of all factors, or 'trees' to compute them from spanning trees. [0.5]",
         ),
     ] = None,
     schedule: Annotated[
@@ -73,7 +73,7 @@ def infer(
         float | None, typer.Option(help="bp, trw, max-product: share of the old message, from 0 to below 1. [0]")
     ] = None,
     memory: Annotated[
-        float | None, typer.Option(help="exact, max-product: gigabytes for the tables of elimination. [2]")
+        float | None, typer.Option(help="exact, max-product: GiB of memory for the tables of elimination. [2]")
     ] = None,
     tol: Annotated[
         float | None,
@@ -99,13 +99,14 @@ def infer(
     """Compute the marginals of a UAI model, or its best state.
 
     The command also prints the logarithm of the partition function Z. bp is loopy belief propagation. It is exact on
-    trees and usually good elsewhere, but with strong couplings it may not converge: then use --damping, or trw, which
-    gives an upper bound on Z if rho comes from spanning trees. mean-field gives a lower bound on Z and is
-    overconfident. exact needs a small treewidth. max-product searches for the most probable joint state; if message
-    passing does not certify one, elimination finds it, provided that its tables fit in --memory.
+    trees and usually accurate on other graphs, but with strong couplings it may not converge: then use --damping, or
+    trw, which gives an upper bound on Z if rho comes from spanning trees. mean-field gives a lower bound on Z, and its
+    marginals are usually overconfident. exact needs a small treewidth. max-product searches for the most probable joint
+    state; if message passing cannot certify that its state is the best, elimination finds the best one, provided that
+    its tables fit in --memory.
 
-    A run that does not converge ends with a warning and still gives its result; with --strict, the exit code is 3.
-    Files are written whole or not at all.
+    A run that does not converge prints a warning and still gives its result; with --strict, the exit code is 3. A file
+    is written completely or not at all.
 
     \b
     Examples:
@@ -303,7 +304,7 @@ def _run(
 def _load_kernels(graph: FactorGraph, observed: bool, device: str | None) -> None:
     """Run inference once on a tiny model of the same kind: the first call loads libraries, which must not be timed.
 
-    It also keeps Ctrl-C out of imports, where Python may end the process before the program can say so.
+    Ctrl-C then does not interrupt an import, where Python may end the process before the program can print a message.
     """
     small = chain(2, 2) if graph.is_forest else grid(2, 2, 2)
     theta, evidence = torch.zeros(small.theta_size, device=device or "cpu"), {0: 0} if observed else None

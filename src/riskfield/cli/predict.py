@@ -15,7 +15,7 @@ import typer
 from riskfield.cli._common import (
     BAD_IMAGE,
     Config,
-    Device,
+    DeviceOfRun,
     Quiet,
     Run,
     Threads,
@@ -36,18 +36,19 @@ _KINDS = {"labels": ".png", "overlays": ".png", "marginals": ".npz"}
 def predict(
     model: Run,
     images: Annotated[list[Path], typer.Argument(metavar="IMAGES...", help="Images, or folders of them.")],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the results.")],
-    device: Device = None,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="The folder for the results.")],
+    device: DeviceOfRun = None,
     threads: Threads = None,
     config: Config = None,
     quiet: Quiet = False,
 ) -> None:
     """Label the pixels of images.
 
-    For horse.jpg the folder --out then holds labels/horse.png, an image with the values that the masks had in training;
-    overlays/horse.png, the image with its labels in colours; and marginals/horse.npz, with the arrays marginals (row,
-    column, class), values (of the classes in masks) and names. An image that cannot be found, read or labelled is
-    reported and left out, and the exit code is 2. An image too large for the memory is labelled in overlapping tiles.
+    For horse.jpg, the command writes three files to the folder --out: labels/horse.png, the labels, as the values that
+    the masks had in training; overlays/horse.png, the image with its labels in colours; and marginals/horse.npz, with
+    the arrays marginals (row, column, class), values (of the classes in masks) and names (of the classes). An image
+    that cannot be found, read or labelled is reported and left out, and the exit code is 2. An image that is too large
+    for the memory is labelled in overlapping tiles.
 
     \b
     Examples:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from riskfield.cli._common import Config, Device, Images, Masks, Quiet, Threads, readable
+from riskfield.cli._common import Config, DeviceOfRun, Images, Masks, Quiet, Threads, readable, warn_of_missing_classes
 from riskfield.datasets.folders import image_folder
 
 
@@ -19,19 +19,21 @@ def report(
     out: Annotated[
         Path | None, typer.Option(metavar="FILE.html", help="The page. [report.html in the folder of the first model]")
     ] = None,
-    title: Annotated[str | None, typer.Option(help="The title of the page. [the names of the models]")] = None,
+    title: Annotated[
+        str | None, typer.Option(help="The title of the page. [the classes and the number of images]")
+    ] = None,
     shown: Annotated[int, typer.Option(min=1, help="How many images the page shows.")] = 6,
-    device: Device = None,
+    device: DeviceOfRun = None,
     threads: Threads = None,
     config: Config = None,
     quiet: Quiet = False,
 ) -> None:
     """Write an HTML report on one model, or on several side by side.
 
-    The report is one HTML file that needs no network. It shows errors, confusion, calibration of the marginals, images
-    with truth, marginals and predictions, training curves, settings, timings and commands. The numbers are computed on
-    all images in --images, with the labels in --masks. Use images that were not used for training. An image that cannot
-    be read or labelled is reported and left out, and the exit code is 2.
+    The report is one HTML file that loads nothing from the network. It shows errors, the confusion matrix, the
+    calibration of the marginals, images with true labels, marginals and predictions, training curves, settings, timings
+    and commands. The numbers are computed on all images in --images, with the labels in --masks. Use images that were
+    not used for training. An image that cannot be read or labelled is reported and left out, and the exit code is 2.
 
     \b
     Examples:
@@ -57,7 +59,7 @@ def report(
         str(path),
     ]
     words += ["--title", title] if title else []
-    write_report(
+    found = write_report(
         path,
         runs,
         good,
@@ -66,6 +68,7 @@ def report(
         num_shown=shown,
         progress=not quiet,
     )
+    warn_of_missing_classes(runs[0], found[0].confusion.sum(1).tolist(), masks, good.names)
     if not quiet:
         typer.echo(f"wrote {path}")
     if len(good) < len(test):

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from riskfield.cli._common import Config, Device, Quiet, Threads, print_divergence
+from riskfield.cli._common import Config, Quiet, Threads, check_device, print_divergence
 from riskfield.errors import did_you_mean
 from riskfield.io._atomic import check_writable
 from riskfield.io.codec import write_tree
@@ -36,25 +36,30 @@ def run(
     out: Annotated[Path, typer.Option(metavar="FILE", help="A file for the parameters.", show_default=False)],
     checkpoint: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="A folder for checkpoints. Continue from the newest one in it, if any."),
+        typer.Option(metavar="DIR", help="A folder for checkpoints. If it holds any, the newest one is continued."),
     ] = None,
     every: Annotated[int, typer.Option(min=1, help="Iterations between checkpoints.")] = 10,
     seed: Annotated[int, typer.Option(min=0, help="Seed of all random numbers.")] = 0,
-    device: Device = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", callback=check_device, help="The device to train on, such as cuda. [that of model and data]"
+        ),
+    ] = None,
     threads: Threads = None,
     config: Config = None,
     quiet: Quiet = False,
 ) -> None:
     """Fit the model that a Python file defines.
 
-    The file defines a function problem(), which returns the arguments of riskfield.fit as a dictionary: model, data,
-    loss and, where needed, inference, optimiser, ridge, validation, ... Under torchrun every process takes its share of
-    the data. If a command with --checkpoint is interrupted or killed, run it again to continue.
+    The file defines a function problem(), which returns a dictionary with the arguments of riskfield.fit: model, data,
+    loss and, if needed, inference, optimiser, ridge, validation and others. Under torchrun, every process uses its
+    share of the data. If a command with --checkpoint is interrupted or killed, run it again to continue.
 
     \b
     Examples:
       riskfield run blobs.py --out blobs.safetensors
-      torchrun --nproc-per-node 2 -m riskfield run blobs.py --out blobs.safetensors --checkpoint runs/blobs
+      torchrun --standalone --nproc-per-node 4 -m riskfield run blobs.py --out blobs.safetensors --checkpoint runs/blobs
     """
     check_writable(out)
     with ranks() as group:

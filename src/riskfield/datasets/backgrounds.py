@@ -29,6 +29,7 @@ def stanford_background(root: Root = None) -> ImageSet:
 
     Raises:
         MissingDataError: if the data set is missing; the message says what to download.
+        FileFormatError: when an image is read, if its files are damaged or differ in size.
     """
     images, regions = SOURCE.find(root, "iccv09Data/images", "iccv09Data/labels")
     names = sorted(path.stem for path in images.glob("*.jpg"))

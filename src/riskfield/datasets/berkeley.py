@@ -21,10 +21,12 @@ def bsds500(root: Root = None, subsets: Sequence[str] = ("train", "val")) -> Ima
 
     Arguments:
         root: the folder that contains `BSDS500/`. By default it is taken from the environment variable RISKFIELD_DATA.
-        subsets: some of "train" (200 images), "val" (100) and "test" (200). By default the first two, that is BSDS300.
+        subsets: some of "train" (200 images), "val" (100) and "test" (200). By default the first two, whose 300 images
+            are those of BSDS300.
 
     Raises:
         MissingDataError: if a subset is missing; the message says what to download.
+        ValueError: if `subsets` holds anything else, or nothing.
     """
     unknown = [subset for subset in subsets if subset not in SUBSETS]
     if unknown or not subsets or isinstance(subsets, str):

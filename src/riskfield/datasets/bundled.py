@@ -17,7 +17,7 @@ _TEXTURES = ("brick", "grass", "gravel")
 
 
 def bundled_images() -> ImageSet:
-    """Load seventeen images of scikit-image, without labels. `denoising` turns them into a denoising task.
+    """Load seventeen images of scikit-image, without labels. `denoising` makes noisy binary images of them.
 
     >>> images = bundled_images()
     >>> len(images), images.select(["camera"])[0].image.shape

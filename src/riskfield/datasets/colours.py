@@ -32,7 +32,7 @@ def class_colours(count: int) -> list[tuple[int, int, int]]:
 def as_bytes(image: npt.NDArray[Any]) -> Bytes:
     """Convert an image of any type that `ImageFeatures` accepts to bytes of shape (row, column, 3), for display.
 
-    If a float is outside of [0, 1], the image is rescaled linearly from its range to [0, 1].
+    If an entry of a floating-point image is outside [0, 1], the image is rescaled linearly from its range to [0, 1].
     """
     floats = as_floats(image)
     if floats.min() < 0 or floats.max() > 1:
@@ -41,7 +41,14 @@ def as_bytes(image: npt.NDArray[Any]) -> Bytes:
 
 
 def overlay(image: npt.NDArray[Any], classes: npt.NDArray[np.int64], count: int, opacity: float = 0.55) -> Bytes:
-    """Return an image with its classes painted over it. Pixels of class -1 are unchanged."""
+    """Return an image with the colours of its classes laid over it. Pixels of class -1 are unchanged.
+
+    Arguments:
+        image: an image of any type that `ImageFeatures` accepts.
+        classes: of shape (row, column), from 0 to `count` - 1, or -1.
+        count: the number of classes.
+        opacity: the weight of the colours, from 0 to 1; by default 0.55.
+    """
     plain = as_bytes(image).astype(np.float64)
     colours = np.array([*class_colours(count), (0, 0, 0)], np.float64)[classes]
     strength = np.where(classes >= 0, opacity, 0.0)[..., None]

@@ -27,12 +27,13 @@ _PARTS = ("pixels", "horizontal", "vertical")
 class FeatureCache:
     """Computes features of images once, and keeps them in a folder.
 
-    A file's name is a digest of the recipe and of the image, so that a file is never out of date. A damaged file is
-    computed again. Your own features must be dataclasses: the digest is of their names and fields, not of their code,
-    so empty the folder when you change the code.
+    A file's name is a digest of the recipe and of the image, so a change of either makes a new file. A damaged file is
+    computed again. Your own features must be dataclasses. The digest depends on their names and fields but not on their
+    code: empty the folder when you change the code.
 
     Arguments:
-        folder: it is created if necessary. Processes may share it, and it may be emptied at any time.
+        folder: where the files are. It is created if necessary. Several processes may share it, and you may empty it at
+            any time.
 
     >>> import tempfile
     >>> cache = FeatureCache(tempfile.mkdtemp())
@@ -45,11 +46,20 @@ class FeatureCache:
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def __call__(self, features: ImageFeatures, image: npt.ArrayLike, window: Window | None = None) -> FeatureMaps:
-        """What `features(image, window)` gives, from the folder if it is there."""
+        """Return `features(image, window)`, from the folder if it is stored there.
+
+        Arguments:
+            features: the recipe.
+            image: as for `ImageFeatures`.
+            window: the part of the inference grid to compute; by default all.
+
+        Raises:
+            TypeError: if a feature is not a dataclass, or has a field other than numbers, strings, tuples and features.
+        """
         return self._kept(features, image, window)[1]
 
     def mapped(self, features: ImageFeatures, image: npt.ArrayLike, window: Window | None = None) -> FeatureMaps:
-        """The same, as tensors that are mapped to the file: they are read when they are used, and take no memory."""
+        """The same, as tensors that are mapped to the file: they are read when they are used, and need no memory."""
         path, _ = self._kept(features, image, window)
         with path.open("rb") as file:  # the format of safetensors: a length, a header in JSON, the numbers
             length = int.from_bytes(file.read(8), "little")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +22,7 @@ ENDINGS = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".webp")
 
 @dataclass(frozen=True)
 class MaskReading:
-    """How the values in mask files become labels. By default they are used unchanged.
+    """How mask files are read. By default their values are used unchanged.
 
     Arguments:
         threshold: values of at least this become 255, and smaller ones 0. By default no threshold is applied.
@@ -48,7 +48,7 @@ class MaskReading:
             raise ValueError(f"`levels` must be from 2 to {MAX_CLASSES}. Got {self.levels}.")
 
     def values(self, mask: Labels) -> Labels:
-        """The labels of the values in a file."""
+        """Return the values that replace those in a file."""
         if self.threshold is not None:
             return np.where(mask >= self.threshold, 255, 0)
         if self.levels is not None:
@@ -56,8 +56,22 @@ class MaskReading:
             return np.round(np.round(np.clip(mask, 0, 255) / step) * step).astype(np.int64)
         return mask
 
+    def check(self, name: str, values: Iterable[int]) -> None:
+        """Raise a `ValueError` about the setting `name` if masks cannot have one of its values after being read."""
+        setting = "threshold" if self.threshold is not None else "levels"
+        if self.threshold is None and self.levels is None:
+            return
+        possible = [0, 255] if self.levels is None else np.unique(self.values(np.arange(256))).tolist()
+        for value in values:
+            if value not in possible:
+                allowed = f"{', '.join(map(str, possible[:-1]))} and {possible[-1]}"
+                raise ValueError(
+                    f"`{name}` must name values that masks have after `{setting}` {getattr(self, setting)}, which are "
+                    f"{allowed}. Got {value}."
+                )
+
     def fit(self, mask: Labels, shape: tuple[int, ...]) -> Labels:
-        """The mask in the size of its image, if it is to be resized."""
+        """Return the mask in the size of its image if `resize_masks` is set, otherwise unchanged."""
         if not self.resize_masks or mask.shape == shape:
             return mask
         row, column = (np.arange(n) * old // n for n, old in zip(shape, mask.shape, strict=True))
@@ -72,14 +86,14 @@ def image_folder(
     ignore: int | None = None,
     reading: MaskReading | None = None,
 ) -> ImageSet:
-    """The images of a folder, with labels from the masks of the same names in another.
+    """Return the images of a folder, with labels from the masks of the same names in another folder.
 
-    For example, the mask of `horse.jpg` is `horse.png`. It is an image of the same size. Its grey levels, or palette
-    indices, are the labels. Without `masks` the images have no labels.
+    For example, the mask of `horse.jpg` is `horse.png`. It is an image of the same size, whose grey levels or palette
+    indices are the labels.
 
     Arguments:
         images: a folder of PNG, JPEG, TIFF, BMP or WebP files, grey or coloured, of any sizes.
-        masks: a folder with a mask for every image. Use PNG: JPEG changes values.
+        masks: a folder with a mask for every image. Use PNG: JPEG changes values. By default the images have no labels.
         classes: {value: name} for all values in the masks, in the order of the labels 0, 1, ... By default all values
             that occur, in ascending order, so that masks of 0 and 255 have the labels 0 and 1.
         ignore: the value of pixels without a label. By default every pixel has one.
@@ -87,15 +101,18 @@ def image_folder(
             JPEG. By default they are used unchanged.
 
     Raises:
-        FileNotFoundError: if there is no such folder.
-        ValueError: if there are no images, or images without a mask, or `ignore` is one of the classes.
-        FileFormatError: if `classes` is not given and a mask is damaged, or the masks have more than 32 values. Also,
-            when an image is read: if it or its mask is damaged, or the mask has another size or a value that is not a
-            class.
+        FileNotFoundError: if a folder does not exist.
+        ValueError: if there are no images, if an image has no mask, if two files of a folder have the same name without
+            ending, if `ignore` is one of the classes or the only value, or if a class cannot occur in masks that are
+            read with this `reading`.
+        FileFormatError: if `classes` is not given and a mask is damaged, or the masks have more than 32 values. Reading
+            an image later raises it if the image or its mask is damaged, or if the mask has another size or a value
+            that is not a class.
     """
     if classes is not None and ignore in classes:
         raise ValueError(f"`ignore` must not be one of the classes {few([*classes])}. Got {ignore}.")
     reading = MaskReading() if reading is None else reading
+    reading.check("classes", classes or ())
     files = image_files(images, "images")
     if masks is None:
         return ImageSet(files, lambda name: LabelledImage(name, read_image(files[name])))
@@ -134,6 +151,12 @@ def image_folder(
     return ImageSet(files, read, classes.values())
 
 
+def mask_values(folder: str | os.PathLike[str], names: Iterable[str]) -> list[int]:
+    """The values in the files of the masks with these names, as they are before a threshold or levels."""
+    files = image_files(folder, "masks")
+    return sorted(set().union(*(np.unique(read_mask(files[name])).tolist() for name in names)))
+
+
 def unmatched_masks(images: str | os.PathLike[str], masks: str | os.PathLike[str]) -> list[str]:
     """The names of masks without an image, which are not used."""
     names = image_files(images, "images")
@@ -170,7 +193,9 @@ def image_files(folder: str | os.PathLike[str], name: str) -> dict[str, Path]:
     for file in sorted(path.iterdir()):
         if file.suffix.lower() in ENDINGS and not file.name.startswith("."):
             if file.stem in files:
-                raise ValueError(f"`{name}`: {path} has both {files[file.stem].name} and {file.name}.")
+                raise ValueError(
+                    f"`{name}`: {path} has both {files[file.stem].name} and {file.name}. Names must differ."
+                )
             files[file.stem] = file
     if not files:
         raise ValueError(f"`{name}`: {folder} has no images ({', '.join(ENDINGS)}).")

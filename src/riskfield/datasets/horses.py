@@ -32,6 +32,7 @@ def weizmann_horses(root: Root = None) -> ImageSet:
 
     Raises:
         MissingDataError: if the data set is missing; the message says what to download.
+        FileFormatError: when an image is read, if its files are damaged or differ in aspect ratio.
     """
     photographs, masks = SOURCE.find(root, "weizmann_horse_db/rgb", "weizmann_horse_db/figure_ground")
     names = sorted(path.stem for path in photographs.glob("*.jpg"))

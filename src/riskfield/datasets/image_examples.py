@@ -26,14 +26,17 @@ def image_examples(
     """Convert images to a data set for a `LinearModel`: one `Examples` per size, in the order of first appearance.
 
     The model must have the factor types "horizontal" and "vertical". If `features.scale` is below 1, a pixel of the
-    grid gets the label that covers most of its area.
+    grid gets the label that covers most area in it.
 
     Arguments:
         images: images with labels.
         features: the recipe of the features.
         num_states: the number of labels.
         cache: where to store the features. By default they are not stored.
-        dtype: the dtype of the features, which must be that of the model.
+        dtype: the dtype of the features, which must be that of the model; by default float64.
+
+    Raises:
+        ValueError: if an image has no labels, or a label that is not below `num_states`.
 
     >>> import numpy as np
     >>> shapes = [(4, 5), (6, 3), (4, 5)]

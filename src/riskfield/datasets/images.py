@@ -26,12 +26,16 @@ MAX_PIXELS = 2**26
 
 @dataclass(frozen=True, eq=False)
 class LabelledImage:
-    """An image, and its labels where they are known.
+    """An image, and its labels if they are known.
 
     Arguments:
-        name: identifies it within a set.
-        image: of shape (row, column) or (row, column, 3), of a type that `ImageFeatures` takes.
-        labels: integers of shape (row, column) from 0, with -1 for a pixel without a label; or None.
+        name: the name that identifies the image within a set.
+        image: an array of shape (row, column) or (row, column, 3), of a type that `ImageFeatures` accepts.
+        labels: integers of shape (row, column), from 0, or -1 for a pixel without a label; None (the default) if no
+            labels are known.
+
+    Raises:
+        ValueError: if the labels differ in size from the image.
     """
 
     name: str
@@ -47,12 +51,12 @@ class LabelledImage:
 
 
 class ImageSet(Sequence[LabelledImage]):
-    """Images that are found by number or name, and read each time they are accessed.
+    """A sequence of images, each of which is read when it is accessed. Slices are again sets of images.
 
     Arguments:
-        names: the names of the images, in order.
-        read: returns the image with a given name.
-        classes: the names of the labels 0, 1, ...; empty if there are no labels.
+        names: the names of the images, in order. They must differ from each other.
+        read: a function that returns the image with a given name.
+        classes: the names of the labels 0, 1, ...; empty (the default) if there are no labels.
 
     >>> images = ImageSet(["a", "b", "c"], lambda name: LabelledImage(name, np.zeros((2, 3))))
     >>> len(images), images[1].name, images[1:].names, images.select(["c", "a"]).names
@@ -77,13 +81,13 @@ class ImageSet(Sequence[LabelledImage]):
     def __getitem__(self, index: slice) -> ImageSet: ...
 
     def __getitem__(self, index: int | slice) -> LabelledImage | ImageSet:
-        """The image of a number, or the set of several."""
+        """Return the image with a number, or the set of the images of a slice."""
         if isinstance(index, slice):
             return ImageSet(self.names[index], self._read, self.classes)
         return self._read(self.names[index])
 
     def select(self, names: Iterable[str]) -> ImageSet:
-        """The images of these names, in this order.
+        """Return the set of the images with these names, in this order.
 
         Raises:
             KeyError: if a name is not in the set.
@@ -95,7 +99,12 @@ class ImageSet(Sequence[LabelledImage]):
         return ImageSet(chosen, self._read, self.classes)
 
     def map(self, function: Callable[[LabelledImage], LabelledImage], classes: Iterable[str] | None = None) -> ImageSet:
-        """The images with `function` applied to each when it is accessed, and with `classes` if they are given."""
+        """Return a set that applies `function` to each image when it is accessed.
+
+        Arguments:
+            function: takes a `LabelledImage` and returns another one.
+            classes: the names of the labels of the new images; by default those of this set.
+        """
         return ImageSet(
             self.names, lambda name: function(self._read(name)), self.classes if classes is None else classes
         )
@@ -106,9 +115,9 @@ class ImageSet(Sequence[LabelledImage]):
 
 
 def read_image(path: str | os.PathLike[str]) -> npt.NDArray[Any]:
-    """The image in a file: grey (row, column), in bytes or 16-bit integers, or coloured (row, column, 3), in bytes.
+    """Read an image file: grey (row, column), as 8-bit or 16-bit integers, or coloured (row, column, 3), as 8-bit ones.
 
-    It is rotated as its EXIF data say. Transparency is ignored.
+    The image is rotated as its EXIF data say. Transparency is ignored.
 
     Raises:
         FileFormatError: if the file holds no image, or part of one, or one of more than `MAX_PIXELS` pixels.
@@ -120,9 +129,9 @@ def read_image(path: str | os.PathLike[str]) -> npt.NDArray[Any]:
 
 
 def read_mask(path: str | os.PathLike[str]) -> Labels:
-    """The integers in an image of one channel: grey levels, or the indices of a palette.
+    """Read the integers in an image file of one channel: grey levels, or the indices of a palette.
 
-    Several channels are read as one if they are equal, and an opaque alpha channel is ignored.
+    Several equal channels are read as one, and an opaque alpha channel is ignored.
 
     Raises:
         FileFormatError: if the file holds no such image, or one of more than `MAX_PIXELS` pixels.
@@ -151,7 +160,7 @@ def size(shape: Sequence[int]) -> str:
 
 
 def few(names: Sequence[object]) -> str:
-    """The first of many names."""
+    """The first three names in words, and how many more there are."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(map(str, names[:3])) + more
 

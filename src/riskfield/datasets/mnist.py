@@ -26,10 +26,15 @@ _BYTES = 8  # the code of unsigned bytes in an IDX file
 
 @dataclass(frozen=True, eq=False)
 class Digits:
-    """Images of digits and their labels."""
+    """Images of digits and their labels.
 
-    images: npt.NDArray[np.uint8]  # (n, 28, 28)
-    digits: Labels  # (n,)
+    Arguments:
+        images: uint8 of shape (n, 28, 28).
+        digits: the digits 0 to 9, int64 of shape (n,).
+    """
+
+    images: npt.NDArray[np.uint8]
+    digits: Labels
 
 
 def mnist(root: Root = None, *, train: bool = False) -> Digits:
@@ -42,6 +47,7 @@ def mnist(root: Root = None, *, train: bool = False) -> Digits:
 
     Raises:
         MissingDataError: if the data set is missing; the message says what to download.
+        FileFormatError: if a file is damaged.
     """
     (folder,) = SOURCE.find(root, "MNIST/raw")
     part = "train" if train else "t10k"

@@ -20,7 +20,7 @@ Mode = tuple[float, float]  # mean and standard deviation
 
 
 class AbstractNoise(ABC):
-    """A random image y, given a binary image x, with independent pixels."""
+    """A distribution of an image y given a binary image x, in which the pixels of y are independent."""
 
     @abstractmethod
     def __call__(self, labels: Labels, generator: np.random.Generator) -> Floats:
@@ -31,7 +31,8 @@ class AbstractNoise(ABC):
 class PowerNoise(AbstractNoise):
     """y = x (1 - t^n) + (1 - x) t^n with t uniform on [0, 1] (Domke 2013, section 8.2).
 
-    The exponent n is at least 1. A smaller exponent means more noise; at n = 1, y is independent of x.
+    Arguments:
+        exponent: n, at least 1. A smaller exponent means more noise; at n = 1, y is independent of x.
     """
 
     exponent: float
@@ -48,7 +49,7 @@ class PowerNoise(AbstractNoise):
 
 @dataclass(frozen=True)
 class GaussianNoise(AbstractNoise):
-    """y = x + e with e normal, of mean 0.
+    """y = x + e, where e is normally distributed with mean 0.
 
     Arguments:
         deviation: the standard deviation of e. The papers do not give it; the default, 0.3, is probably the value of
@@ -90,7 +91,13 @@ class BimodalNoise(AbstractNoise):
 
 @dataclass(frozen=True)
 class ReassignmentNoise(AbstractNoise):
-    """Each pixel is set to 0 or 1 at random with probability `rate` (Domke 2008); about half of these do not change."""
+    """With probability `rate`, a pixel is replaced by 0 or 1, each with probability 1/2 (Domke 2008).
+
+    About half of the replaced pixels therefore keep their value.
+
+    Arguments:
+        rate: the probability, from 0 to 1.
+    """
 
     rate: float
 
@@ -107,8 +114,11 @@ class ReassignmentNoise(AbstractNoise):
 def binarise(image: npt.ArrayLike, shape: tuple[int, int] | None = None) -> Labels:
     """Return 1 where an image is brighter than its mean, else 0.
 
-    With a `shape`, such as (200, 300) in the papers, the image is first resized to it. An image in portrait format
-    is rotated by 90 degrees if `shape` is in landscape format, and vice versa.
+    Arguments:
+        image: grey or coloured, as for `ImageFeatures`. Of a coloured image, the luminance is used.
+        shape: the numbers of rows and columns to which the image is resized first, such as (200, 300) in the papers; by
+            default it keeps its size. An image in portrait format is rotated by 90 degrees if `shape` is in landscape
+            format, and vice versa.
 
     >>> binarise([[0.1, 0.2, 0.9], [0.0, 0.8, 1.0]])
     array([[0, 0, 1],
@@ -133,8 +143,14 @@ def denoising(
     Arguments:
         images: the images, with or without labels. Their labels are not used.
         noise: a noise model, such as `GaussianNoise()`.
-        shape: the size to which images are resized first, by default (200, 300). None keeps their sizes.
+        shape: the numbers of rows and columns to which images are resized first, by default (200, 300). None keeps
+            their sizes.
         seed: the seed of the noise, by default 0.
+
+    >>> from riskfield.datasets import bundled_images
+    >>> images = denoising(bundled_images(), GaussianNoise(), shape=(20, 30))
+    >>> images[0].image.shape, images.classes
+    ((20, 30), ('0', '1'))
     """
 
     def noisy(image: LabelledImage) -> LabelledImage:

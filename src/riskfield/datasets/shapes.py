@@ -40,6 +40,11 @@ def noisy_shapes(noise: AbstractNoise, seed: int = 0) -> tuple[ImageSet, Split]:
     Arguments:
         noise: a noise model, such as `GaussianNoise()`.
         seed: the seed of the noise, by default 0.
+
+    >>> from riskfield.datasets import GaussianNoise
+    >>> images, split = noisy_shapes(GaussianNoise())
+    >>> len(images), len(split.train), len(split.test)
+    (200, 10, 190)
     """
     clean = draw_shapes()
     names = [f"{shape}-{version:02}" for shape in range(len(clean)) for version in range(_VERSIONS)]

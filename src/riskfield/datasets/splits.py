@@ -14,7 +14,14 @@ from riskfield.io._atomic import write_text
 
 @dataclass(frozen=True)
 class Split:
-    """The names of training images and of test images. No name is in both."""
+    """The names of training images and of test images.
+
+    Arguments:
+        train, test: the names.
+
+    Raises:
+        ValueError: if a name is in both, or twice in one of them.
+    """
 
     train: tuple[str, ...]
     test: tuple[str, ...]
@@ -27,10 +34,14 @@ class Split:
 
 
 def spread(names: Sequence[str], train: int, test: int) -> Split:
-    """Make a deterministic split. It selects `train` + `test` names at equal steps, and the training names among them.
+    """Make a deterministic split of `train` and `test` names.
 
-    The training names are at equal steps among the selected names. If similar images are adjacent in `names`, both
-    parts are then representative of the whole.
+    It selects `train` + `test` names at equal steps, and of these the training names, again at equal steps. If similar
+    images are adjacent in `names`, both parts are then representative of the whole.
+
+    Arguments:
+        names: the names to choose from.
+        train, test: how many names of each kind to select, each at least 1.
 
     >>> spread("abcdefghij", train=2, test=3)
     Split(train=('a', 'e'), test=('c', 'g', 'i'))
@@ -42,6 +53,10 @@ def spread(names: Sequence[str], train: int, test: int) -> Split:
 
 def folds(names: Sequence[str], count: int) -> tuple[Split, ...]:
     """Make the splits of cross-validation. The test set of fold k is every `count`-th name, starting with the k-th.
+
+    Arguments:
+        names: all names.
+        count: the number of splits, from 2 to the number of names.
 
     >>> [fold.test for fold in folds("abcdefg", 3)]
     [('a', 'd', 'g'), ('b', 'e'), ('c', 'f')]
@@ -55,16 +70,23 @@ def folds(names: Sequence[str], count: int) -> tuple[Split, ...]:
 
 
 def write_splits(path: str | os.PathLike[str], splits: Sequence[Split], rule: str) -> None:
-    """Write splits to a JSON file, with a description of the rule that made them."""
+    """Write splits to a JSON file.
+
+    Arguments:
+        path: the file, which is replaced if it exists.
+        splits: the splits.
+        rule: a description of the rule that made them.
+    """
     # One line per split keeps a file of many names readable.
     lines = ",\n".join(json.dumps({"train": split.train, "test": split.test}) for split in splits)
     write_text(path, f'{{"rule": {json.dumps(rule)},\n"splits": [\n{lines}\n]}}\n')
 
 
 def read_splits(path: str | os.PathLike[str]) -> tuple[Split, ...]:
-    """Read the splits from a file of `write_splits`.
+    """Read the splits in a file that `write_splits` wrote.
 
     Raises:
+        OSError: if the file cannot be read.
         FileFormatError: if the file is not such a file.
     """
     content = Path(path).read_bytes()

@@ -268,15 +268,17 @@ class AbstractCRF(NestedParameters):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, device: str | None = None) -> Self:
-        """The estimator that `save` wrote.
+        """Return the estimator that `save` wrote.
 
         Arguments:
             path: the file.
-            device: where to compute from now on. By default where it was trained.
+            device: the device on which it computes from now on, such as "cpu"; by default that of the training.
 
         Raises:
             FileFormatError: if the file is damaged, or holds something else.
+            ValueError: if PyTorch cannot use `device` here.
         """
+        as_device(device)
 
         def build(settings: dict[str, Any], fitted: dict[str, Any]) -> tuple[Self, Callable[[], LinearModel]]:
             estimator = cls(**settings if device is None else {**settings, "device": device})

@@ -158,9 +158,18 @@ class CRF(AbstractCRF):
         return ("factors",)
 
     def predict_k_best(self, X: Any, k: int) -> list[list[tuple[Array, float]]]:
-        """The k most probable label sequences of each example, best first, with their probabilities.
+        """Return the k most probable label sequences of each example, with their probabilities.
 
-        It needs `graph="chain"`. A short sequence may have fewer than k.
+        Arguments:
+            X: examples, as for `predict`. They must be chains.
+            k: how many label sequences to return.
+
+        Returns:
+            For each example a list of pairs (labels, probability), best first. The labels are an array of shape
+            (variables,). A short example may have fewer than k label sequences.
+
+        Raises:
+            ValueError: if `graph` is not "chain", or an example has edges of its own.
         """
         check_counts(k=k)
         self._require_chains("predict_k_best")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import os
+import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Self, cast
 
 import numpy as np
@@ -42,6 +44,7 @@ from riskfield.losses.loss import LossLike, as_loss
 from riskfield.losses.piecewise import Independent
 from riskfield.progress import note
 
+MODEL_FILE = "model.safetensors"  # in the folder of a run of `riskfield fit`
 _FEWEST = 5  # images with labels; with fewer, none is held out
 
 
@@ -60,10 +63,10 @@ class ImageCRF(AbstractCRF):
             `ImageFeatures()`. Below the resolution of the images, a pixel of the grid learns the label that covers most
             of it, and marginals are interpolated back. States that a `decoder` chooses are repeated.
         ridge: the weight of the squares of all parameters, relative to the loss per variable. By default it is chosen:
-            a part of the images is held out, the model is trained on the others with smaller and smaller ridges, and
-            the one with the lowest log loss of the marginals on the held-out images is taken. The model is then trained
-            on all images. With fewer than five images that have labels and a positive weight, nothing is held out, and
-            the ridge is 1e-3.
+            a part of the images is held out, the model is trained on the others with smaller and smaller ridges (from
+            0.1 to 1e-4), and the one with the lowest log loss of the marginals on the held-out images is taken. The
+            model is then trained on all images, or with `early_stopping` on those that are not held out. With fewer
+            than five images that have labels and a positive weight, nothing is held out, and the ridge is 1e-3.
         validation_fraction: the share of the images to hold out, to choose the ridge. With `early_stopping`, they also
             decide when training ends, and the model is trained on the other images only.
         loss, inference, decoder, lasso, optimiser, initial, class_weight, ignore, chunk_size: as for `AbstractCRF`.
@@ -71,8 +74,9 @@ class ImageCRF(AbstractCRF):
 
     Fitted attributes besides those of `AbstractCRF`: `features_`, the features in use; `ridge_`; `path_`, a
     `Trial` for every ridge that was tried (empty if training was interrupted before one was chosen; `ridge_` is then
-    the ridge that was in use). `independent()` is the same model without edges, fitted to the same images.
-    Compare with it to see what the edges contribute.
+    the ridge that was in use); `held_out_`, the numbers of the images that were held out, and `ridge_seconds_`, the
+    time that the choice of the ridge took (neither is saved to a file). `independent()` is the same model without
+    edges, fitted to the same images. Compare with it to see what the edges contribute.
 
     An image whose prediction would take more than half of the memory is predicted in overlapping tiles of 640 x 640
     pixels. The marginals of the 64 pixels at the border of a tile are discarded. `tiling(shape)` lists the tiles. `fit`
@@ -96,11 +100,14 @@ class ImageCRF(AbstractCRF):
     ridge: float | None  # type: ignore[assignment]
     ridge_: float
     path_: tuple[Trial, ...]
+    held_out_: tuple[int, ...]
+    ridge_seconds_: float
     baseline_: dict[str, Tensor] | None  # parameters of the model without edges
     baseline_results_: list[Fit]  # how it was fitted
     _fitted = (*AbstractCRF._fitted, "features_", "ridge_", "path_", "baseline_")
     _fits = (*AbstractCRF._fits, "baseline_results_")
     _cache: FeatureCache | None = None  # of the features, during `fit`
+    _num_images: int = 0  # in the last call
 
     def __init__(
         self,
@@ -169,11 +176,31 @@ class ImageCRF(AbstractCRF):
         if not isinstance(self.features_, ImageFeatures):
             raise TypeError(f"`features` must be an object such as `ImageFeatures()`. Got {self.features_!r}.")
         self.ridge_, self.path_ = RIDGE if self.ridge is None else self.ridge, ()
+        self.held_out_, self.ridge_seconds_ = (), 0.0
         self._cache = None if cache is None else FeatureCache(cache)
         try:
             return super().fit(X, y, sample_weight, checkpoint=checkpoint, resume=resume)
         finally:
             self._cache = None
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, device: str | None = None) -> Self:
+        """Return the estimator that `save` or `riskfield fit` wrote.
+
+        Arguments:
+            path: the file, or the folder that `riskfield fit` wrote. A model of this command predicts values of masks.
+            device: as for `AbstractCRF.load`.
+
+        Raises:
+            FileNotFoundError: if there is no such file, or the folder holds no fitted model.
+            FileFormatError: if the file is damaged, or holds something else.
+            ValueError: if PyTorch cannot use `device` here.
+        """
+        if Path(path).is_dir():
+            if not (Path(path) / MODEL_FILE).is_file():
+                raise FileNotFoundError(2, f"holds no fitted model, {MODEL_FILE}", os.fspath(path))
+            path = Path(path) / MODEL_FILE
+        return super().load(path, device=device)
 
     def _num_constants(self) -> int:
         return 0  # a `Constant()` is among the features where it is wanted
@@ -201,24 +228,30 @@ class ImageCRF(AbstractCRF):
         self, examples: Sequence[Examples], origins: Sequence[int], stages: Sequence[Stage], **settings: Any
     ) -> None:
         """Choose the ridge if it is not given, fit the model to all examples, and keep the baseline."""
+        _check_complete(stages, examples)
         self.baseline_, self.baseline_results_ = None, []
         start: Parameters | None = None
+        if settings["validation"] is not None:  # the images that are not among the examples
+            self.held_out_ = tuple(sorted(set(range(self._num_images)) - set(origins)))
         if self.ridge is None and len(counted_origins(examples, origins)) >= _FEWEST:
             validation: Validation | None = settings["validation"]
             if validation is None:
                 parts = hold_out(examples, origins, self.validation_fraction, settings["seed"])
                 train, held_out = (take(examples, part) for part in parts)
+                self.held_out_ = tuple(sorted({origins[k] for k in parts[1]}))
             else:
                 train, held_out = tuple(examples), blocks(validation.data)
-            model = self._model().to(as_device(self.device))
+            model, began = self._model().to(as_device(self.device)), time.perf_counter()
             try:
                 path, found = ridge_path(model, train, held_out, stages, **{**settings, "validation": None})
             except SearchInterrupted as interrupted:
                 self.ridge_, self.results_ = interrupted.ridge, interrupted.results
                 self.model_.load_state_dict(model.state_dict())
                 return
+            self.ridge_seconds_ = time.perf_counter() - began
             self.path_, self.ridge_ = tuple(path), best_ridge(path, "model")
-            note(f"training on all images with a ridge of {self.ridge_:g}", shown=settings.get("progress", False))
+            which = "all images" if validation is None else "the images that are not held out"
+            note(f"training on {which} with a ridge of {self.ridge_:g}", shown=settings.get("progress", False))
             stages = stages_after(path, stages)
             start = Parameters(found[self.ridge_].model, found[best_ridge(path, "independent")].independent)
             if isinstance(as_loss(stages[-1].loss), SurrogateLikelihood | SurrogateEM):
@@ -245,7 +278,9 @@ class ImageCRF(AbstractCRF):
         if isinstance(X, np.ndarray) and X.ndim == 3 and X.shape[-1] == 3:
             # Its rows would pass for grey images, three pixels wide.
             raise ValueError(f"`X` must be a list of images. Got what looks like one image, of shape {X.shape}.")
-        return super()._designs(X, sizes)
+        designs = super()._designs(X, sizes)
+        self._num_images = len(designs)
+        return designs
 
     def _design(self, example: Any, name: str) -> Design:
         if isinstance(example, ImageDesign | TileDesign):
@@ -284,3 +319,13 @@ class ImageCRF(AbstractCRF):
 
     def _chunk_size(self, num_variables: int) -> int:
         return super()._chunk_size(num_variables) if self._cache is None else 1
+
+
+def _check_complete(stages: Sequence[Stage], examples: Sequence[Examples]) -> None:
+    """Raise before training if a loss needs a label for every pixel, and there are pixels without one."""
+    for stage in stages:
+        if isinstance(as_loss(stage.loss), SurrogateLikelihood) and any((own.labels < 0).any() for own in examples):
+            raise ValueError(
+                "`loss` is the surrogate likelihood, which needs a label for every pixel. `y` has pixels without one: "
+                'use "surrogate-em", which sums over unknown labels.'
+            )

@@ -1,8 +1,8 @@
 """A fitted `ImageCRF` and an account of its training, in one folder.
 
 model.safetensors   the estimator
-run.json            the command, its settings, the classes, the files, the ridges that were tried and the one that was
-                    chosen, the history of the training, how long things took
+run.json            the command, its settings, the classes, the files and which of them were held out, the ridges that
+                    were tried and the one that was chosen, the history of the training, how long things took
 checkpoint/         what is needed to resume the training
 """
 
@@ -17,32 +17,37 @@ from typing import Any
 
 from riskfield.datasets.folders import MaskReading
 from riskfield.errors import FileFormatError
-from riskfield.estimators.image_crf import ImageCRF
+from riskfield.estimators.image_crf import MODEL_FILE, ImageCRF
 from riskfield.io._atomic import check_writable
 from riskfield.io._lock import lock_folder
 from riskfield.io.codec import read_text_tree, write_text_tree
+from riskfield.learning.checkpoint import newest_below
 from riskfield.learning.result import Fit, dump_fit, load_fit
 
 _KIND = "run"  # of saved files
-_MODEL, _RUN, _CHECKPOINT = "model.safetensors", "run.json", "checkpoint"
+_MODEL, _RUN, _CHECKPOINT = MODEL_FILE, "run.json", "checkpoint"
 _MAY_CHANGE = ("iterations",)  # settings that may change when a run is resumed
 
 
 @dataclass(frozen=True, eq=False)
 class ImageRun:
-    """A fitted estimator and what is known of its training.
+    """A fitted estimator and a record of its training.
 
     Arguments:
-        name: tells it from others.
+        name: the name of the run in reports, where it must differ from those of other runs.
         crf: the estimator, fitted to the values in the masks.
         classes: {value in the masks: name}, in the order of `crf.classes_`.
-        ignore: the value of pixels without a label.
-        settings: how it was fitted, to be shown.
-        command: the command that gave it.
-        fits: how each loss was fitted.
-        seconds: how long things took.
-        reading: how the values in the files of masks became labels.
-        files: the names of the images it was fitted to.
+        ignore: the value of pixels without a label; by default every pixel has one.
+        settings: the settings of the fit, which reports show; by default none.
+        command: the command that fitted the estimator; by default none.
+        fits: the `Fit` of each stage of the training; by default none.
+        seconds: the time of each part of the training, {part: seconds}; by default none.
+        reading: how the values in the files of masks became labels; by default they are used unchanged.
+        files: the names of the training images; by default none.
+        held_out: those of them that were held out, to choose the ridge or to stop early; by default none.
+
+    Raises:
+        ValueError: if `classes` are not the labels of `crf`.
     """
 
     name: str
@@ -55,6 +60,7 @@ class ImageRun:
     seconds: Mapping[str, float] = field(default_factory=dict)
     reading: MaskReading = field(default_factory=MaskReading)
     files: tuple[str, ...] = ()
+    held_out: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if list(self.classes) != self.crf.classes_.tolist():
@@ -64,15 +70,15 @@ class ImageRun:
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str], *, device: str | None = None) -> ImageRun:
-        """The run in a folder.
+        """Return the run in a folder that `save` or `riskfield fit` wrote.
 
         Arguments:
             folder: the folder.
-            device: where its model is to compute. By default where it was trained.
+            device: the device of the model, such as "cpu"; by default that on which it was trained.
 
         Raises:
-            FileNotFoundError: if there is none, or it is not finished.
-            FileFormatError: if it is damaged.
+            FileNotFoundError: if the folder holds no run, or an unfinished one.
+            FileFormatError: if a file is damaged.
         """
         path = Path(folder)
         if not (path / _MODEL).is_file():
@@ -93,12 +99,13 @@ class ImageRun:
                 {str(what): float(seconds) for what, seconds in kept["seconds"].items()},
                 MaskReading(**kept.get("reading", {})),
                 tuple(map(str, kept.get("files", ()))),
+                tuple(map(str, kept.get("held out", ()))),
             )
         except Exception as error:  # whatever comes of entries that nobody has checked
             raise FileFormatError(f"{path / _RUN} is damaged: {error!r}") from error
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write the run to a folder. Each file is written whole or not at all."""
+        """Write the run to a folder, which is created if necessary. Each file is written whole or not at all."""
         path = Path(folder)
         path.mkdir(parents=True, exist_ok=True)
         _write(
@@ -112,6 +119,7 @@ class ImageRun:
                 "seconds": dict(self.seconds),
                 "reading": asdict(self.reading),
                 "files": list(self.files),
+                "held out": list(self.held_out),
                 "ridge": self.crf.ridge_,
                 "ridges": [asdict(trial) for trial in self.crf.path_],
             },
@@ -151,7 +159,7 @@ def refuse_existing(folder: str | os.PathLike[str]) -> None:
 
 
 def _holds_run(path: Path) -> bool:
-    return (path / _CHECKPOINT).exists() or (path / _MODEL).exists()
+    return (path / _MODEL).exists() or newest_below(path / _CHECKPOINT) is not None
 
 
 def _check_or_begin(path: Path, settings: Mapping[str, Any], resume: bool) -> None:
@@ -162,7 +170,10 @@ def _check_or_begin(path: Path, settings: Mapping[str, Any], resume: bool) -> No
         for name in {**was, **settings}:
             old, new = was.get(name), settings.get(name)
             if name not in _MAY_CHANGE and old != new:
-                raise ValueError(f"{path} holds a run with {name} {old!r}. It cannot be resumed with {new!r}.")
+                raise ValueError(
+                    f"{path} holds a run with {name} {old!r}. It cannot be resumed with {new!r}. To begin a new run, "
+                    "use another folder, or delete this one."
+                )
     else:
         _write(path / _RUN, {"settings": dict(settings)})
 

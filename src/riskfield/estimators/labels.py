@@ -181,7 +181,7 @@ def _check_strings(classes: Array) -> None:
     if str(UNKNOWN) in classes and not all(_is_number(entry) for entry in classes):
         other = str(classes[classes != str(UNKNOWN)][0])
         raise ValueError(
-            f"`y` holds the string '{UNKNOWN}' beside {other!r}. It looks like the number {UNKNOWN}, which marks an "
+            f"`y` holds the string '{UNKNOWN}' and {other!r}. It looks like the number {UNKNOWN}, which marks an "
             "unknown label, turned into a string. Pass np.array(labels, dtype=object) for unknown labels, or give the "
             "class another name."
         )

@@ -74,7 +74,8 @@ def as_sample_weight(values: Any) -> npt.NDArray[np.float64] | None:
         return None
     weights = np.asarray(values, np.float64)
     if weights.ndim != 1 or not (np.isfinite(weights) & (weights >= 0)).all():
-        raise ValueError("`sample_weight` must be finite numbers of shape (n,) that are not negative.")
+        found = f"shape {weights.shape}" if weights.ndim != 1 else "NaN, infinity or negative numbers"
+        raise ValueError(f"`sample_weight` must be finite numbers of shape (n,), not negative. Got {found}.")
     if not weights.any():
         raise ValueError("`sample_weight` must be positive for an example. Got a weight of zero for all of them.")
     return weights

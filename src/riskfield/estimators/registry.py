@@ -144,7 +144,7 @@ Class = TypeVar("Class", bound=type)
 
 
 def register(own: Class) -> Class:
-    """Allow the files of estimators to name a class of yours: a loss, a decoder or a feature. It is a class decorator.
+    """A class decorator: the files of estimators may name your algorithm, loss, decoder or feature.
 
     The class must be a dataclass, whose fields are saved. Its name in a file is that of its module and its own. Whoever
     loads the file must have imported the module before. A class registered before under the same name is replaced.

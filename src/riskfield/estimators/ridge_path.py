@@ -136,6 +136,22 @@ def best_ridge(trials: Sequence[Trial], name: str) -> float:
     return trials[min(range(len(trials)), key=lambda k: losses[k] if math.isfinite(losses[k]) else math.inf)].ridge
 
 
+def limit_of_search(trials: Sequence[Trial]) -> str:
+    """Whether the best ridge of the model is the "largest" or the "smallest" that is ever tried; else "".
+
+    >>> limit_of_search([Trial(0.1, 0.3, 0.4), Trial(0.01, 0.5, 0.6)])
+    'largest'
+    """
+    ends = {RIDGES[0]: "largest", RIDGES[-1]: "smallest"}
+    return ends.get(best_ridge(trials, "model"), "")
+
+
+def further(trials: Sequence[Trial]) -> float:
+    """A ridge beyond the best one, if that is at a limit of the search: ten times as large, or a tenth."""
+    best = best_ridge(trials, "model")
+    return 10 * best if best == RIDGES[0] else best / 10
+
+
 def stages_after(trials: Sequence[Trial], stages: Sequence[Stage]) -> list[Stage]:
     """The stages of training on all examples: the one without edges, and the last one, each with its best ridge.
 

@@ -1,6 +1,6 @@
 """Features of tokens as people write them (dictionaries, sparse matrices, tables) as rows of one sparse matrix.
 
-A token may be a dictionary, as for CRFsuite. Its entries are features:
+A token may be a dictionary, as for CRFsuite. Its entries are features::
 
     {"bias": 1.0, "upper": True}            numbers and booleans: a feature with this value
     {"word": "cat"}                         a string: a feature "word:cat" of value 1
@@ -100,7 +100,7 @@ def _add_entries(token: Mapping[str, Any], prefix: str, names: list[str], values
 
 
 def refuse_one_sequence(X: Any) -> None:
-    """Raise if X is one sequence in place of several."""
+    """Raise if X is one sequence instead of several."""
     if isinstance(X, list | tuple) and len(X) > 0 and _is_strings(X[0]):
         raise ValueError(
             "`X` must be a list of sequences, whose tokens are lists of strings or dictionaries of features. Got lists "

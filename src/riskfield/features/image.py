@@ -1,9 +1,10 @@
 r"""Features of images, following Domke (2013), section 8.
 
-`ImageFeatures` lists the features of pixels and of edges, and sets the resolution of inference. The defaults are:
+`ImageFeatures` lists the features of pixels and of edges, and sets the resolution of inference. By default, the
+features u of pixel i and v of the edge between the neighbours i and j of an image y are:
 
-    u(y, i):     sin(c . s_i) and cos(c . s_i) for all binary c, with s = (red, green, blue, row, column): 64 features;
-                 a histogram of oriented gradients around i: 36 features
+    u(y, i):     sin(c . s_i) and cos(c . s_i) for all binary vectors c, where s_i = (red, green, blue, row, column) of
+                 pixel i: 64 features; a histogram of oriented gradients around i: 36 features
     v(y, i, j):  21 features: 1; whether |rgb_i - rgb_j| is above each of 10 thresholds; whether the larger Sobel
                  response of i and j is above each of 10 thresholds
 
@@ -52,11 +53,17 @@ PART_SIDE = 512  # pixels along the side of a part; far pixels hardly influence 
 
 @dataclass(frozen=True, eq=False)
 class FeatureMaps:
-    """The features of one image at the resolution of inference, in single precision."""
+    """The features of one image at the resolution of inference, in single precision.
 
-    pixels: Tensor  # (row, column, feature)
-    horizontal: Tensor  # (row, column - 1, feature)  edges between a pixel and its right neighbour
-    vertical: Tensor  # (row - 1, column, feature)  edges between a pixel and the one below
+    Arguments:
+        pixels: the features of pixels, of shape (row, column, feature).
+        horizontal: those of the edges between a pixel and its right neighbour, of shape (row, column - 1, feature).
+        vertical: those of the edges between a pixel and the one below it, of shape (row - 1, column, feature).
+    """
+
+    pixels: Tensor
+    horizontal: Tensor
+    vertical: Tensor
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -65,16 +72,20 @@ class FeatureMaps:
 
     @property
     def edges(self) -> Tensor:
-        """The features of all edges of `grid(*shape)`, (edge, 2 * feature).
+        """The features of all edges of `grid(*shape)`, of shape (edge, 2 * feature).
 
-        Horizontal edges use the first half of the columns and vertical edges the second; the other half is 0. This
-        gives the directions separate parameters. `inputs` has the same effect without storing the zeros.
+        Horizontal edges use the first half of the columns and vertical edges the second; the other half is 0. The two
+        directions therefore have separate parameters. `inputs` has the same effect without storing the zeros.
         """
         joined: Tensor = torch.block_diag(self.horizontal.flatten(0, 1), self.vertical.flatten(0, 1))
         return joined
 
     def inputs(self, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
-        """Return the inputs of a `LinearModel` with factor types "horizontal" and "vertical"."""
+        """Return the inputs of a `LinearModel` with factor types "horizontal" and "vertical".
+
+        Arguments:
+            dtype: the dtype of the inputs, which must be that of the model; by default float64.
+        """
         parts = {"nodes": self.pixels, "horizontal": self.horizontal, "vertical": self.vertical}
         return {name: part.flatten(0, 1).to(dtype) for name, part in parts.items()}
 
@@ -90,7 +101,11 @@ class ImageFeatures:
         pixels: features of pixels. By default the 100 features of Domke (2013): `Fourier()` and `HOG()`.
         edges: features of edges. By default the 21 features of Domke (2013). The paper has 42, because it lists them
             separately for horizontal and vertical edges.
-        scale: the resolution of inference relative to that of the image.
+        scale: the resolution of inference relative to that of the image, above 0 and at most 1 (the default).
+
+    Raises:
+        TypeError: if `pixels` or `edges` is not a tuple of features.
+        ValueError: if `scale` is out of range.
 
     >>> import numpy as np
     >>> features = ImageFeatures(scale=0.2)
@@ -122,7 +137,7 @@ class ImageFeatures:
         return sum(feature.num_edge_features for feature in self.edges)
 
     def shape(self, rows: int, columns: int) -> tuple[int, int]:
-        """Return the rows and columns of the inference grid for an image of `rows` by `columns`."""
+        """Return the rows and columns of the inference grid for an image of `rows` by `columns` pixels."""
         return max(1, round(rows * self.scale)), max(1, round(columns * self.scale))
 
     @property
@@ -133,7 +148,14 @@ class ImageFeatures:
     def __call__(self, image: npt.ArrayLike, window: Window | None = None) -> FeatureMaps:
         """Compute the features of `image`, or of a window of its inference grid.
 
-        The features of a window are those of the whole image in the window, to rounding.
+        Arguments:
+            image: as described above.
+            window: the rows and columns of the inference grid to compute; by default all. The result equals that part
+                of the features of the whole image, up to rounding.
+
+        Raises:
+            ValueError: if `image` is not an image as described above, or is not finite.
+            MemoryError: if the features would not fit into memory.
         """
         whole = as_channels(image, "image")
         self.check_memory(whole.shape, window)
@@ -204,7 +226,7 @@ class ImageFeatures:
         return found if len(found) > 1 else None
 
     def memory_share(self, shape: tuple[int, ...], num_classes: int, window: Window | None = None) -> float:
-        """Estimate which share of the memory the prediction of an image of this shape, or of a window, takes."""
+        """Estimate the share of the memory that the prediction of an image of this shape, or of a window, takes."""
         rows, columns = self.shape(shape[0], shape[1]) if window is None else window.shape
         kept = 12 * (self.num_pixel_features + 2 * self.num_edge_features)  # two copies, in float32 and float64
         return (self._bytes(shape, window) + rows * columns * (kept + graph_bytes(num_classes))) / physical_memory()
@@ -287,7 +309,7 @@ def as_channels(image: npt.ArrayLike, name: str) -> npt.NDArray[Any]:
     if array.dtype not in (np.uint8, np.uint16) and array.dtype.kind not in "fb":
         raise ValueError(f"`{name}` must be of type uint8, uint16, bool or floating. Got {array.dtype}.")
     if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise ValueError(f"`{name}` must be finite.")
+        raise ValueError(f"`{name}` must hold finite numbers. Got NaN or infinity.")
     return array
 
 

@@ -30,8 +30,8 @@ def check_parts(name: str, parts: object, kind: type) -> None:
 class AbstractPixelFeature(ABC):
     """One or more features of every pixel.
 
-    `reach` is how far from a pixel the image may influence its features, in pixels. It allows large images to be
-    processed in parts. None means that the features depend on the whole image.
+    `reach` is the largest distance, in pixels, at which the image influences the features of a pixel. If it is known,
+    large images can be processed in parts. None means that the features may depend on the whole image.
     """
 
     reach: int | None = None
@@ -46,7 +46,12 @@ class AbstractPixelFeature(ABC):
         """Compute the features (row, column, feature) of an image of shape (row, column, 1) or (row, column, 3)."""
 
     def map_part(self, image: Floats, place: Place) -> Floats:
-        """Compute the features of a part of an image. Override it if they depend on the place of the part."""
+        """Compute the features of a part of an image. Override this if they depend on the position of the part.
+
+        Arguments:
+            image: the part, of shape (row, column, 1) or (row, column, 3).
+            place: where the part begins, and the size of the whole image.
+        """
         return self.map(image)
 
 
@@ -62,7 +67,7 @@ class AbstractEdgeFeature(ABC):
 
     @abstractmethod
     def map(self, image: Floats) -> Floats:
-        """Compute what `compare` needs of every pixel, (row, column, channel)."""
+        """Compute what `compare` needs to know of every pixel, of shape (row, column, channel)."""
 
     @abstractmethod
     def compare(self, first: Floats, second: Floats) -> Floats:
@@ -70,7 +75,7 @@ class AbstractEdgeFeature(ABC):
 
 
 def largest_reach(features: Iterable[AbstractPixelFeature | AbstractEdgeFeature]) -> int | None:
-    """The reach of several features together, None if it is None for one of them."""
+    """The largest reach of several features, None if it is None for one of them."""
     largest = 0
     for feature in features:
         if feature.reach is None:
@@ -127,7 +132,7 @@ class Intensity(AbstractPixelFeature):
 
 @dataclass(frozen=True)
 class Position(AbstractPixelFeature):
-    """The row and the column of a pixel, scaled to [0, 1]."""
+    """The row and the column of the centre of a pixel, scaled to [0, 1]."""
 
     num_features = 2
     reach = 0
@@ -149,6 +154,9 @@ class Fourier(AbstractPixelFeature):
 
     k features become 2 * 2**k features: first the sines, then the cosines, with c in the order of binary numbers. The
     first sine is the constant 0 and the first cosine the constant 1.
+
+    Arguments:
+        of: the features s, which have from 1 to 12 entries; by default `Colour()` and `Position()`, five entries.
     """
 
     of: tuple[AbstractPixelFeature, ...] = (Colour(), Position())
@@ -192,7 +200,8 @@ class HOG(AbstractPixelFeature):
     """A histogram of oriented gradients around every pixel: 9 orientations in four cells, normalised together.
 
     Arguments:
-        cell: the side of a cell in pixels of the image. The features of a pixel depend on cell + 1 pixels each way.
+        cell: the side of a cell in pixels of the image, by default 8. The features of a pixel depend on the pixels up
+            to cell + 1 rows and columns away.
     """
 
     cell: int = 8
@@ -235,7 +244,11 @@ class _Thresholded(AbstractEdgeFeature):
 
 @dataclass(frozen=True)
 class ColourDifference(_Thresholded):
-    """Whether the l2 distance between the colours of two pixels is above each of several thresholds."""
+    """Whether the l2 distance between the colours of two pixels is above each of several thresholds.
+
+    Arguments:
+        thresholds: a tuple of numbers; by default ten from 0.01 to 0.6. Colours are from 0 to 1.
+    """
 
     reach = 0
 
@@ -250,7 +263,11 @@ class ColourDifference(_Thresholded):
 
 @dataclass(frozen=True)
 class SobelResponse(_Thresholded):
-    """Whether the larger of the Sobel responses at two pixels is above each of several thresholds."""
+    """Whether the larger of the Sobel responses at two pixels is above each of several thresholds.
+
+    Arguments:
+        thresholds: a tuple of numbers; by default ten from 0.01 to 0.6. The response is computed from the luminance.
+    """
 
     reach = 1
 

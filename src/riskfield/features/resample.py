@@ -15,6 +15,16 @@ def resize(values: Tensor, shape: tuple[int, int]) -> Tensor:
     An axis that becomes shorter is averaged by area, exactly even if the ratio of the lengths is not an integer. An
     axis that becomes longer is interpolated linearly between pixel centres. Both keep marginals normalised.
 
+    Arguments:
+        values: a floating-point tensor.
+        shape: the new numbers of rows and columns.
+
+    Returns:
+        A tensor of shape (*batch, *shape, channel).
+
+    Raises:
+        ValueError: if `values` are not floats of at least three axes, or a length is 0.
+
     >>> marginals = torch.tensor([[[0.9, 0.1], [0.3, 0.7]]])  # one row, two columns, two states
     >>> resize(marginals, (1, 4))[0, :, 0]
     tensor([0.9000, 0.7500, 0.4500, 0.3000])
@@ -39,9 +49,17 @@ def resize(values: Tensor, shape: tuple[int, int]) -> Tensor:
 
 
 def reduce_labels(labels: Tensor, shape: tuple[int, int]) -> Tensor:
-    """Downsample a label map of shape (row, column). Each new pixel gets the label that covers most of its area.
+    """Downsample a label map of shape (row, column). Each new pixel gets the label that covers most area in it.
 
-    The unknown label -1 competes like any other. Ties go to the smallest label, and to -1 last.
+    Pixels without a label count as the label -1, which wins only if it covers more area than each of the other labels.
+    If other labels cover the same area, the smallest wins.
+
+    Arguments:
+        labels: integers from 0, or -1 for pixels without a label.
+        shape: the new numbers of rows and columns, which must not be larger than the present ones.
+
+    Raises:
+        ValueError: if `labels` are not integers of two axes, or `shape` is larger than theirs.
 
     >>> reduce_labels(torch.tensor([[0, 0, 2, 2, -1, -1], [0, 1, 2, 1, -1, 1]]), (1, 3))
     tensor([[ 0,  2, -1]])

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Window(NamedTuple):
-    """Rows `top` to `bottom` and columns `left` to `right` of a map, without the last of each."""
+    """Rows `top` to `bottom` - 1 and columns `left` to `right` - 1 of a map."""
 
     top: int
     bottom: int
@@ -26,7 +26,7 @@ class Window(NamedTuple):
         return slice(self.top, self.bottom), slice(self.left, self.right)
 
     def inside(self, outer: Window) -> Window:
-        """The same window in a map of which only `outer` is there."""
+        """The same window, with rows and columns counted from the upper left corner of `outer`."""
         return Window(self.top - outer.top, self.bottom - outer.top, self.left - outer.left, self.right - outer.left)
 
 
@@ -48,7 +48,7 @@ class Tile(NamedTuple):
 
 
 def tiles(shape: tuple[int, int], side: int, margin: int) -> list[Tile]:
-    """Cover a map with overlapping windows of `side` x `side`, or of its own size where that is smaller.
+    """Cover a map with overlapping windows of `side` x `side`, or of the size of the map where that is smaller.
 
     All windows have one size. Every pixel is kept in one tile, and is at least `margin` pixels from the border of its
     window, unless that is the border of the map.

@@ -125,7 +125,9 @@ def check_tied_shapes(
     for shape, pieces in groups:
         for table in np.unique(np.concatenate([table_ids[numbers] for numbers, _ in pieces])):
             if owner.setdefault(int(table), shape) != shape:
-                raise ValueError(f"`tables`: factors tied to {table} have shapes {owner[int(table)]} and {shape}.")
+                raise ValueError(
+                    f"`tables` must tie factors of one shape. Table {table} has {owner[int(table)]} and {shape}."
+                )
 
 
 def checked_names(names: Iterable[str] | None, num_variables: int) -> dict[str, int]:

@@ -90,7 +90,8 @@ def compile_levels(graph: FactorGraph, order: npt.ArrayLike | None = None) -> Le
     if order is not None:
         order = integers(order, "order")
         if order.shape != (n,) or not np.array_equal(np.sort(order), rank):
-            raise ValueError(f"`order` must be a permutation of the {n} variables. Got shape {order.shape}.")
+            found = f"shape {order.shape}" if order.shape != (n,) else f"no variable {np.setdiff1d(rank, order)[0]}"
+            raise ValueError(f"`order` must be a permutation of the {n} variables. Got {found}.")
         rank = np.empty(n, np.int64)
         rank[order] = np.arange(n)
     level = _longest_paths(n, rank, graph.neighbour_pairs())

@@ -34,8 +34,10 @@ class AbstractAlgorithm(ABC):
     # What `parameters` are called, and how many of them, the first ones, the tape of a run also leads to.
     parameter_name: ClassVar[str] = "parameters"
     recorded_parameters: ClassVar[int] = 0
-    # What else than an impossible model can make the marginals NaN; the end of an error message.
+    # What else than an impossible model makes marginals NaN by the algorithm's nature; the end of an error message.
     impossible_caveat: ClassVar[str] = ""
+    # Whether `infer` accepts kernels="native" and "gpu" although there is no `problem` for them to solve.
+    any_kernels: ClassVar[bool] = False
     # What to do where a run does not converge; the end of a warning.
     convergence_advice: ClassVar[str] = (
         "Allow more sweeps, or see `docs/how-to-choose.md` on damping and tree-reweighting."
@@ -51,7 +53,8 @@ class AbstractAlgorithm(ABC):
     def start(self, graph: FactorGraph, theta: Tensor, messages: Tensor | None, kernels: str | None) -> Run:
         """Set up a run for theta of shape (batch, theta), warm-started from `messages` where given.
 
-        By default the kernels run `problem`. An algorithm without a problem must define this.
+        By default the kernels run `problem`. An algorithm without a problem must define this. Its `kernels` is None or
+        "torch", unless it sets `any_kernels`.
         """
         problem = self.problem(graph)
         if problem is None:
@@ -72,7 +75,7 @@ class AbstractAlgorithm(ABC):
         """Sweeps in torch whose fixed points are the states that runs converge to, the fastest first; None by default.
 
         `FixedPoint` needs one of them. They must be differentiable in the state, in theta of shape (batch, theta) and
-        in `parameters`, which stand in place of the algorithm's own. They should not be damped.
+        in `parameters`, which replace the algorithm's own. They should not be damped.
         """
         return None
 

@@ -68,6 +68,7 @@ class Exact(AbstractAlgorithm):
     """
 
     iterative: ClassVar[bool] = False
+    any_kernels: ClassVar[bool] = True
     symmetric_jacobian: ClassVar[bool] = True
 
     max_bytes: int = 2 * 2**30
@@ -134,6 +135,7 @@ class ExactMAP(AbstractAlgorithm):
     max_bytes: int = 2 * 2**30
 
     iterative: ClassVar[bool] = False
+    any_kernels: ClassVar[bool] = True
     unrolls: ClassVar[bool] = False
     nonsmooth_because: ClassVar[str] = "a maximiser does not vary smoothly. Use MessagePassing."
 

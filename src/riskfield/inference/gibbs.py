@@ -262,7 +262,7 @@ def _first_states(
             wanted = (*batch, chains, graph.num_variables)
             raise ValueError(f"`start` must broadcast to shape {wanted}. Got {tuple(start.shape)}.") from None
         if (_scores(graph, theta, states) == NEG_INF).any():
-            raise ValueError("`start` must have non-zero probability, evidence included.")
+            raise ValueError("`start` must have non-zero probability under `theta` and `evidence`.")
         return states
     states = torch.zeros(shape, dtype=torch.int64, device=theta.device)
     for block in blocks:

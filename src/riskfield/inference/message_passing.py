@@ -6,7 +6,7 @@ Maximises theta . mu + H(mu) over the local polytope by the updates
     m_c(x_i)  propto  sum_{x_c \ i} exp(theta_c(x_c) / c_c) prod_{j in c \ i} b_j(x_j) / m_c(x_j)
 
 (Domke 2013, eq. 18, when c^_i = 1); at the end mu_i = b_i and mu_c propto exp(theta_c/c_c) prod_{i in c} b_i / m_c.
-Max-product puts a maximum in place of the sum. State: a log-message per factor and slot, in the graph's message layout.
+Max-product replaces the sum by a maximum. State: a log-message per factor and slot, in the graph's message layout.
 Exact on trees (with Bethe). Loopy BP need not converge on loopy graphs with strong couplings: damp it, or use TRW.
 """
 
@@ -37,10 +37,11 @@ class MessagePassing(AbstractAlgorithm):
     """Sum-product message passing.
 
     Arguments:
-        entropy: `Bethe()` for loopy belief propagation, `TRW(rho)`, or any `CountingNumbers`.
-        schedule: `Sequential()` (usually converges in fewest sweeps), `Coloured()` (for GPUs) or `Parallel()`.
-        damping: in [0, 1). A new log-message is (1 - damping) times the update plus damping times the old one. The
-            tolerance is compared with the undamped change, so damping is never mistaken for convergence. A
+        entropy: `Bethe()` for loopy belief propagation (the default), `TRW(rho)`, or any `CountingNumbers`.
+        schedule: `Sequential()` (the default, which usually needs the fewest sweeps), `Coloured()` (for GPUs) or
+            `Parallel()`.
+        damping: in [0, 1), by default 0. A new log-message is (1 - damping) times the update plus damping times the old
+            one. The tolerance is compared with the undamped change, so damping is never mistaken for convergence. A
             tensor may require a gradient, as may the numbers of the entropy; `Unroll` computes it.
 
     >>> from riskfield import grid, infer
@@ -211,7 +212,7 @@ class MaxProduct(AbstractAlgorithm):
 
 
 def _possible_states(graph: FactorGraph, theta: Tensor, states: Tensor, max_bytes: int) -> Tensor:
-    """The best states by elimination, in place of impossible `states`; a warning where there are none."""
+    """The best states by elimination, instead of impossible `states`; a warning if there are none."""
     found = f"`MaxProduct` found only impossible joint states for {len(theta)} batch items"
     try:
         mu = ExactMAP(max_bytes).start(graph, theta, None, None).marginals()

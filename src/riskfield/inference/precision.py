@@ -99,8 +99,8 @@ def _check_conflicts(graph: FactorGraph, penalties: Tensor, mu: Tensor) -> None:
         where = tuple(int(k) for k in (of_variable > limit).nonzero()[0])
         item = f" (batch item {where[:-1]})" if batch else ""
         raise PrecisionError(
-            f"`theta` is too large for {penalties.dtype}: probable states pay {float(of_variable[where]):.2g} in the "
-            f"tables of variable {where[-1]} and its factors{item}, below the maxima of these tables; beyond "
-            f"{limit:.2g} differences between states are lost in rounding. Use smaller potentials"
+            f"`theta` is too large for {penalties.dtype}: in the tables of variable {where[-1]} and its factors{item}, "
+            f"the entries of probable states are {float(of_variable[where]):.2g} below the maxima, added over the "
+            f"tables. Beyond {limit:.2g}, differences between states are lost in rounding. Use smaller potentials"
             + (", or float64." if penalties.dtype == torch.float32 else ".")
         )

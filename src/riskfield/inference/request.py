@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from riskfield import kernels as kernel_choice
-from riskfield.errors import ConvergenceWarning, ImpossibleEvidenceError, KernelError, warn
+from riskfield.errors import ConvergenceWarning, ImpossibleEvidenceError, KernelError, TreewidthError, warn
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.inference.algorithm import AbstractAlgorithm
 from riskfield.inference.solution import Deferred, Lazy, Solution
@@ -65,8 +65,7 @@ class Request:
             mu = _deferred(exact.marginals, batch)
             messages = _deferred(exact.messages, batch) if exact.has_messages else None
         if impossible is not None:
-            if self.throw:
-                raise _impossible_error(impossible, batch, self.algorithm)
+            self._check_impossible(impossible)
             residual = torch.where(impossible.to(residual.device), float("nan"), residual)
         if self.stop.tol is not None and not settled:
             _warn_unless_converged(residual, self.stop, self.algorithm)
@@ -121,7 +120,7 @@ class Request:
                 mu = run.marginals(weights.reshape(num_steps, -1))
                 impossible = _impossible(mu) if self.throw else None
                 if impossible is not None:
-                    raise _impossible_error(impossible, batch, self.algorithm)
+                    self._check_impossible(impossible)
                 return Steps(mu.reshape(*batch, mu.shape[-1]), residual)
             messages = None if self.messages is None else self.messages.expand(num_steps, *self.messages.shape)
             stepped = torch.addcmul(self.theta, steps.unsqueeze(-1), direction)
@@ -134,6 +133,23 @@ class Request:
         """Start a run with a tape (see `kernels.start`); None if no kernels can record this."""
         run: RecordingRun | None = self._start_kernels(record=record, tangent=tangent)
         return run
+
+    def _check_impossible(self, nan: Tensor) -> None:
+        """Raise if an item whose numbers are NaN is possible after all, or, with `throw`, if any is impossible."""
+        name, batch = type(self.algorithm).__name__, self.theta.shape[:-1]
+        for item in nan.nonzero().flatten().tolist() if self._problem is None else ():
+            if not _contradicts(self.graph, self.flat_theta()[item].detach()):
+                which = f" for batch item {item}" if batch else ""
+                raise ValueError(
+                    f"`{name}` returned NaN{which}, but the model has possible joint states. Check how the algorithm "
+                    "treats entries of `theta` that are -inf, and whether its numbers overflow."
+                )
+        if self.throw:
+            which = f" (batch item {int(nan.nonzero()[0])})" if batch else ""
+            raise ImpossibleEvidenceError(
+                f"Every joint state has probability zero{which}: the evidence or the -inf entries of `theta` "
+                f"contradict.{self.algorithm.impossible_caveat}"
+            )
 
     def sweeps_on_tape(self, max_bytes: int | None) -> float:
         """How many sweeps fit on a tape of `max_bytes` (see `kernels.sweeps_that_fit`)."""
@@ -201,12 +217,18 @@ def _deferred(compute: Callable[[], Tensor], batch: torch.Size) -> Deferred:
     return Deferred(lambda: in_batch(compute(), batch))
 
 
-def _impossible_error(impossible: Tensor, batch: torch.Size, algorithm: AbstractAlgorithm) -> ImpossibleEvidenceError:
-    item = f" (batch item {int(impossible.nonzero()[0])})" if batch else ""
-    return ImpossibleEvidenceError(
-        f"Every joint state has probability zero{item}: the evidence or the -inf entries of `theta` contradict."
-        + algorithm.impossible_caveat
-    )
+def _contradicts(graph: FactorGraph, theta: Tensor) -> bool:
+    """Whether the model of one theta is impossible: exactly where that fits into memory, else by belief propagation."""
+    from riskfield.inference.exact import Exact
+    from riskfield.inference.message_passing import MessagePassing
+
+    if not torch.isneginf(theta).any():
+        return False
+    try:
+        run = Exact().start(graph, theta.unsqueeze(0), None, None)
+    except TreewidthError:
+        run = MessagePassing().start(graph, theta.unsqueeze(0), None, None)
+    return bool(run.advance(20, -1.0)[0].isnan().any() or run.marginals().isnan().any())
 
 
 def _warn_unless_converged(residual: Tensor, stop: Stop, algorithm: AbstractAlgorithm) -> None:

@@ -67,11 +67,19 @@ class JointMode:
         return self.possible.logical_and(self.upper_bound - self.score <= rounding)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Solution:
     """Approximate marginals of one model, or of a batch of models on one graph.
 
-    The diagnostics are tensors of the batch's shape (0-dimensional without a batch).
+    The diagnostics are tensors of the batch's shape (0-dimensional without a batch). Printed, a solution shows the
+    largest of them.
+
+    >>> from riskfield import Stop, chain, infer
+    >>> graph = chain(3, num_states=2)
+    >>> infer(graph, graph.zeros())
+    Solution(3 variables, 2 factors, sweeps 1, residual 0, converged)
+    >>> infer(graph, graph.zeros(4), stop=Stop(sweeps=5, tol=None))
+    Solution(batch (4,), 3 variables, 2 factors, sweeps 5, residual 0, converged 0 of 4)
     """
 
     graph: FactorGraph
@@ -88,6 +96,18 @@ class Solution:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_version", version_of(self.theta))
+
+    def __repr__(self) -> str:
+        batch, converged = tuple(self.theta.shape[:-1]), self.converged.flatten().tolist()
+        shown = [f"batch {batch}"] if batch else []
+        shown += [f"{self.graph.num_variables} variables", f"{self.graph.num_factors} factors"]
+        if converged:
+            shown += [f"sweeps {int(self._sweeps.max())}", f"residual {float(self._residual.max()):.2g}"]
+        if batch:
+            shown.append(f"converged {sum(converged)} of {len(converged)}")
+        else:
+            shown.append("converged" if converged[0] else "not converged")
+        return f"Solution({', '.join(shown)})"
 
     def __getstate__(self) -> dict[str, Any]:
         """What pickle and copy take: everything computed, since a run cannot be taken along."""
@@ -110,20 +130,21 @@ class Solution:
 
     @cached_property
     def sweeps(self) -> Tensor:
-        """How many sweeps ran."""
+        """How many sweeps ran, of shape (*batch)."""
         return self._sweeps.reshape(self.theta.shape[:-1])
 
     @cached_property
     def residual(self) -> Tensor:
-        """The largest undamped change of a node marginal in a sweep, or the distance to the fixed point.
+        """The number that was compared with the tolerance, of shape (*batch).
 
-        It is NaN if every joint state is impossible.
+        It is the largest change of a node marginal in the last sweep, corrected for damping, or, once that is small,
+        the estimated distance to the fixed point. It is NaN if every joint state is impossible.
         """
         return self._residual.reshape(self.theta.shape[:-1])
 
     @cached_property
     def converged(self) -> Tensor:
-        """Whether the residual fell to the tolerance: then it is an estimate of the distance to the fixed point."""
+        """Whether the residual is at most the tolerance, of shape (*batch); False if there was no tolerance."""
         return self.residual <= (-1.0 if self._tol is None else self._tol)
 
     @cached_property
@@ -212,10 +233,10 @@ class Solution:
         return self.graph.factor_views(self.mu)
 
     def mode(self) -> Tensor:
-        """A state for every variable, of shape (*batch, variable).
+        """Return a state for every variable, of shape (*batch, variable).
 
-        After `MaxProduct` and `ExactMAP` it is the most probable joint state, as far as they found it (see
-        `joint_mode`); after any other algorithm the most probable state of every variable by its own marginal (MPM).
+        After `MaxProduct` and `ExactMAP` it is the most probable joint state that they found (see `joint_mode`). After
+        any other algorithm it is the most probable state of each variable under its own marginal (MPM).
         """
         if self._algorithm.nonsmooth_because:  # joint maximisers decode with theta
             self._check_theta()

@@ -25,8 +25,12 @@ class Stop:
 
     Converged to `tol` means that the marginals, those of factors included, and each message's part in the log-partition
     value are within about `tol` of the fixed point. The distance is estimated from the inconsistency of the marginals
-    and the rate at which it shrinks, so neither damping nor slow convergence is mistaken for it.
-    `tol=None` runs exactly `sweeps` sweeps, as truncated fitting does; convergence is not checked.
+    and the rate at which it shrinks, so neither damping nor slow convergence is mistaken for convergence.
+
+    Arguments:
+        sweeps: the maximum number of sweeps, by default 1000.
+        tol: the tolerance, by default 1e-6. None runs exactly `sweeps` sweeps, as truncated fitting does; convergence
+            is then not checked.
     """
 
     sweeps: int = 1000

@@ -28,7 +28,7 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
     """Replace `path` by a file that holds `content`; if anything fails, the old file stays and nothing else is left.
 
-    A target that is no regular file, such as a pipe or terminal, is written to directly.
+    A target that is not a regular file, such as a pipe or terminal, is written to directly.
     """
     target = Path(os.path.realpath(path))
     if os.path.exists(path) and not os.path.isfile(path):

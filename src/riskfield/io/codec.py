@@ -2,15 +2,15 @@
 
 A tree is a nest of dicts, lists, tuples, tensors, arrays, numbers, strings, booleans and None, and of objects whose
 classes the caller registers by name. Its tensors are the tensors of the file, named by their places in the tree, so
-that any reader of safetensors finds them. The rest is JSON in the file's header, beside a digest of the whole:
+that any reader of safetensors finds them. The rest is JSON in the file's header, with a digest of the whole:
 
     {"riskfield": '{"format": 2, "kind": "checkpoint", "tree": {"model": {"weight": {"#tensor": "model/weight"}}}}',
      "sha256": "..."}
 
 A tree without tensors that people should be able to read can be a text file instead, with the same JSON.
 
-A file can name nothing but what is in `names`, the registry that the reader passes; by default that is empty. Reading
-allocates memory in proportion to the size of the file, whatever the file says. Whatever is wrong with a file is a
+A file can only name classes in `names`, the registry that the reader passes; by default it is empty. Reading allocates
+memory in proportion to the size of the file, whatever the file contains. Any damage to a file raises a
 `FileFormatError`.
 """
 
@@ -49,15 +49,19 @@ Registry = Mapping[str, type]
 NOTHING: Registry = MappingProxyType({})
 
 
+class _UnregisteredClass(Exception):
+    """A file names a class that its reader has not registered. Otherwise it may be intact."""
+
+
 def write_tree(path: str | os.PathLike[str], kind: str, tree: Mapping[str, Any], names: Registry = NOTHING) -> None:
     """Replace `path` by a file that holds `tree`. If anything fails, the old file stays.
 
     Arguments:
-        path: of the file.
-        kind: what the tree is, such as "checkpoint". A reader must ask for the same.
-        tree: what to save. Floats, tensors and arrays come back bit by bit.
-        names: classes that the tree may hold, or instances of which, by the names they get in the file. Instances must
-            be dataclasses.
+        path: the file.
+        kind: what the tree is, such as "checkpoint". A reader must ask for the same kind.
+        tree: what to save. `read_tree` returns floats, tensors and arrays bit by bit.
+        names: the classes that the tree may hold, themselves or as instances, by their names in the file; by default
+            none. Instances must be dataclasses.
 
     Raises:
         TypeError: if the tree holds anything else, such as a function.
@@ -113,7 +117,7 @@ def unpack(content: bytes, kind: str, source: str, names: Registry = NOTHING) ->
 
     size = int.from_bytes(content[:8], "little")
     if len(content) < 8 or size > len(content) - 8:
-        raise FileFormatError(f"{source} is no safetensors file, or only part of one.")
+        raise FileFormatError(f"{source} is not a safetensors file, or only part of one.")
     if size > MAX_HEADER_BYTES:
         raise FileFormatError(f"{source} has a header of {size} bytes; at most {MAX_HEADER_BYTES} are read.")
     header = _parse(content[8 : 8 + size], source).get("__metadata__")
@@ -157,6 +161,8 @@ def _tree_of(
     _check_document(document, kind, source)
     try:
         tree = _Decoder(tensors, names).value(document.get("tree"), MAX_DEPTH)
+    except _UnregisteredClass as error:
+        raise FileFormatError(f"{source} {error}") from error
     except Exception as error:  # whatever comes of entries that nobody has checked
         raise FileFormatError(f"{source} is damaged: {error}") from error
     if not isinstance(tree, dict):
@@ -173,7 +179,7 @@ def _parse(text: str | bytes, source: str) -> dict[str, Any]:
     except RecursionError:
         raise FileFormatError(f"{source} is damaged: it is nested more than {MAX_DEPTH} levels deep.") from None
     if not isinstance(found, dict):
-        raise FileFormatError(f"{source} is damaged: its JSON is no object.")
+        raise FileFormatError(f"{source} is damaged: its JSON is not an object.")
     return found
 
 
@@ -215,9 +221,10 @@ class _Encoder:
         if dataclasses.is_dataclass(value) and type(value) in self.names:
             fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
             return {_OBJECT: self.names[type(value)], "fields": self.mapping(fields, name)}
+        hint = " Register your own dataclass with `riskfield.estimators.registry.register`." if self.names else ""
         raise TypeError(
             f"`{name}` must be made of plain values and riskfield's own objects to be saved without pickle. "
-            f"Got {value!r}."
+            f"Got {value!r}.{hint}"
         )
 
     def mapping(self, value: Mapping[Any, Any], name: str) -> dict[str, Any]:
@@ -277,11 +284,11 @@ class _Decoder:
             return self._named(value[tag])
         if tag == _OBJECT:
             return self._object(self._named(value[tag]), self.value(value.get("fields"), depth - 1))
-        raise FileFormatError(f"this version knows no {tag!r}.")
+        raise FileFormatError(f"this version does not know {tag!r}.")
 
     def _list(self, value: Any, depth: int) -> list[Any]:
         if not isinstance(value, list):
-            raise FileFormatError(f"there must be a list. Got {value!r:.80}.")
+            raise FileFormatError(f"expected a list. Got {value!r:.80}.")
         return [self.value(entry, depth - 1) for entry in value]
 
     def _tensor(self, name: Any) -> Tensor:
@@ -316,8 +323,12 @@ class _Decoder:
 
     def _named(self, name: Any) -> type:
         if not isinstance(name, str) or name not in self.names:
-            hint = " Register your own classes first." if self.names else ""
-            raise FileFormatError(f"a file of this kind may not name {name!r:.80}.{hint}")
+            if self.names and isinstance(name, str) and "." in name:  # the module and the class
+                raise _UnregisteredClass(
+                    f"names the class {name!r:.80}, which is not registered. If it is yours, import the module that "
+                    "registers it first."
+                )
+            raise FileFormatError(f"a file of this kind may not name {name!r:.80}.")
         return self.names[name]
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Models of pgmpy, read and written. pgmpy itself is needed to write them only."""
+"""Conversion of models from and to pgmpy. Only `to_pgmpy` needs pgmpy to be installed."""
 
 from __future__ import annotations
 
@@ -18,14 +18,26 @@ class PgmpyModel:
     """A model of pgmpy as a graph and its log-potentials.
 
     The variables keep their names: `graph.variable("rain")` is the number of a variable, `graph.names` has all names.
+
+    Arguments:
+        graph: the structure.
+        theta: float64 log-potentials of shape (theta,), -inf for zeros.
+        states: the names of the states of each variable, {name of the variable: names of its states}.
     """
 
     graph: FactorGraph
-    theta: Tensor  # (theta,)  float64 log-potentials, -inf for zeros
-    states: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # the names of the states of each variable
+    theta: Tensor
+    states: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
     def evidence(self, observed: Mapping[str, Any]) -> dict[int, int]:
-        """Evidence for `infer`, {variable: state}, from {name of the variable: name of its state} as in pgmpy."""
+        """Return evidence for `infer`, as {variable: state}.
+
+        Arguments:
+            observed: {name of the variable: name of its state}, as in pgmpy.
+
+        Raises:
+            ValueError: if a variable or a state has no such name.
+        """
         numbers = {}
         for name, state in observed.items():
             variable = self.graph.variable(name)
@@ -36,18 +48,18 @@ class PgmpyModel:
 
 
 def from_pgmpy(model: Any) -> PgmpyModel:
-    """Read a discrete Markov network, Bayesian network or factor graph of pgmpy.
+    """Convert a discrete Markov network, Bayesian network or factor graph of pgmpy.
 
-    Every factor, or conditional distribution, becomes a factor of the graph, in the same order. The log-partition value
-    of a Bayesian network is 0.
+    Every factor, or conditional distribution, becomes a factor of the graph, in the same order. The exact log-partition
+    value of a Bayesian network is 0.
 
     Arguments:
         model: a `DiscreteMarkovNetwork`, `DiscreteBayesianNetwork` or `FactorGraph`, or an object with their methods.
 
     Raises:
         TypeError: if the model is none of these, or is not discrete.
-        ValueError: if a variable has no factor, or in a Bayesian network no conditional distribution of its own, or
-            different factors disagree about its states.
+        ValueError: if a variable has no factor, or in a Bayesian network no conditional distribution of its own; if
+            factors disagree about the states of a variable; or if a factor has negative or infinite entries.
     """
     list_factors = getattr(model, "get_cpds", None) or getattr(model, "get_factors", None)
     list_variables = getattr(model, "get_variable_nodes", None)
@@ -89,16 +101,17 @@ def from_pgmpy(model: Any) -> PgmpyModel:
 
 
 def to_pgmpy(graph: FactorGraph, theta: Tensor, states: Mapping[str, Sequence[Any]] | None = None) -> Any:
-    """Write a `DiscreteMarkovNetwork` of pgmpy with the same distribution and the same partition function.
+    """Return a `DiscreteMarkovNetwork` of pgmpy with the same distribution and the same partition function.
 
     Arguments:
         graph: the structure. Variables without names are called "x0", "x1", ...
         theta: log-potentials of shape (theta,).
-        states: the names of the states of some variables; by default 0, 1, ...
+        states: {name of a variable: names of its states}. States without names are called 0, 1, ...
 
     Raises:
         ImportError: if pgmpy is not installed.
-        ValueError: if a potential is too large for its exponential.
+        ValueError: if theta has a batch, or an entry whose exponential is too large, or if `states` names a variable
+            that the graph does not have.
     """
     from pgmpy.factors.discrete import DiscreteFactor
     from pgmpy.models import DiscreteMarkovNetwork

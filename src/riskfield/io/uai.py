@@ -2,7 +2,8 @@
 
 .uai    MARKOV or BAYES, the number of variables, their state counts, the number of factors, one scope per factor
         (arity, then variables), one table per factor (number of entries, then entries; last variable fastest)
-.evid   k v1 x1 ... vk xk; an empty file means none; older files put a number of samples, 1, in front
+.evid   k v1 x1 ... vk xk: k observed variables, each with its state; an empty file means none; older files begin with a
+        number of samples, 1
 .MAR    MAR, the number of variables, then for each its state count and probabilities
 .PR     PR, then log10 of the partition function
 .MPE    MPE, the number of variables, then their states
@@ -39,13 +40,19 @@ _ANY = 2.0**53  # whole numbers beyond are not exact in float64
 class UAIModel:
     """A model read from a `.uai` file.
 
-    The factors have the same numbers as in the file, unless it has factors without variables. These are constants. They
-    are left out of the graph, so that later factors move up, and the sum of their logarithms is `log_constant`. Add it
-    to a log-partition value.
+    The factors have the same numbers as in the file, unless the file has factors without variables. These are constants
+    and are left out of the graph, and the numbers of later factors decrease accordingly.
+
+    Arguments:
+        graph: the structure.
+        theta: float64 log-potentials of shape (theta,), -inf for zeros in the file.
+        kind: the first word of the file.
+        log_constant: the sum of the logarithms of the factors without variables, 0 if there are none. Add it to a
+            log-partition value.
     """
 
     graph: FactorGraph
-    theta: Tensor  # (theta,)  float64 log-potentials, -inf for zeros
+    theta: Tensor
     kind: Literal["MARKOV", "BAYES"]
     log_constant: float = 0.0
 
@@ -53,7 +60,10 @@ class UAIModel:
 def read_uai(path: str | os.PathLike[str]) -> UAIModel:
     """Read a model in UAI format.
 
-    A table of zeros only is accepted; inference then raises `ImpossibleEvidenceError`.
+    A table may consist of zeros only; inference then raises `ImpossibleEvidenceError`.
+
+    Arguments:
+        path: the file.
 
     Raises:
         FileFormatError: if the file does not follow the format; the message says where and what was expected.
@@ -92,10 +102,23 @@ def read_uai(path: str | os.PathLike[str]) -> UAIModel:
 def read_evidence(path: str | os.PathLike[str], graph: FactorGraph) -> dict[int, int]:
     """Read observed states {variable: state} from a UAI evidence file, with or without a leading number of samples.
 
+    Arguments:
+        path: the file.
+        graph: the structure of the model that the evidence is for.
+
     Raises:
         FileFormatError: if the file does not follow the format, names a variable or state that `graph` does not have,
-            observes a variable twice differently, or holds more than one sample.
+            gives two different states of a variable, or holds more than one sample.
         OSError: if the file cannot be read.
+
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> from riskfield import chain
+    >>> with TemporaryDirectory() as folder:
+    ...     path = Path(folder) / "model.uai.evid"
+    ...     _ = path.write_text("2  0 1  3 0")
+    ...     read_evidence(path, chain(4, num_states=2))
+    {0: 1, 3: 0}
     """
     tokens = Tokens.read(path)
     if not len(tokens):
@@ -120,7 +143,11 @@ def read_evidence(path: str | os.PathLike[str], graph: FactorGraph) -> dict[int,
 
 
 def read_mar(path: str | os.PathLike[str], graph: FactorGraph) -> Tensor:
-    """Read a `.MAR` file into the node part of a mu of `graph`: a float64 tensor of shape (graph.node_size,).
+    """Read a `.MAR` file as the node part of a mu of `graph`: a float64 tensor of shape (graph.node_size,).
+
+    Arguments:
+        path: the file.
+        graph: the structure of the model.
 
     Raises:
         FileFormatError: if the file does not follow the format or does not fit `graph`.
@@ -148,7 +175,10 @@ def read_mar(path: str | os.PathLike[str], graph: FactorGraph) -> Tensor:
 
 
 def read_pr(path: str | os.PathLike[str]) -> float:
-    """Read a `.PR` file, as the *natural* logarithm of the partition function (the file holds log10).
+    """Read a `.PR` file. Return the *natural* logarithm of the partition function; the file holds log10.
+
+    Arguments:
+        path: the file.
 
     Raises:
         FileFormatError: if the file does not follow the format.
@@ -164,19 +194,24 @@ def read_pr(path: str | os.PathLike[str]) -> float:
 
 
 def write_mar(path: str | os.PathLike[str], graph: FactorGraph, mu: Tensor) -> None:
-    """Write the node marginals in mu (or in its node part alone) as a `.MAR` file, with 12 digits.
+    """Write node marginals as a `.MAR` file, with 12 digits.
 
-    If it cannot be written completely, an existing file stays as it is.
+    If the file cannot be written completely, an existing file stays as it is.
+
+    Arguments:
+        path: the file.
+        graph: the structure of the model.
+        mu: marginals in the layout of the graph, of shape (mu,), or the part of the nodes alone, without a batch.
 
     Raises:
-        ValueError: if mu has a batch axis, another length, or holds NaN or infinity.
+        ValueError: if mu has a batch axis or another length, or holds NaN or infinity.
         OSError: if the file cannot be written.
     """
     if mu.ndim != 1 or mu.shape[0] not in (graph.mu_size, graph.node_size):
         raise ValueError(f"`mu` must have shape ({graph.mu_size},), without a batch. Got {tuple(mu.shape)}.")
     numbers = mu.detach().cpu().double().numpy()[: graph.node_size]
     if not np.isfinite(numbers).all():
-        raise ValueError("`mu` must be finite.")
+        raise ValueError("`mu` must hold finite numbers. Got NaN or infinity.")
     words = [f"{p:.12g}" for p in numbers[_variable_order(graph)[1]].tolist()]
     parts, first = ["MAR\n", str(graph.num_variables)], 0
     for count in graph.num_states.tolist():
@@ -186,9 +221,13 @@ def write_mar(path: str | os.PathLike[str], graph: FactorGraph, mu: Tensor) -> N
 
 
 def write_pr(path: str | os.PathLike[str], log_partition: float) -> None:
-    """Write a `.PR` file from the *natural* logarithm of the partition function.
+    """Write a `.PR` file, which holds log10 of the partition function.
 
-    If it cannot be written completely, an existing file stays as it is.
+    If the file cannot be written completely, an existing file stays as it is.
+
+    Arguments:
+        path: the file.
+        log_partition: the *natural* logarithm of the partition function, finite or -inf.
 
     Raises:
         ValueError: if the logarithm is NaN or +inf.
@@ -211,10 +250,15 @@ def write_pr(path: str | os.PathLike[str], log_partition: float) -> None:
 def write_mpe(path: str | os.PathLike[str], graph: FactorGraph, states: Tensor) -> None:
     """Write the states of all variables, such as `solution.mode()`, as an `.MPE` file.
 
-    If it cannot be written completely, an existing file stays as it is.
+    If the file cannot be written completely, an existing file stays as it is.
+
+    Arguments:
+        path: the file.
+        graph: the structure of the model.
+        states: integers of shape (variable,), without a batch.
 
     Raises:
-        ValueError: if `states` is not one state in range per variable.
+        ValueError: if `states` does not hold one valid state for each variable.
         OSError: if the file cannot be written.
     """
     checked = graph.check_states(states)

@@ -73,6 +73,13 @@ class Checkpoints:
         return {int(match[1]): path for path, match in found.items() if match}
 
 
+def newest_below(folder: Path) -> tuple[int, Path] | None:
+    """The checkpoint in a folder, or in a folder below it, that was written last, and its iteration."""
+    found = [(path, _NAME.fullmatch(path.name)) for path in folder.rglob("iteration-*.safetensors")]
+    dated = [(path.stat().st_mtime_ns, int(match[1]), path) for path, match in found if match]
+    return max(dated)[1:] if dated else None
+
+
 @dataclass(frozen=True)
 class Content:
     """What a checkpoint holds: all that a fit needs to go on with the same bits."""

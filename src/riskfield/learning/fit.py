@@ -2,8 +2,9 @@ r"""`fit`: the training loop.
 
     examples -> model -> theta -> inference -> loss -> gradient -> optimiser -> parameters
 
-The first five arrows are `Objective`, the last two are the `step` of an optimiser. The loop decides when to stop. It
-keeps the best parameters if training is interrupted or diverges, and writes checkpoints in case the process is killed.
+`Objective` computes the first five arrows, and the `step` of an optimiser the last two. The loop decides when to stop.
+It keeps the best parameters if training is interrupted or diverges, and writes checkpoints in case the process is
+killed.
 """
 
 from __future__ import annotations
@@ -81,30 +82,35 @@ def fit(
             depend on the size of the images. With False the losses of all examples are summed.
         validation: examples for early stopping, or a `Validation(...)`. By default training does not stop early.
         chunk_size: how many examples are evaluated at once, to limit memory; by default all that share a graph.
-        warm_start: start each run of inference from the messages that the same examples ended with last time. Between
-            iterations parameters change little, so that fewer sweeps are needed. `inference` must stop at a tolerance
-            and have an adjoint that holds at convergence. If inference has one fixed point, as with `TRW` or a convex
-            free energy, the result is the same to within the tolerance. Mean field and loopy belief propagation may
-            have several; a warm start stays near one of them, and training may stall. The messages are dropped at every
-            checkpoint, so that a resumed run gives the same bits.
-        seed: the seed of all random numbers: the order of examples, and random numbers of the model or the loss. The
-            state of torch's own generator does not change.
+        warm_start: start each run of inference from the messages with which the last run on the same examples ended; by
+            default False. Parameters change little between iterations, so fewer sweeps are needed. `inference` must
+            stop at a tolerance and have an adjoint that holds at convergence. If inference has one fixed point, as with
+            `TRW` or a convex free energy, the result is the same to within the tolerance. Mean field and loopy belief
+            propagation may have several; a warm start stays near one of them, and training may stall. The messages are
+            dropped at every checkpoint, so that a resumed run gives the same bits.
+        seed: the seed of all random numbers, by default 0: the order of examples, and random numbers of the model or
+            the loss. The state of torch's own generator does not change.
         checkpoint: a folder for checkpoints, or `Checkpoints(folder, every=...)`. By default none are written.
         resume: continue from the newest checkpoint, if there is one. With the same arguments, the parameters are bit by
-            bit those of an uninterrupted run. By default a folder that holds checkpoints is an error.
-        callbacks: called as `callback(record, model)` after each iteration. If one returns True, training ends.
+            bit those of an uninterrupted run. By default False: a folder that holds checkpoints is then an error.
+        callbacks: called as `callback(record, model)` after each iteration; by default none. If one returns True,
+            training ends.
         progress: show a progress bar, or without a terminal print a line every ten seconds; by default neither.
-        ranks: the processes that share the work, from `ranks()`. `data` and `validation` are then this rank's share.
-        device: where to train, such as "cuda". Model, data and validation data are moved; the model stays there. By
-            default they stay where they are, all on one device.
-        dtype: the dtype to train in, "float32" or "float64", to which they are converted. By default that of the model.
+        ranks: the processes that share the work, from `ranks()`; by default this process alone. With several, `data`
+            and `validation` are this rank's share.
+        device: where to train, such as "cuda". Model, data and validation data are moved there, and the model stays
+            there. By default they stay where they are, all on one device.
+        dtype: the dtype to train in, "float32" or "float64". Model, data and validation data are converted to it. By
+            default that of the model.
 
     Returns:
         A `Fit`, with the reason why training ended and its history.
 
     Raises:
+        TypeError, ValueError: if an argument is not allowed, or the objective is not finite at the start.
         CheckpointError: if a checkpoint could not be written, for example because the disk is full. The previous
             checkpoint is intact, and the model has the best parameters so far.
+        FileExistsError: if the folder holds checkpoints, and `resume` is False.
         BlockingIOError: if another process writes to the folder of checkpoints.
 
     >>> import torch
@@ -235,7 +241,7 @@ def _check(
     if chunk_size is not None:
         check_counts(chunk_size=chunk_size)
     if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:
-        raise ValueError(f"`seed` must be an integer from 0. Got {seed!r}.")
+        raise ValueError(f"`seed` must be an integer from 0 to 2**63 - 1. Got {seed!r}.")
     if checkpoints is None:
         if resume:
             raise ValueError("`resume` needs `checkpoint`, the folder that holds the checkpoints.")

@@ -67,8 +67,8 @@ class LBFGS(AbstractOptimiser):
         """Start with an empty memory. An objective with an L1 penalty is minimised by OWL-QN."""
         if not objective.loss.comparable:
             raise ValueError(
-                f"`optimiser` must not compare values of {type(objective.loss).__name__}: only its gradient is "
-                "meaningful. Use `Torch(...)`."
+                f"`optimiser` must not be `LBFGS` for the loss {type(objective.loss).__name__}: its values cannot be "
+                "compared, only its gradient is meaningful. Use `Torch(...)`."
             )
         if objective.lasso > 0:
             return _OrthantRun(self, objective, seed)

@@ -2,8 +2,9 @@ r"""The objective of training, as a function of the parameters gamma of the mode
 
     J(gamma) = sum_n w_n loss(theta(y_n; gamma), x_n) / sum_n w_n m_n  +  ridge |gamma|^2  +  lasso |gamma|_1,
 
-where m_n is the number of targets of example n, so that `ridge` is relative to the risk per variable. With
-`per_variable=False` the first sum is not divided. Sums are over the examples of all ranks.
+where y_n are the inputs of example n, x_n its labels, w_n its weight and m_n the number of its targets. The penalties
+are therefore relative to the risk per variable. With `per_variable=False` the first sum is not divided. Sums are over
+the examples of all ranks.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Evaluation:
 
     @property
     def gradient_norm(self) -> float:
-        """The largest entry of the gradient."""
+        """The largest absolute value of an entry of the gradient."""
         return float(self.gradient.abs().max())
 
 
@@ -69,10 +70,10 @@ class Objective:
         lasso: the weight of the sum of the absolute values of the parameters, by default 0.
         per_variable: divide the risk by the number of targets (the default).
         chunk_size: how many examples are evaluated at once, to limit memory; by default all that share a graph.
-        warm_start: start runs of inference to a tolerance from the messages of the previous evaluation. By default they
-            start afresh.
+        warm_start: start runs of inference from the messages of the previous evaluation. By default they start from
+            uniform messages.
         ranks: the processes that share the work; by default this process alone.
-        name: what errors call `data`.
+        name: the name of `data` in error messages, by default "data".
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class Objective:
         totals = torch.stack([counted.sum(), weights.sum(), torch.tensor(len(weights), dtype=torch.float64)])
         variables, weight, number = self.ranks.sum_(totals.to(self.ranks.device)).tolist()
         if not variables > 0:
-            raise ValueError(f"`{name}` must hold an example of positive weight with at least one target.")
+            raise ValueError(f"`{name}` must hold an example of positive weight with at least one target. Got none.")
         # What each example adds to the denominator. If the risk is not divided, they add up to 1, and a batch estimates
         # the whole sum.
         self._amounts = counted if per_variable else weights / weight
@@ -119,9 +120,12 @@ class Objective:
         self._floor = loss.lower_bound - 1e-3 * self.unit
 
     def __call__(self, examples: Tensor | None = None, along: Tensor | None = None) -> Evaluation:
-        """Evaluate on all examples, or on those of this rank with the numbers `examples`.
+        """Compute the objective and its gradient.
 
-        If `along` is given, also compute the product of the Hessian with it.
+        Arguments:
+            examples: the numbers of the examples to use, among those of this rank; by default all.
+            along: a vector with an entry for each parameter. If it is given, its product with the Hessian is computed
+                too.
 
         Raises:
             Diverged: if the value or a derivative is not finite, or the risk is below the lower bound of the loss.

@@ -2,8 +2,8 @@
 
 `torchrun` starts the processes, and `ranks()` connects them. Without `torchrun` there is one rank. Up to rounding, the
 result does not depend on the number of ranks: sums are over all ranks, and random choices (the batches, the examples of
-a stage) are made among all examples and depend on the seed alone. The exception are random numbers of a model or a
-loss, such as dropout or the chains of contrastive divergence.
+a stage) are made among all examples and depend on the seed alone. The exceptions are the random numbers of a model or a
+loss, such as those of dropout or of the chains of contrastive divergence.
 """
 
 from __future__ import annotations
@@ -21,9 +21,12 @@ from riskfield.examples import DataSet, Examples, blocks, take
 
 @dataclass(frozen=True)
 class Ranks:
-    """The number `rank` of this process, the number `size` of all processes, and the device of this one.
+    """The processes that train together. `Ranks()` is a single process on the CPU.
 
-    `Ranks()` is a single process on the CPU.
+    Arguments:
+        rank: the number of this process, from 0 (the default).
+        size: the number of all processes, by default 1.
+        device: the device of this process, by default the CPU.
     """
 
     rank: int = 0
@@ -31,7 +34,16 @@ class Ranks:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     def shard(self, data: DataSet) -> tuple[Examples, ...]:
-        """Return this rank's share of `data`: every `size`-th example, on its device. A single rank keeps all data."""
+        """Return this rank's share of `data`: every `size`-th example, on its device.
+
+        A single rank keeps all data, on the device where they are.
+
+        Arguments:
+            data: `Examples`, or several of them on different graphs.
+
+        Raises:
+            ValueError: if there are fewer examples than ranks.
+        """
         if self.size == 1:
             return blocks(data)
         number = sum(len(block) for block in blocks(data))
@@ -40,9 +52,12 @@ class Ranks:
         return tuple(block.to(self.device) for block in take(data, torch.arange(self.rank, number, self.size)))
 
     def numbers(self, count: int) -> Tensor:
-        """Return global numbers for the `count` examples of this rank. The ranks number their examples in turn.
+        """Return global numbers for the examples of this rank. The ranks number their examples in turn.
 
         If `shard` distributed the examples, these are their numbers in the whole data set.
+
+        Arguments:
+            count: how many examples this rank has.
         """
         counts = torch.zeros(self.size, dtype=torch.int64, device=self.device)
         counts[self.rank] = count

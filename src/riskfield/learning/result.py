@@ -16,29 +16,44 @@ class Reason(Enum):
     VALIDATION = "validation"  # no improvement on the validation set
     STALLED = "stalled"  # no decrease along the gradient
     DIVERGED = "diverged"
-    CALLBACK = "callback"
+    CALLBACK = "callback"  # a callback returned True
     INTERRUPTED = "interrupted"  # by Ctrl-C
 
 
 @dataclass(frozen=True)
 class Record:
-    """One iteration."""
+    """One iteration of a fit.
 
-    iteration: int  # from 1
-    objective: float  # risk plus penalties at the end of the iteration; with batches, the mean over them
+    Arguments:
+        iteration: the number of the iteration, from 1.
+        objective: the risk plus penalties at the end of the iteration; with batches, the mean over them.
+        risk: the same without penalties.
+        gradient_norm: the largest absolute value of an entry of the gradient of the objective.
+        evaluations: how often the objective was evaluated, on all examples or a batch, since the fit began.
+        seconds: the time since the fit began, without interruptions.
+        validation: the risk on the validation set, or None (the default) if it was not evaluated.
+        restarted: whether the optimiser discarded its memory after a bad search direction; by default False.
+    """
+
+    iteration: int
+    objective: float
     risk: float
-    gradient_norm: float  # the largest absolute value of an entry of the gradient
-    evaluations: int  # evaluations of the objective, on all examples or a batch, since the fit began
-    seconds: float  # since the fit began, without interruptions
-    validation: float | None = None  # the risk on the validation set, if it was evaluated
-    restarted: bool = False  # whether the optimiser discarded its memory after a bad search direction
+    gradient_norm: float
+    evaluations: int
+    seconds: float
+    validation: float | None = None
+    restarted: bool = False
 
 
 @dataclass(frozen=True, repr=False)
 class Fit:
-    """The result of a fit: why it ended, as a `Reason` and in words, and one `Record` for each iteration.
+    """The result of a fit.
 
-    The model has the parameters of the iteration `best`, or the initial ones if `best` is None.
+    Arguments:
+        reason: why the fit ended.
+        explanation: the same in words.
+        history: one `Record` for each iteration.
+        best: the record of the iteration whose parameters the model has, or None if it has the initial ones.
     """
 
     reason: Reason

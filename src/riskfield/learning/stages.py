@@ -29,9 +29,8 @@ class Stage:
     """One stage of training: the loss, inference and optimiser, and the number of examples.
 
     Arguments:
-        loss, inference, optimiser, ridge, lasso, warm_start: as for `fit`.
-        examples: the number of examples to use; by default all. A smaller stage uses a subset of the examples of a
-            larger one.
+        loss, inference, optimiser, ridge, lasso, warm_start: as for `fit`, with the same defaults.
+        examples: the number of examples to use; by default all. They are among the examples of a stage with more.
     """
 
     loss: LossLike
@@ -49,9 +48,14 @@ def incremental(stage: Stage, num_examples: int, *, start: int = 32) -> list[Sta
     Most iterations use a small subset of the examples (Domke 2013, section 8.4).
 
     Arguments:
-        stage: what all stages have in common, and the iterations of the first. Its optimiser must be `LBFGS`.
+        stage: the settings of all stages, with the number of iterations of the first one. Its optimiser must be
+            `LBFGS`.
         num_examples: the number of all examples, which the last stage uses.
         start: the number of examples of the first stage, by default 32.
+
+    Raises:
+        TypeError: if the optimiser of `stage` is not `LBFGS`.
+        ValueError: if `num_examples` or `start` is not a positive integer.
 
     >>> from riskfield.learning import Stage
     >>> from riskfield.losses import Pseudolikelihood
@@ -91,9 +95,11 @@ def fit_stages(
     Arguments:
         model, data, seed, ranks: as for `fit`.
         stages: the stages in order.
-        checkpoint: a folder, or `Checkpoints(folder, every=...)`. Every stage has its own subfolder.
-        resume: whether to continue from the checkpoints.
-        after: called with the number of each stage and its `Fit` when the stage has ended.
+        checkpoint: a folder, or `Checkpoints(folder, every=...)`; by default no checkpoints are written. Every stage
+            has its own subfolder.
+        resume: whether to continue from the checkpoints; by default False.
+        after: called with the number of each stage, from 0, and its `Fit` when the stage has ended; by default nothing
+            is called.
         settings: further arguments of `fit`.
 
     Returns:

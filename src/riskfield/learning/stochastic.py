@@ -120,7 +120,7 @@ class _TorchRun(EpochRun):
         kept, parameters = state["torch"], self.objective.parameters
         for number, own in kept.items():
             if type(number) is not int or not 0 <= number < len(parameters):
-                raise ValueError(f"`torch` must be of {len(parameters)} parameters. Got number {number!r}.")
+                raise ValueError(f"`torch` must hold states of {len(parameters)} parameters. Got number {number!r}.")
             check_saved(own, f"torch/{number}", parameters[number].numel())
         self.torch.load_state_dict({**self.torch.state_dict(), "state": kept})
 

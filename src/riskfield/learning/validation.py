@@ -23,7 +23,7 @@ from riskfield.losses.loss import AbstractLoss, LossLike, as_loss
 
 @dataclass(frozen=True, eq=False)
 class Validation:
-    """The criterion that selects the best parameters, in place of the training objective.
+    """The criterion that selects the best parameters, instead of the training objective.
 
     Arguments:
         data: examples that are not used for training.

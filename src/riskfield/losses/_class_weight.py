@@ -53,7 +53,7 @@ def with_class_weight(loss: AbstractLoss, weights: ClassWeight) -> AbstractLoss:
         return loss
     own: Any = loss
     if own.class_weight is not None:
-        raise ValueError(f"`class_weight` must be given once. The loss has one of its own: {loss!r}.")
+        raise ValueError(f"`class_weight` must be given once. The loss has its own: {loss!r}.")
     weighted: AbstractLoss = replace(own, class_weight=weights)
     return weighted
 

@@ -58,7 +58,7 @@ def univariate_surprise(graph: FactorGraph, logits: Tensor, labels: Tensor, clas
     Arguments:
         graph: the structure.
         logits: of shape (*batch, graph.node_size).
-        labels: of shape (*batch, variable), -1 for variables that are no targets.
+        labels: of shape (*batch, variable), -1 for variables that are not targets.
         class_weight: the weight of a variable by its label, a number for each state.
     """
     total = logits.new_zeros(labels.shape[:-1])

@@ -232,7 +232,7 @@ def name_in_errors(loss: AbstractLoss) -> str:
 
 
 def _object_of(loss: object) -> str:
-    """The end of an error: the object to pass in place of a class or of a name."""
+    """The end of an error: the object to pass instead of a class or a name."""
     if isinstance(loss, str):
         from riskfield.losses.names import LOSSES  # the names are for estimators and commands
 
@@ -294,8 +294,9 @@ def _checked_weights(weights: Tensor, values: Tensor) -> Tensor:
     weights = torch.as_tensor(weights).to(values)
     if weights.shape != values.shape:
         raise ValueError(f"`weights` must have shape {tuple(values.shape)}. Got {tuple(weights.shape)}.")
-    if not ((weights >= 0) & torch.isfinite(weights)).all():
-        raise ValueError("`weights` must be finite and not negative.")
+    wrong = ~((weights >= 0) & torch.isfinite(weights))
+    if wrong.any():
+        raise ValueError(f"`weights` must be finite and not negative. Got {weights[wrong][0].item()}.")
     return weights
 
 

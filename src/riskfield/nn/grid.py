@@ -1,10 +1,11 @@
 r"""A grid CRF on the logits of a network, as a PyTorch layer.
 
-    p(y | x)  propto  exp( sum_i logit_i(y_i) + sum_{(i, j) in direction d} theta_ij(y_i, y_j) )
+    p(y | x)  propto  exp( sum_i logit_i(y_i) + sum_d sum_{(i, j) in direction d} theta_ij(y_i, y_j) )
     theta_ij = W_d + exp(-|x_i - x_j|^2 / 2 s^2) V_d + given_ij
 
-The first term is the same for all edges of a direction, the second one depends on the contrast between neighbouring
-pixels (s^2 is its mean over the image, as in GrabCut), and the third comes from a network.
+Here y_i is the class of pixel i and x_i its colour. W_d (`pairwise`) is the same for all edges of direction d. V_d
+(`contrast_pairwise`) is weighted by how similar the two colours are, where s^2 is the mean of |x_i - x_j|^2 over all
+edges of the image, as in GrabCut. given_ij comes from a network.
 """
 
 from __future__ import annotations
@@ -41,17 +42,18 @@ class GridCRF(Module):
 
     Arguments:
         num_classes: the number of classes.
-        num_axes: 2 for images, 3 for volumes.
-        connectivity: how many neighbours a pixel has: 4 (the default) or 8 in images, 6 or 26 in volumes.
-        contrast: whether the coupling of neighbours also depends on the contrast between them, in an image that
-            `forward` then needs.
+        num_axes: 2 for images (the default), 3 for volumes.
+        connectivity: how many neighbours a pixel has: 4 (the default) or 8 in images, 6 (the default) or 26 in volumes.
+        contrast: whether the coupling of neighbours also depends on the contrast between them, in an image that is then
+            passed to `forward`; by default False.
         inference: how marginals are computed: an `Inference`, or an algorithm. By default five sweeps of
-            tree-reweighted message passing with rho = 1 / (number of directions), differentiated through the sweeps; on
-            a GPU in the order `Coloured()`.
+            tree-reweighted message passing with rho = 1 / (number of directions), differentiated through the sweeps, on
+            a GPU with the schedule `Coloured()`.
 
-    Parameters: `pairwise` of shape (direction, class, class), from the first pixel of an edge to the second, and
-    `contrast_pairwise` of the same shape. Both start at 0, so the layer starts as a softmax of the logits. The
-    directions are those of `riskfield.grid`: horizontal, vertical, then diagonals.
+    Parameters: `pairwise` of shape (direction, class, class), the log-potentials of the classes of the first and the
+    second pixel of an edge; with `contrast`, also `contrast_pairwise` of the same shape. They start at 0, so the layer
+    starts as a softmax of the logits. The directions are those of `riskfield.grid`: in images horizontal, vertical,
+    then diagonals.
 
     >>> import torch
     >>> crf = GridCRF(num_classes=3, contrast=True)
@@ -101,13 +103,17 @@ class GridCRF(Module):
 
         Arguments:
             logits: of shape (batch, class, *size), such as (batch, class, row, column).
-            image: floats of shape (batch, channel, *size), for `contrast=True`.
-            pairwise: couplings from a network, added to those of the layer: either log-potentials of shape (batch,
-                direction, class, class, *size), or of shape (batch, direction, *size), which are added for equal
-                classes. The numbers at a pixel belong to the edges whose first end it is (the left, the upper);
-                those at pixels without such an edge are ignored.
-            mask: bool, of shape (batch, *size). Pixels outside it have no neighbours: they neither influence the others
-                nor are influenced, and their log-marginals are the log-softmax of their logits.
+            image: floats of shape (batch, channel, *size). Required with `contrast=True`, otherwise not allowed.
+            pairwise: couplings from a network, which are added to those of the layer; by default none. Either
+                log-potentials of shape (batch, direction, class, class, *size), or numbers of shape (batch, direction,
+                *size), which are added where both classes are equal. The numbers at a pixel belong to the edges whose
+                first end it is (the left or upper one); those at pixels without such an edge are ignored.
+            mask: bool, of shape (batch, *size); by default all True. Pixels where it is False have no neighbours: they
+                do not influence the others, and their log-marginals are the log-softmax of their logits.
+
+        Raises:
+            TypeError: if an argument is not a tensor.
+            ValueError: if an argument has a wrong shape or dtype, or holds NaN or +inf.
         """
         self._check(logits, image, pairwise, mask)
         given = {"logits": logits, "image": image, "pairwise": pairwise, "crf.pairwise": self.pairwise}
@@ -205,11 +211,11 @@ def _count(size: tuple[int, ...], first: Slices) -> int:
 
 
 def _likeness(image: Tensor, all_directions: list[tuple[Slices, Slices]]) -> list[Tensor]:
-    """exp(-|x_i - x_j|^2 / 2 s^2) of shape (batch, edge), for each direction: from 1 on even ground to 0 at an edge."""
+    """exp(-|x_i - x_j|^2 / 2 s^2) of shape (batch, edge), for each direction: 1 for equal colours, less for others."""
     squares = []
     for first, second in all_directions:
         difference = image[:, :, *first] - image[:, :, *second]
         squares.append(difference.square().sum(1).flatten(1))
     mean = torch.cat(squares, dim=1).mean(1, keepdim=True)
-    scale = torch.where(mean > 0, mean, 1.0)  # an even image has no contrast: all neighbours are alike
+    scale = torch.where(mean > 0, mean, 1.0)  # in an image of one colour, all neighbours are equal
     return [torch.exp(-square / (2 * scale)) for square in squares]

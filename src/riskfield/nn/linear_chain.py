@@ -2,9 +2,10 @@ r"""A linear-chain CRF as a PyTorch layer.
 
     p(y | x)  propto  exp( start(y_1) + sum_t emission_t(y_t) + sum_t transition(y_{t-1}, y_t) + end(y_L) )
 
-One sweep of belief propagation on a chain is exact, and the gradient of the log-partition function is the marginals, so
-the likelihood needs no backward pass through the sweep. Sequences of different lengths are one batch on the longest
-chain: positions after the end are in one more state, *padding*, which neither scores nor excludes anything.
+Here y_1, ..., y_L are the tags of a sequence x of length L. One sweep of belief propagation on a chain is exact, and
+the gradient of the log-partition function is the marginals, so the likelihood needs no backward pass through the sweep.
+Sequences of different lengths form one batch on the longest chain: positions after the end are in an additional state,
+*padding*, whose log-potentials are 0.
 """
 
 from __future__ import annotations
@@ -43,19 +44,20 @@ class LinearChainCRF(Module):
     `crf(emissions, tags, mask)` is the loss to minimise, by default the exact negative log-likelihood;
     `crf.decode(emissions, mask)` gives the best tags and `crf.marginals(emissions, mask)` their probabilities.
 
-    The layer takes the place of `CRF` of the package pytorch-crf: arguments, shapes, defaults and the names of the
-    parameters are the same, so a state dict can be loaded. One thing differs: **pytorch-crf returns the
-    log-likelihood, this layer its negative.** In place of `loss = -crf(...)` write `loss = crf(...)`.
+    The layer can replace `CRF` of the package pytorch-crf: arguments, shapes, defaults and the names of the parameters
+    are the same, so a state dict can be loaded. One thing differs: **pytorch-crf returns the log-likelihood, and this
+    layer returns its negative.** Instead of `loss = -crf(...)` write `loss = crf(...)`.
 
     Arguments:
         num_tags: the number of tags.
-        batch_first: whether emissions have shape (batch, position, tag), in place of (position, batch, tag).
-        loss: any loss of `riskfield.losses`, or a function of (solution, labels, mask), in place of the likelihood, for
-            example `UnivariateLogistic()`, which trains the marginals. It sees the chain of each sequence alone, so
-            sequences of each length are a batch of their own.
+        batch_first: whether emissions have shape (batch, position, tag), instead of (position, batch, tag); by default
+            False.
+        loss: any loss of `riskfield.losses`, or a function of (solution, labels, mask), instead of the likelihood (the
+            default). `UnivariateLogistic()`, for example, trains the marginals. The loss is computed on chains without
+            padding, one batch for each length of sequences.
 
     Parameters: `start_transitions` and `end_transitions` of shape (tag,), and `transitions` of shape (tag, tag), from
-    the tag in the first axis to that in the second. Entries may be -inf to forbid a transition.
+    the tag in the first axis to that in the second. An entry of -inf forbids a transition.
 
     >>> import torch
     >>> crf = LinearChainCRF(num_tags=5)
@@ -93,9 +95,14 @@ class LinearChainCRF(Module):
             emissions: scores of the tags, of shape (position, batch, tag), or (batch, position, tag) with
                 `batch_first`.
             tags: the true tags, integers of shape (position, batch) or (batch, position).
-            mask: of the same shape: True (or 1) at the positions of a sequence, False at the padding that follows it.
-            reduction: "none" for one number per sequence, or what to return of them: their "sum", their "mean" over
-                the sequences, or the sum divided by the number of positions, "token_mean".
+            mask: of the same shape: True (or 1) at the positions of a sequence, False at the padding that follows it;
+                by default there is no padding.
+            reduction: "none" for one number per sequence, "sum" (the default) for their sum, "mean" for their mean over
+                the sequences, or "token_mean" for their sum divided by the number of positions without padding.
+
+        Raises:
+            TypeError: if an argument is not a tensor.
+            ValueError: if an argument has a wrong shape, dtype or entries, or `reduction` is none of the above.
         """
         if reduction not in _REDUCTIONS:
             raise ValueError(f"`reduction` must be one of {', '.join(_REDUCTIONS)}. Got {reduction!r}.")
@@ -110,7 +117,11 @@ class LinearChainCRF(Module):
 
     @eager
     def marginals(self, emissions: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return the probability of every tag, in the shape of emissions: differentiable, and 0 at padding."""
+        """Return the marginal probabilities of the tags, in the shape of `emissions`. They are differentiable.
+
+        Arguments:
+            emissions, mask: as for `forward`. The probabilities at padding are 0.
+        """
         unary, mask = self._checked(emissions, mask)
         with torch.autocast(unary.device.type, enabled=False), blaming({"emissions": emissions, **self._named()}):
             graph, theta = self._padded(unary, mask)
@@ -121,7 +132,11 @@ class LinearChainCRF(Module):
     @eager
     @torch.no_grad()
     def decode(self, emissions: Tensor, mask: Tensor | None = None) -> list[list[int]]:
-        """Return the most probable tags of each sequence (Viterbi), a list for each, without padding."""
+        """Return the most probable tags of each sequence (Viterbi), one list per sequence, without padding.
+
+        Arguments:
+            emissions, mask: as for `forward`.
+        """
         unary, mask = self._checked(emissions, mask)
         if is_vmapped(emissions):
             raise ValueError(

@@ -21,17 +21,18 @@ from riskfield.kernels import is_transformed
 
 
 class MarginalInference(Module):
-    """The marginals of a graph as a function of its log-potentials, differentiable.
+    """The marginals of a graph as a differentiable function of its log-potentials theta.
 
-    The layer has no parameters of its own: a network computes theta. It runs on the device of theta and in its
-    dtype. Half precision, as under autocast, is computed and returned in float32; the gradient has the dtype of theta.
-    `torch.compile` breaks its graph here and runs the layer eagerly.
+    The layer has no parameters: a network computes theta. The layer runs on the device of theta and in its dtype. If
+    theta is in half precision, as under autocast, the layer computes and returns float32, and the gradient has the
+    dtype of theta. `torch.compile` breaks its graph here and runs the layer eagerly.
 
     Arguments:
         graph: the structure. `graph.assemble` joins the outputs of a network into one theta.
-        inference: the algorithm, when it stops, and how it is differentiated; or an algorithm alone. By default loopy
-            belief propagation to convergence, differentiated through the sweeps. `Stop(sweeps=5, tol=None)` is
-            truncated inference: every run has exactly five sweeps, in training and in prediction.
+        inference: an `Inference`, that is the algorithm, when it stops and how it is differentiated; or an algorithm
+            alone. By default loopy belief propagation to convergence, differentiated through the sweeps. With
+            `Stop(sweeps=5, tol=None)` inference is truncated: every run has exactly five sweeps, in training and in
+            prediction.
 
     >>> import torch
     >>> from riskfield import TRW, Inference, MessagePassing, Stop, grid
@@ -71,8 +72,8 @@ class MarginalInference(Module):
         Arguments:
             theta: log-potentials of shape (*batch, theta), in the layout of the graph.
             evidence: observed states, a dict {variable: state} or an integer tensor of shape (*batch, variable) with -1
-                for unobserved variables.
-            log_partition: return the log-partition value too.
+                for unobserved variables; by default none.
+            log_partition: whether to return the log-partition value too; by default False.
         """
         mu, value = solve(self.graph, theta, self.inference, evidence, log_partition=log_partition)
         return mu if value is None else (mu, value)
@@ -92,10 +93,10 @@ def solve(
     log_partition: bool,
     marginals: Literal["all", "nodes", "none"] = "all",
 ) -> tuple[Tensor, Tensor | None]:
-    """Mu, and the log-partition value if it is wanted, inside `autocast` and the transforms of `torch.func` too.
+    """Return mu, and the log-partition value if it is wanted, also inside `autocast` and transforms of `torch.func`.
 
-    The `marginals` of factors may be by far the largest result. With "nodes", mu is its node part alone; with "none",
-    anything may stand for mu.
+    The marginals of factors may be by far the largest result. With `marginals="nodes"`, mu is its node part alone. With
+    "none", the first result has no meaning.
     """
 
     def run(theta: Tensor, states: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -108,28 +108,35 @@ class Chart:
 
 
 def histogram(title: str, x_label: str, y_label: str, values: Sequence[Sequence[float]]) -> str:
-    """Return a chart of how many values are in each of at most twenty bins, with a line for each series."""
+    """Return how many values are in each of at most twenty bins: one chart for each series, below each other."""
     top = max([*(float(max(own)) for own in values if len(own)), 1e-3])
     bins = np.linspace(0, top, min(20, 4 + max(map(len, values), default=0) // 2) + 1)
-    with _axes(title, x_label, y_label) as (figure, axes):
+    with _figure(title, 2.9 if len(values) == 1 else 0.7 + 1.1 * len(values)) as figure:
         from matplotlib.ticker import MaxNLocator
 
-        for series, own in enumerate(values):
+        column = figure.subplots(len(values), sharex=True, sharey=True, squeeze=False)[:, 0]
+        for series, (axes, own) in enumerate(zip(column, values, strict=True)):
             counts = np.histogram(own, bins)[0]
             axes.stairs(counts, bins, color=_series(series), linewidth=1.6, fill=False)
-            if len(values) == 1:
-                axes.stairs(counts, bins, color=_series(series), alpha=0.25, fill=True)
-        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+            axes.stairs(counts, bins, color=_series(series), alpha=0.25, fill=True)
+            axes.set_ylabel(y_label)
+        column[-1].set_xlabel(x_label)
+        column[-1].yaxis.set_major_locator(MaxNLocator(3 if len(values) > 1 else "auto", integer=True))
         return _svg(figure, title)
 
 
 @contextmanager
-def _axes(title: str, x_label: str, y_label: str) -> Iterator[tuple[Figure, Axes]]:
+def _figure(title: str, height: float) -> Iterator[Figure]:
     import matplotlib
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context({**_SETTINGS, "svg.hashsalt": title}):  # the same chart has the same bytes
-        figure = Figure(figsize=(4.6, 2.9), layout="constrained")
+        yield Figure(figsize=(4.6, height), layout="constrained")
+
+
+@contextmanager
+def _axes(title: str, x_label: str, y_label: str) -> Iterator[tuple[Figure, Axes]]:
+    with _figure(title, 2.9) as figure:
         axes = figure.add_subplot()
         axes.set_xlabel(x_label)
         axes.set_ylabel(y_label)

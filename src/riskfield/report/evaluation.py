@@ -1,7 +1,8 @@
-"""How good marginals and the labels made of them are."""
+"""Measures of the quality of marginals and of the labels predicted from them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +29,8 @@ class Evaluation:
         log_loss: minus the mean logarithm of the marginal of the true class.
         reliability: how often the marginals of all pixels and classes are right, in ten bins.
         num_images: the number of images.
-        seconds: the time that the predictions took.
+        seconds: the time that the predictions took, in seconds.
+        span_f_measure: the F-measure of spans; NaN, as by default, if the classes are not tags of spans.
     """
 
     names: tuple[str, ...]
@@ -37,6 +39,7 @@ class Evaluation:
     reliability: Reliability
     num_images: int
     seconds: float
+    span_f_measure: float = math.nan
 
     @property
     def num_pixels(self) -> int:
@@ -45,17 +48,17 @@ class Evaluation:
 
     @property
     def error(self) -> float:
-        """The share of pixels that are labelled wrong."""
+        """The share of the pixels that are labelled wrong."""
         return 1 - float(np.trace(self.confusion)) / self.num_pixels
 
     @property
     def class_errors(self) -> Floats:
-        """The share of the pixels of each class that are labelled wrong; NaN where there are none."""
+        """The share of the pixels of each class that are labelled wrong; NaN for a class without pixels."""
         return 1 - _ratio(np.diag(self.confusion), self.confusion.sum(1))
 
     @property
     def overlaps(self) -> Floats:
-        """Intersection over union of true and predicted pixels of each class; NaN where there are neither."""
+        """Intersection over union of the true and predicted pixels of each class; NaN for a class without either."""
         overlaps: Floats = intersection_over_union(torch.from_numpy(self.confusion)).numpy()
         return overlaps
 
@@ -66,7 +69,7 @@ class Evaluation:
 
     @property
     def calibration_error(self) -> float:
-        """The mean distance of a marginal from how often such marginals are right."""
+        """The calibration error of the marginals, as `Reliability.calibration_error` defines it."""
         return self.reliability.calibration_error
 
     @property
@@ -82,12 +85,12 @@ class Evaluation:
 
     @property
     def bin_shares(self) -> Floats:
-        """The share of the marginals in each bin that are of the true class."""
+        """The share of the marginals in each bin that belong to the true class."""
         shares: Floats = self.reliability.shares.numpy()
         return shares
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it as plain values, for JSON."""
+        """Return all numbers as plain values, for JSON, with None for NaN."""
         errors = [None if np.isnan(error) else float(error) for error in self.class_errors]
         overlaps = [None if np.isnan(overlap) else float(overlap) for overlap in self.overlaps]
         return {
@@ -114,10 +117,10 @@ class Evaluation:
 
 
 class Tally:
-    """Adds up, image by image, what an `Evaluation` says.
+    """Computes an `Evaluation` image by image.
 
     Arguments:
-        names: of the classes.
+        names: the names of the classes.
 
     >>> tally = Tally(["ground", "figure"])
     >>> marginals = np.array([[[0.9, 0.1], [0.2, 0.8]], [[0.4, 0.6], [0.7, 0.3]]])
@@ -142,12 +145,12 @@ class Tally:
         *,
         predicted: npt.NDArray[np.int64] | None = None,
     ) -> None:
-        """Count an image.
+        """Add the predictions for one image.
 
         Arguments:
-            labels: of shape (row, column), -1 where there is none.
+            labels: true labels of shape (row, column), -1 for pixels without a label.
             marginals: of shape (row, column, class).
-            seconds: that they took.
+            seconds: the time that the prediction took, in seconds; by default 0.
             predicted: the predicted labels, of the shape of `labels`; by default the most probable ones.
         """
         self._images += 1
@@ -162,7 +165,7 @@ class Tally:
         self._reliability = self._reliability + reliability(beliefs, true, num_bins=NUM_BINS)
 
     def evaluation(self) -> Evaluation:
-        """What was found so far.
+        """Return the evaluation of the images that were added so far.
 
         Raises:
             ValueError: if no pixel had a label.
@@ -181,6 +184,6 @@ class Tally:
 
 
 def _ratio(part: npt.NDArray[Any], whole: npt.NDArray[Any]) -> Floats:
-    """part / whole, NaN where there is nothing."""
+    """part / whole, NaN where `whole` is 0."""
     ratio: Floats = np.divide(part, whole, out=np.full(part.shape, np.nan), where=whole != 0)
     return ratio

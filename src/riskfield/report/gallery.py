@@ -107,7 +107,7 @@ def entropy(marginals: Floats) -> Floats:
 
 
 def ranked(errors: Sequence[float], count: int) -> list[int]:
-    """The numbers of `count` images, worst first, at equal steps of the ranking, so that the last is the best.
+    """Choose `count` images at equal steps of a ranking by error. Return their numbers, from the worst to the best.
 
     >>> ranked([0.1, 0.5, 0.3, 0.2, 0.4], 3)
     [1, 2, 0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,17 +23,35 @@ class Learned:
     name: str
     series: int
     tables: tuple[Table, ...]
+    has_forbidden: bool = False
 
 
-def edge_tables(name: str, series: int, crf: ImageCRF, classes: Sequence[str]) -> Learned:
-    """Return the potentials of edges between pixels of equal colour and of edges across a step, by direction."""
-    tables = []
+def edge_tables(crfs: Mapping[str, ImageCRF], classes: Sequence[str]) -> list[Learned]:
+    """Return the potentials of edges between pixels of equal colour and of edges across a step, by direction.
+
+    The tables of all models have the same scale of colours.
+    """
+    found = {name: _edge_potentials(crf, len(classes)) for name, crf in crfs.items()}
+    largest = max(float(np.abs(own).max()) for captions in found.values() for own in captions.values())
+    return [
+        Learned(
+            name,
+            series,
+            tuple(potentials_table(caption, classes, classes, own, largest=largest) for caption, own in tables.items()),
+        )
+        for series, (name, tables) in enumerate(found.items())
+    ]
+
+
+def _edge_potentials(crf: ImageCRF, num_classes: int) -> dict[str, Floats]:
+    """The potentials of each table of edges, by its caption."""
+    found = {}
     for direction, horizontal in (("horizontal", True), ("vertical", False)):
         weights = crf.model_.state_dict()[f"factors.{direction}.weight"].cpu().double().numpy()
         for where, step in (("within a region", False), ("across a step", True)):
-            potentials = (weights @ _edge_features(crf, horizontal, step)).reshape(len(classes), len(classes))
-            tables.append(potentials_table(f"{direction}, {where}", classes, classes, interaction(potentials)))
-    return Learned(name, series, tuple(tables))
+            potentials = (weights @ _edge_features(crf, horizontal, step)).reshape(num_classes, num_classes)
+            found[f"{direction}, {where}"] = interaction(potentials)
+    return found
 
 
 def transition_tables(name: str, series: int, crf: CRF) -> Learned | None:
@@ -42,8 +60,11 @@ def transition_tables(name: str, series: int, crf: CRF) -> Learned | None:
     tags = [str(tag) for tag in crf.classes_.tolist()]
     if weights.shape != torch.Size([len(tags) ** 2, 1]):
         return None
-    potentials = interaction(weights.reshape(len(tags), len(tags)).numpy())
-    return Learned(name, series, (potentials_table("", tags, tags, potentials),))
+    of_model = getattr(crf.model_, "forbidden", None)  # with the start and the end, which are not shown
+    forbidden = np.zeros((len(tags), len(tags)), np.bool_) if of_model is None else of_model[:-1, :-1]
+    potentials = interaction(weights.reshape(len(tags), len(tags)).numpy(), forbidden)
+    table = potentials_table("", tags, tags, potentials, forbidden)
+    return Learned(name, series, (table,), bool(forbidden.any()))
 
 
 def _edge_features(crf: ImageCRF, horizontal: bool, step: bool) -> Floats:

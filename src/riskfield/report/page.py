@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from riskfield.datasets.colours import class_colours
-from riskfield.datasets.images import ImageSet, LabelledImage
+from riskfield.datasets.images import ImageSet, LabelledImage, few
 from riskfield.estimators.image_run import ImageRun
+from riskfield.estimators.ridge_path import limit_of_search
 from riskfield.io._atomic import check_writable
 from riskfield.progress import bar
 from riskfield.report.charts import Chart, Line, histogram
@@ -50,6 +51,7 @@ _MARGINALS = (
 
 
 BASELINE = "independent pixels"
+_PARTS = ("reading", "features", "choice of the ridge", "training")  # of a run, whose times are shown
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,20 +75,26 @@ def write_report(
 ) -> list[Evaluation]:
     """Write a page about one run, or about several runs with the same classes.
 
+    The page shows the runs and the baseline of the first run, which is the same model without edges. The baseline is
+    left out if it was not fitted, or if one of the runs is such a model.
+
     Arguments:
         path: where to write the page. It is replaced atomically.
         runs: fitted runs.
         images: the test images. Their labels must be indices into the classes of the runs.
-        title: the title of the page.
-        command: the command that writes this page, which the page shows.
-        num_shown: how many images the page shows. They go from the worst of the first run to its best, at equal
-            steps of the ranking.
-        progress: whether to show progress bars.
-
-    The baseline of the first run, the same model without edges, is shown beside the runs.
+        title: the title of the page; by default the names of the classes and the number of images.
+        command: the command that writes this page, which the page shows; by default none.
+        num_shown: how many images the page shows, by default 6. They are chosen at equal steps of a ranking by the
+            error of the first run, from the worst image to the best.
+        progress: whether to show progress bars; by default False.
 
     Returns:
         The evaluation of each run.
+
+    Raises:
+        ValueError: if there are no runs or no images, if the runs differ in their classes or have equal names, if the
+            classes of the images are not those of the runs, if no pixel has a label, or if `num_shown` is not positive.
+        OSError: if the page cannot be written.
     """
     _check(runs, images, num_shown)
     check_writable(path)
@@ -97,13 +105,15 @@ def write_report(
     classes = list(runs[0].classes.values())
     measures = [_ERROR, *(_class_error(k, name) for k, name in enumerate(classes)), *_MARGINALS]
     first = scores[0]
-    labels = f"{several(first.num_pixels, 'labelled pixel')} · {', '.join(classes)}"
+    labels = f"{several(first.num_images, 'image')} · {several(first.num_pixels, 'labelled pixel')}"
+    default = f"{', '.join(classes) if len(classes) <= 4 else few(classes)} in {several(first.num_images, 'image')}"
     write_page(
         path,
         "images.html",
-        title=title or " · ".join(names[:num_runs]),
-        about=f"{several(first.num_images, 'image')} · {labels}",
+        title=title or default,
+        about=f"{', '.join(names[:num_runs])} · {labels} · {', '.join(classes)}",
         names=names,
+        baseline=names[num_runs] if len(runs) > num_runs else "",
         classes=[
             {"name": name, "colour": f"rgb{colour}"}
             for name, colour in zip(classes, class_colours(len(classes)), strict=True)
@@ -115,7 +125,7 @@ def write_report(
         confusions=[confusion_table(score, "pixels") for score in scores],
         reliability=reliability_chart(scores),
         bins=reliability_table(names, scores),
-        edges=[edge_tables(run.name, k, run.crf, classes) for k, run in enumerate(runs[:num_runs])],
+        edges=edge_tables({run.name: run.crf for run in runs[:num_runs]}, classes),
         curves=[c for c in (training_curve(r.name, k, r.crf, r.fits) for k, r in enumerate(runs)) if c is not None],
         ridge_path=_ridge_path(runs[0]),
         settings=_settings(runs[:num_runs]),
@@ -146,9 +156,10 @@ def _ridge_path(run: ImageRun) -> dict[str, str] | None:
         Line(1, ridges, [trial.independent for trial in path], [2.0] * len(path), dashed=True),
     ]
     chart = Chart(f"Ridges of {run.name}", "ridge", "log loss on held-out images", lines, log_x=True)
+    limit = f", the {found} that is tried" if (found := limit_of_search(path)) else ""
     return {
         "chart": chart.svg(),
-        "text": f"{run.name}: {run.crf.ridge_:g} was chosen. Dashed: the same model without edges.",
+        "text": f"{run.name}: {run.crf.ridge_:g} was chosen{limit}. Dashed: the same model without edges.",
     }
 
 
@@ -198,7 +209,8 @@ def _histogram(found: Sequence[Result]) -> str:
 
 
 def _settings(runs: Sequence[ImageRun]) -> Table:
-    names = list(dict.fromkeys(name for run in runs for name in run.settings))
+    unused = set() if any("early-stopping" in run.settings for run in runs) else {"patience"}
+    names = [name for name in dict.fromkeys(name for run in runs for name in run.settings) if name not in unused]
     recipes = [run.crf.features_ for run in runs]
     values: dict[str, list[object]] = {name: [run.settings.get(name, NOTHING) for run in runs] for name in names}
     values |= {
@@ -216,9 +228,9 @@ def _timings(found: Sequence[Result]) -> Table:
     for k, result in enumerate(found):
         run, score = result.run, result.evaluation
         evaluations = sum(fit.history[-1].evaluations for fit in run.fits if fit.history)
-        spent = [run.seconds.get(name, math.nan) for name in ("reading", "features", "training")]
-        each = spent[2] / evaluations if evaluations else math.nan
+        spent = [run.seconds.get(name, math.nan) for name in _PARTS]
+        each = spent[-1] / evaluations if evaluations else math.nan
         cells = [*map(in_seconds, spent), f"{evaluations:,}" if evaluations else NOTHING, in_seconds(each)]
         rows.append([Cell(run.name, series=k), *cells, in_seconds(score.seconds / score.num_images)])
-    header = ["", "reading", "features", "training", "evaluations", "per evaluation", "prediction, per image"]
+    header = ["", *_PARTS, "evaluations", "per evaluation", "prediction, per image"]
     return Table(header, rows)

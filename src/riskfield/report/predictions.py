@@ -17,8 +17,11 @@ def evaluate_run(
 
     Arguments:
         run: a run with a fitted estimator.
-        images: their labels must be indices into the classes of the run.
-        see: a function that is called with each image and its marginals.
+        images: images whose labels are indices into the classes of the run.
+        see: a function that is called with each image and its marginals; by default none.
+
+    Raises:
+        ValueError: if an image has no labels, or no pixel of any image has a label.
     """
     tally = Tally([*run.classes.values()])
     for image in images:
@@ -29,7 +32,7 @@ def evaluate_run(
 
 
 def evaluate_image(run: ImageRun, image: LabelledImage, tally: Tally) -> Floats:
-    """Add the errors on one image to `tally`, and return the image's marginals."""
+    """Predict the marginals of one image, add them to `tally`, and return them."""
     if image.labels is None:
         raise ValueError(f"`images` must have labels. {image.name} has none.")
     began = time.perf_counter()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ import numpy.typing as npt
 from riskfield.estimators.crf import CRF
 from riskfield.estimators.labels import as_labels, is_known
 from riskfield.io._atomic import check_writable
+from riskfield.metrics import span_f_measure
 from riskfield.report.charts import histogram
 from riskfield.report.evaluation import Evaluation, Floats, Tally
 from riskfield.report.learned import transition_tables
@@ -33,6 +36,7 @@ _MEASURES = (
     Measure("log loss per token", lambda score: score.log_loss, three_digits),
     Measure("calibration error", lambda score: score.calibration_error, three_digits),
 )
+_SPANS = Measure("span F1", lambda score: score.span_f_measure, percent, largest=True)
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ class HardSequence:
 
 @dataclass(frozen=True, eq=False)
 class _Result:
-    """A model, its evaluation, and for every sequence the predicted tags, the marginals and what is wrong with them."""
+    """A model, its evaluation, and for every sequence the predicted tags, the marginals and their errors."""
 
     name: str
     crf: CRF
@@ -79,18 +83,25 @@ def write_sequence_report(
 ) -> list[Evaluation]:
     """Write a page about one fitted `CRF`, or about several with the same tags.
 
-    It shows errors, the hardest sequences, the confusion of tags, calibration, transitions and training.
+    It shows errors, the hardest sequences, the confusion of tags, calibration, transitions and training. If the tags
+    are those of spans, such as "B-PER" and "O", it also shows the F-measure of spans.
 
     Arguments:
         path: where to write the page. It is replaced atomically.
         models: {name: fitted estimator}.
         X, y: test sequences and their tags, as for `CRF.fit`.
-        tokens: the tokens of each sequence, to be shown. By default their numbers.
-        title: the title of the page. By default the names of the models.
-        num_shown: how many sequences are shown: those with the highest log loss per token by the first model.
+        tokens: the tokens of each sequence, which the page shows; by default their positions, from 1.
+        title: the title of the page; by default the names of the models.
+        num_shown: how many sequences are shown, by default 12: those with the highest log loss per token under the
+            first model.
 
     Returns:
         The evaluation of each model.
+
+    Raises:
+        ValueError: if there are no models, if they differ in their tags, if `X`, `y` and `tokens` do not fit together,
+            if no token has a known tag, or if `num_shown` is not positive.
+        OSError: if the page cannot be written.
 
     >>> import tempfile
     >>> from riskfield import CRF
@@ -107,6 +118,7 @@ def write_sequence_report(
     codes = _codes(next(iter(models.values())), y)
     found = [_result(name, crf, tags, X, codes) for name, crf in models.items()]
     names, scores = list(models), [result.evaluation for result in found]
+    measures = [*_MEASURES, *(() if math.isnan(scores[0].span_f_measure) else (_SPANS,))]
     order = np.argsort(-found[0].losses, kind="stable")[:num_shown]
     learned = [transition_tables(name, k, crf) for k, (name, crf) in enumerate(models.items())]
     curves = [training_curve(r.name, k, r.crf, getattr(r.crf, "results_", ())) for k, r in enumerate(found)]
@@ -117,8 +129,8 @@ def write_sequence_report(
         title=title or " · ".join(names),
         about=f"{several(len(codes), 'sequence')} · {labelled}",
         names=names,
-        tiles=tiles(_MEASURES, names, scores),
-        scores=scores_table([*_MEASURES, *(_tag_error(k, tag) for k, tag in enumerate(tags))], names, scores),
+        tiles=tiles(measures, names, scores),
+        scores=scores_table([*measures, *(_tag_error(k, tag) for k, tag in enumerate(tags))], names, scores),
         histogram=histogram(
             "Errors of single sequences",
             "wrong tags, %",
@@ -179,7 +191,23 @@ def _result(name: str, crf: CRF, tags: Sequence[str], X: Any, codes: Sequence[np
         true = beliefs[known, own[known]]
         losses.append(float(-np.log(np.maximum(true, 1e-12)).mean()) if known.any() else -1.0)
         errors.append(float(np.mean(states[known] != own[known])) if known.any() else float("nan"))
-    return _Result(name, crf, tally.evaluation(), predicted, marginals, np.array(losses), np.array(errors))
+    evaluation = replace(tally.evaluation(), span_f_measure=_span_f_measure(tags, codes, predicted))
+    return _Result(name, crf, evaluation, predicted, marginals, np.array(losses), np.array(errors))
+
+
+def _span_f_measure(
+    tags: Sequence[str], codes: Sequence[npt.NDArray[np.int64]], predicted: Sequence[npt.NDArray[np.int64]]
+) -> float:
+    """The F-measure of spans; NaN if the tags are not those of spans. Where the true tag is unknown, both are O."""
+    if not all(tag == "O" or re.match("[BIES]-.", tag) for tag in tags):
+        return math.nan
+    of_codes = [*tags, "O"]  # -1 is the last one
+    truth = [[of_codes[code] for code in own] for own in codes]
+    found = [
+        [of_codes[state if code >= 0 else -1] for code, state in zip(own, states, strict=True)]
+        for own, states in zip(codes, predicted, strict=True)
+    ]
+    return span_f_measure(truth, found)
 
 
 def _hard(

@@ -16,6 +16,8 @@ from riskfield.report.charts import Chart, Line
 from riskfield.report.evaluation import NUM_BINS, Evaluation
 from riskfield.report.templating import NOTHING, Cell, Table, mark_best, percent, three_digits
 
+_MAX_COLUMNS = 9  # of scores, so that the table fits on a page
+
 
 @dataclass(frozen=True)
 class Measure:
@@ -60,9 +62,12 @@ def tiles(measures: Sequence[Measure], names: Sequence[str], scores: Sequence[Ev
 
 
 def scores_table(measures: Sequence[Measure], names: Sequence[str], scores: Sequence[Evaluation]) -> Table:
-    """Return a table with a row per run and a column per measure."""
+    """Return a table with a row per run and a column per measure; the other way round if there are many measures."""
     columns = [mark_best([m.of(score) for score in scores], m.write, largest=m.largest) for m in measures]
-    rows = [[Cell(name, series=k), *(column[k] for column in columns)] for k, name in enumerate(names)]
+    runs = [Cell(name, series=k) for k, name in enumerate(names)]
+    if len(measures) > _MAX_COLUMNS:
+        return Table(["", *runs], [[m.name, *column] for m, column in zip(measures, columns, strict=True)])
+    rows = [[run, *(column[k] for column in columns)] for k, run in enumerate(runs)]
     return Table(["", *(measure.name for measure in measures)], rows)
 
 
@@ -110,26 +115,47 @@ def reliability_table(names: Sequence[str], scores: Sequence[Evaluation]) -> Tab
 
 
 def potentials_table(
-    caption: str, rows: Sequence[str], columns: Sequence[str], potentials: npt.NDArray[np.float64]
+    caption: str,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    potentials: npt.NDArray[np.float64],
+    forbidden: npt.NDArray[np.bool_] | None = None,
+    *,
+    largest: float | None = None,
 ) -> Table:
-    """Return a table of log-potentials. Positive ones are shaded in one colour, negative ones in another."""
-    largest = float(np.abs(potentials).max()) or 1.0
+    """Return a table of log-potentials. Positive ones are shaded in one colour, negative ones in another.
+
+    The pairs that are True in `forbidden` have a dash instead of a number. `largest` is the absolute value with the
+    strongest colour, by default the largest in the table.
+    """
+    largest = (float(np.abs(potentials).max()) if largest is None else largest) or 1.0
     cells = [[Cell(f"{value:+.2f}", share=value / largest) for value in row] for row in potentials.tolist()]
+    for row, column in [] if forbidden is None else np.argwhere(forbidden).tolist():
+        cells[row][column] = Cell(NOTHING, title="forbidden")
     return Table(
         ["", *columns], [[name, *row] for name, row in zip(rows, cells, strict=True)], caption=caption, kind="shaded"
     )
 
 
-def interaction(potentials: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def interaction(
+    potentials: npt.NDArray[np.float64], forbidden: npt.NDArray[np.bool_] | None = None
+) -> npt.NDArray[np.float64]:
     """Remove from log-potentials (state, state) what a sum of a row term and a column term explains.
 
-    What remains says which pairs of states attract (positive) or repel (negative) each other.
+    What remains says which pairs of states attract (positive) or repel (negative) each other. The terms are those of
+    least squares. Pairs that are True in `forbidden` do not count, and 0 is returned for them.
 
-    >>> interaction(np.array([[3.0, 0.0], [1.0, 2.0]]))
+    >>> interaction(np.array([[3.0, 0.0], [1.0, 2.0]])).round(12)
     array([[ 1., -1.],
            [-1.,  1.]])
     """
-    return np.asarray(potentials - potentials.mean(0) - potentials.mean(1)[:, None] + potentials.mean())
+    counted = np.ones(potentials.shape) if forbidden is None else 1.0 - forbidden
+    values = potentials * counted
+    sums = np.concatenate([values.sum(1), values.sum(0)])
+    numbers = np.block([[np.diag(counted.sum(1)), counted], [counted.T, np.diag(counted.sum(0))]])
+    terms = np.linalg.lstsq(numbers, sums, rcond=None)[0]
+    of_rows, of_columns = terms[: len(potentials)], terms[len(potentials) :]
+    return np.asarray((potentials - of_rows[:, None] - of_columns) * counted)
 
 
 def training_curve(name: str, series: int, crf: AbstractCRF, fits: Sequence[Fit]) -> Curve | None:

@@ -80,6 +80,7 @@ class ConvexFreeEnergy(AbstractAlgorithm):
     """
 
     unrolls: ClassVar[bool] = False
+    any_kernels: ClassVar[bool] = True
     symmetric_jacobian: ClassVar[bool] = True
     parameter_name: ClassVar[str] = "weights"
     convergence_advice: ClassVar[str] = (
