@@ -114,7 +114,8 @@ struct Placer {
   Index row_length(Index members) const { return whole_vectors(plan.parts == 1 ? members : members + plan.lanes - 1); }
 
   // A row of messages also stands between two neutral ones. They serve the variables at the ends of a level, which have
-  // fewer neighbours than those between them (see Tiler::find_run). With batch lanes the copies of a variable are alike.
+  // fewer neighbours than those between them (see Tiler::find_run). With batch lanes the copies of a variable are
+  // alike.
   Index message_row_length(Index members) const { return row_length(plan.copies == 1 ? members + 1 : members); }
 
   // Rows and tables begin where a vector may, so that most vectors are in one cache line.

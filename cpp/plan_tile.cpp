@@ -226,9 +226,7 @@ struct Tiler {
       d < degree(p) ? gather(address[start[p] + d], stride[start[p] + d]) : gather(Plan::kNeutral, 1);
   }
 
-  void begin_gathering() {
-    plan.connections.push_back({static_cast<Index>(plan.lane_messages.size()), 0, false});
-  }
+  void begin_gathering() { plan.connections.push_back({static_cast<Index>(plan.lane_messages.size()), 0, false}); }
   void gather(Index address, std::int32_t stride) {
     plan.lane_messages.push_back(address);
     plan.lane_strides.push_back(stride);

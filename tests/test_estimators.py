@@ -71,7 +71,7 @@ def test_all_estimators_have_the_same_fitted_attributes():
         ImageCRF(features, optimiser=few).fit(list(X), y),
     ]
     found = [{name for name in vars(estimator) if name.endswith("_")} for estimator in fitted]
-    of_images = {"features_", "ridge_", "path_", "baseline_", "baseline_results_"}
+    of_images = {"features_", "ridge_", "path_", "held_out_", "ridge_seconds_", "baseline_", "baseline_results_"}
     assert found[0] - {"columns_", "vocabulary_"} == found[1] == found[2] - of_images
     assert {len(estimator.results_) for estimator in fitted} == {2}
 

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from riskfield.datasets.folders import ENDINGS, mask_values
 from riskfield.errors import DivergenceWarning, did_you_mean
 
 if TYPE_CHECKING:
@@ -53,6 +52,8 @@ def complain_of_image(name: str | Path, error: BaseException, command: Any = Non
 
     It names the options of `command`, or without one those of `riskfield fit`, instead of arguments of functions.
     """
+    from riskfield.datasets.folders import ENDINGS
+
     path, original = Path(name), message_of(error)
     stem = re.escape(path.stem if path.suffix.lower() in ENDINGS else path.name)
     if command is None:
@@ -125,6 +126,8 @@ def warn_of_missing_classes(run: ImageRun, counts: Sequence[int], masks: Path, n
         masks: the folder of masks.
         names: of the masks that were read.
     """
+    from riskfield.datasets.folders import mask_values
+
     missing = [name for name, count in zip(run.classes.values(), counts, strict=True) if count == 0]
     reading = run.reading
     changed = reading.threshold is not None or reading.levels is not None
