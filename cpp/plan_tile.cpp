@@ -66,15 +66,15 @@ struct Tiler {
 
   Index degree(Index p) const { return incoming.start[p + 1] - incoming.start[p]; }
 
-  // Nodes from `first` on that hear alike: message by message, what reaches one of them lies next to what reaches the
-  // one before. The first and the last of them may lack some messages, at most half, if neutral ones take their place.
-  // Returns where the run ends and, in `channels`, its messages.
+  // Nodes from `first` on whose incoming messages lie side by side: each message to a node lies next to one to the node
+  // before. The first and the last node may lack some messages, at most half, if neutral ones take their place. Returns
+  // where the run ends and, in `channels`, its messages.
   Index find_run(Index first, std::vector<Channel>& channels) const {
     channels.clear();
-    std::vector<Index> heard;  // by the last node of the run so far: of each channel its place in `incoming`, or -1
+    std::vector<Index> latest;  // of each channel, the place in `incoming` of its message to the last node so far
     for (Index at = incoming.start[first]; at < incoming.start[first + 1]; ++at) {
       channels.push_back({incoming.address[at], incoming.stride[at]});
-      heard.push_back(at);
+      latest.push_back(at);
     }
     std::vector<Channel> wider;
     std::vector<Index> next;
@@ -99,17 +99,18 @@ struct Tiler {
                  incoming.address[place] == channel.address + (last - first);
         };
         if (continues(at + 1)) alike = begin_channel();
-        const bool goes_on = heard[k] >= 0 && continues(at);
         wider.push_back(channel);
-        next.push_back(goes_on ? at++ : -1);
-        if (goes_on || heard[k] < 0) continue;
-        alike &= incoming.last[heard[k]];
-        ++ended;
+        if (continues(at)) {
+          next.push_back(at++);
+        } else {  // the run ends here
+          alike &= incoming.last[latest[k]];
+          ++ended;
+        }
       }
       while (at < end && alike) alike = begin_channel();
       if (!alike || 2 * (begun + ended) > static_cast<Index>(wider.size())) return last;
       if (begun > 0) channels = wider;
-      heard = next;
+      latest = next;
       if (ended > 0) return last + 1;
     }
   }

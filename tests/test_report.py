@@ -503,7 +503,7 @@ def test_the_page_in_a_browser(folder, runs, image_set, tmp_path, width, dark):
     assert measured["outside"] == []  # nothing is cut off
     assert measured["decoded"] == len(Page(text).images)
     assert measured["tables"] == len(Page(text).tables)
-    assert measured["charts"] == 4  # errors of images, calibration, and the training of both
+    assert measured["charts"] == 6  # errors of images by three models, calibration, and the training of both
     assert measured["enlarged"] == pytest.approx(1.5, abs=0.02)
     assert not measured["lost"]
     assert measured["faded"] == "0.25"

@@ -108,35 +108,39 @@ class Chart:
 
 
 def histogram(title: str, x_label: str, y_label: str, values: Sequence[Sequence[float]]) -> str:
-    """Return how many values are in each of at most twenty bins: one chart for each series, below each other."""
+    """Return how many values are in each of at most twenty bins: one chart for each series, with the same axes."""
+    from matplotlib.ticker import MaxNLocator
+
     top = max([*(float(max(own)) for own in values if len(own)), 1e-3])
     bins = np.linspace(0, top, min(20, 4 + max(map(len, values), default=0) // 2) + 1)
-    with _figure(title, 2.9 if len(values) == 1 else 0.7 + 1.1 * len(values)) as figure:
-        from matplotlib.ticker import MaxNLocator
-
-        column = figure.subplots(len(values), sharex=True, sharey=True, squeeze=False)[:, 0]
-        for series, (axes, own) in enumerate(zip(column, values, strict=True)):
-            counts = np.histogram(own, bins)[0]
-            axes.stairs(counts, bins, color=_series(series), linewidth=1.6, fill=False)
-            axes.stairs(counts, bins, color=_series(series), alpha=0.25, fill=True)
+    counts = [np.histogram(own, bins)[0] for own in values]
+    most, alone = max(1, *(int(own.max()) for own in counts)), len(values) == 1
+    charts = []
+    for series, own in enumerate(counts):
+        with _figure(title, *((4.6, 2.9) if alone else (2.6, 1.9))) as figure:
+            axes = figure.add_subplot()
+            axes.stairs(own, bins, color=_series(series), linewidth=1.6, fill=False)
+            axes.stairs(own, bins, color=_series(series), alpha=0.25, fill=True)
+            axes.set_ylim(0, 1.05 * most)
+            axes.yaxis.set_major_locator(MaxNLocator("auto" if alone else 3, integer=True))
+            axes.set_xlabel(x_label)
             axes.set_ylabel(y_label)
-        column[-1].set_xlabel(x_label)
-        column[-1].yaxis.set_major_locator(MaxNLocator(3 if len(values) > 1 else "auto", integer=True))
-        return _svg(figure, title)
+            charts.append(_svg(figure, title))
+    return charts[0] if alone else f'<div class="multiples">{"".join(charts)}</div>'
 
 
 @contextmanager
-def _figure(title: str, height: float) -> Iterator[Figure]:
+def _figure(title: str, width: float, height: float) -> Iterator[Figure]:
     import matplotlib
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context({**_SETTINGS, "svg.hashsalt": title}):  # the same chart has the same bytes
-        yield Figure(figsize=(4.6, height), layout="constrained")
+        yield Figure(figsize=(width, height), layout="constrained")
 
 
 @contextmanager
 def _axes(title: str, x_label: str, y_label: str) -> Iterator[tuple[Figure, Axes]]:
-    with _figure(title, 2.9) as figure:
+    with _figure(title, 4.6, 2.9) as figure:
         axes = figure.add_subplot()
         axes.set_xlabel(x_label)
         axes.set_ylabel(y_label)
