@@ -150,6 +150,12 @@ struct Plan {
   // The copy that a packed node or a factor of a group belongs to.
   int copy_of(Index node_or_factor) const { return static_cast<int>(node_or_factor & (copies - 1)); }
 
+  // From so many states on, vectors are filled with the states of one variable (see inside.hpp).
+  int fewest_inside() const { return lanes > 4 ? lanes : 4; }
+  bool is_inside(const Group& group, const FactorTile& tile) const {
+    return !tile.contiguous && group.arity == 2 && group.dims[0] >= fewest_inside() && group.dims[1] >= fewest_inside();
+  }
+
   // Address of the neutral message that pads variables of lower degree; max_states entries, stride 1.
   static constexpr Index kNeutral = 0;
 

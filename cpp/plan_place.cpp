@@ -40,10 +40,9 @@ struct Placer {
     pack_nodes();
     collect_factors();
     plan.tied_size = plan.table_size;
-    for (std::size_t g = 0; g < plan.groups.size(); ++g) {
-      sort_factors(g);
-      place_factors(g);
-    }
+    for (std::size_t g = 0; g < plan.groups.size(); ++g) sort_factors(g);
+    place_nodes();
+    for (std::size_t g = 0; g < plan.groups.size(); ++g) place_factors(g);
   }
 
   void pack_nodes() {
@@ -80,15 +79,31 @@ struct Placer {
         block[last++] = first;
       tick(1);
     }
+  }
+
+  // Where no long run of factors reaches a block of nodes with many states, the states of each node stand together.
+  void place_nodes() {
+    const Index nodes = plan.num_nodes;
+    std::vector<bool> in_rows(nodes, false);  // of the first node of each block
+    for (std::size_t g = 0; g < plan.groups.size(); ++g) {
+      const Group& group = plan.groups[g];
+      for (Index first = 0, last = 0; first < group.count; first = last) {
+        last = end_of_run(group, g, first);
+        tick(last - first);
+        for (int k = 0; k < group.arity && is_long(last - first); ++k)
+          in_rows[block[group.position[first * group.arity + k]]] = true;
+      }
+    }
     for (Index first = 0; first < nodes;) {
       Index last = first;
       while (last < nodes && block[last] == block[first] && out.node_part[last] == out.node_part[first]) ++last;
-      const Index stride = row_length(last - first);
+      const bool apart = plan.copies == 1 && !in_rows[block[first]] && plan.states[first] >= plan.fewest_inside();
+      const Index states = plan.states[first], stride = apart ? 1 : row_length(last - first);
       for (Index p = first; p < last; ++p) {
-        plan.node_address[p] = plan.node_size + (p - first);
+        plan.node_address[p] = plan.node_size + (p - first) * (apart ? states : 1);
         plan.node_stride[p] = static_cast<std::int32_t>(stride);
       }
-      plan.node_size += plan.states[first] * stride;
+      plan.node_size += apart ? row_length((last - first) * states) : states * stride;
       first = last;
     }
   }
@@ -114,7 +129,8 @@ struct Placer {
   Index row_length(Index members) const { return whole_vectors(plan.parts == 1 ? members : members + plan.lanes - 1); }
 
   // A row of messages also stands between two neutral ones. They serve the variables at the ends of a level, which have
-  // fewer neighbours than those between them (see Tiler::find_run). With batch lanes the copies of a variable are alike.
+  // fewer neighbours than those between them (see Tiler::find_run). With batch lanes the copies of a variable are
+  // alike.
   Index message_row_length(Index members) const { return row_length(plan.copies == 1 ? members + 1 : members); }
 
   // Rows and tables begin where a vector may, so that most vectors are in one cache line.
@@ -241,6 +257,14 @@ struct Placer {
     return true;
   }
 
+  // Where the factors end that stand next to each other in every slot, from `first` on.
+  Index end_of_run(const Group& group, std::size_t g, Index first) const {
+    Index last = first + 1;
+    while (last < group.count && adjacent(group, g, last - 1)) ++last;
+    return last;
+  }
+  bool is_long(Index run) const { return 2 * run >= plan.lanes; }
+
   // Whether factors f and f + 1, which are adjacent, are sent messages by different threads.
   bool parted(const Group& group, Index f) const {
     for (int k = 0; k < group.arity; ++k) {
@@ -262,10 +286,9 @@ struct Placer {
     out.pieces.emplace_back();
     bool after_row = plan.copies > 1;  // whether the last message so far is a neutral one, or none is needed
     for (Index first = 0; first < group.count;) {
-      Index last = first + 1;
-      while (last < group.count && adjacent(group, g, last - 1)) ++last;
+      const Index last = end_of_run(group, g, first);
       tick(last - first);
-      const bool long_run = 2 * (last - first) >= plan.lanes;
+      const bool long_run = is_long(last - first);
       for (Index f = first; f < last;) {
         Index size = 1;
         while (long_run && size < std::min(kLongestBlock, last - f) && !parted(group, f + size - 1)) ++size;
