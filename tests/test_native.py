@@ -469,6 +469,9 @@ LANE_GRAPHS = {
     "grid": rf.grid(3, 5, 2),
     "tied": rf.grid(3, 4, 3, tied=True),
     "mixed": rf.FactorGraph([2, 3, 2, 4, 1], [(0, 1), (1, 2), (2, 0, 3), (3,), (4, 3), (0, 3)]),
+    # With level lanes, states fill the vectors (cpp/inside.hpp); with batch lanes they never do.
+    "many states": rf.FactorGraph([17, 16, 33, 16, 21], [(0, 1), (2, 1), (1, 3), (0, 3), (4, 2), (4, 0), (3, 4)]),
+    "many states, tied": rf.grid(2, 3, 19, tied=True),
     "no factors": rf.FactorGraph([2, 3], []),
 }
 LANE_ALGORITHMS = {
