@@ -72,6 +72,11 @@ class BackwardSweeps {
       for (Index t = begin; t < end; ++t) {
         const NodeTile& tile = plan_.node_tiles[t];
         member.scratch.tick(tile.states);
+        if constexpr (!std::is_void<typename Algebra::OfStates>::value)
+          if (tile.stride == 1) {
+            reverse_belief_inside<T>(context_, tile, parts_[p]);
+            continue;
+          }
         with_states<Algebra>(tile.states, [&](auto states) {
           reverse_belief<Algebra, T, decltype(states)::value>(context_, tile, tape, parts_[p], member.scratch);
         });

@@ -142,6 +142,18 @@ RF_NOINLINE void reverse_inside(const Context<T>& context, const Item<T>& item, 
   if constexpr (P == Pass::kDeferred) grad.rates += (kLanes<T> - tile.count) * n;
 }
 
+// reverse_belief for one variable whose states have stride 1.
+template <class T>
+RF_NOINLINE void reverse_belief_inside(const Context<T>& context, const NodeTile& tile, Gradients<T>& grad) {
+  const StateRow<T> beliefs{grad.beliefs + tile.address, 1, tile.states};
+  const StateRow<T> theta{grad.node_theta + tile.address, 1, tile.states};
+  const V<T> inverse = splat<T>(context.node_power ? context.node_inverse[tile.first] : T(1));
+  for (int v = 0; v < num_vectors<T>(tile.states); ++v) {
+    theta.add(v, beliefs.get(v) * inverse);
+    beliefs.set(v, V<T>{});
+  }
+}
+
 // Cavities of such a tile, written down factor by factor, as those of other tiles are.
 template <class T>
 const T* cavities_by_lanes(const FactorTile& tile, const T* tape, int states, Scratch<T>& scratch) {
