@@ -90,14 +90,14 @@ struct Placer {
       for (Index first = 0, last = 0; first < group.count; first = last) {
         last = end_of_run(group, g, first);
         tick(last - first);
-        for (int k = 0; k < group.arity && is_long(last - first); ++k)
+        for (int k = 0; k < group.arity && is_long(group, last - first); ++k)
           in_rows[block[group.position[first * group.arity + k]]] = true;
       }
     }
     for (Index first = 0; first < nodes;) {
       Index last = first;
       while (last < nodes && block[last] == block[first] && out.node_part[last] == out.node_part[first]) ++last;
-      const bool apart = plan.copies == 1 && !in_rows[block[first]] && plan.states[first] >= plan.fewest_inside();
+      const bool apart = !in_rows[block[first]] && plan.has_many(plan.states[first]);
       const Index states = plan.states[first], stride = apart ? 1 : row_length(last - first);
       for (Index p = first; p < last; ++p) {
         plan.node_address[p] = plan.node_size + (p - first) * (apart ? states : 1);
@@ -263,7 +263,11 @@ struct Placer {
     while (last < group.count && adjacent(group, g, last - 1)) ++last;
     return last;
   }
-  bool is_long(Index run) const { return 2 * run >= plan.lanes; }
+  // Whether tiles hold several factors of a run: if these fill half a vector and take less time than one by one.
+  bool is_long(const Group& group, Index run) const {
+    if (2 * run < plan.lanes) return false;
+    return !plan.has_many(group) || run * plan.inside_cost(group) >= static_cast<double>(group.table_size);
+  }
 
   // Whether factors f and f + 1, which are adjacent, are sent messages by different threads.
   bool parted(const Group& group, Index f) const {
@@ -288,7 +292,7 @@ struct Placer {
     for (Index first = 0; first < group.count;) {
       const Index last = end_of_run(group, g, first);
       tick(last - first);
-      const bool long_run = is_long(last - first);
+      const bool long_run = is_long(group, last - first);
       for (Index f = first; f < last;) {
         Index size = 1;
         while (long_run && size < std::min(kLongestBlock, last - f) && !parted(group, f + size - 1)) ++size;

@@ -126,9 +126,10 @@ Results<T> results(const Engine& engine, const Graph& graph, const Settings& set
   const int lanes = std::is_same<T, float>::value ? engine.lanes_float : engine.lanes_double;
   RunInput<T> input;
   const int parts = settings.batch < threads && !settings.batch_lanes ? threads : 1;
-  input.plan = std::make_shared<Plan>(lanes, settings.batch_lanes ? lanes : 1, parts, graph.sweep,
-                                      graph.num_variables(), graph.num_states.data(), graph.node_start.data(),
-                                      graph.rank.data(), graph.level.data(), graph.input);
+  input.plan =
+      std::make_shared<Plan>(lanes, settings.batch_lanes ? lanes : 1, parts, settings.kind == Kind::kSumProduct,
+                             graph.sweep, graph.num_variables(), graph.num_states.data(), graph.node_start.data(),
+                             graph.rank.data(), graph.level.data(), graph.input);
   check_parts(*input.plan);
   check_between(*input.plan);
   input.kind = settings.kind;
