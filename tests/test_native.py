@@ -39,6 +39,7 @@ def graphs():
     yield "grid", rf.grid(9, 13, 2)
     yield "tied", rf.grid(7, 11, 3, connectivity=8, tied=True)
     yield "irregular", rf.from_edges(4, edges[edges[:, 0] != edges[:, 1]].numpy(), num_variables=60)
+    yield "states", rf.grid(6, 5, 20)  # threads share levels where states fill the vectors
     yield "triples", rf.FactorGraph([2, 3] * 30, triples.numpy())
 
 

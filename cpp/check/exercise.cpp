@@ -253,7 +253,7 @@ void round(const Engine& engine) {
                 : draw(0, 3) == 0        ? Sweep::kAllAtOnce
                                          : Sweep::kForwardBackward;
   if (draw(0, 1) == 0)
-    make_grid(graph, draw(1, 40), draw(1, 40), static_cast<int>(draw(2, 6)), draw(0, 2) == 0);
+    make_grid(graph, draw(1, 40), draw(1, 40), static_cast<int>(draw(2, draw(0, 2) == 0 ? 20 : 6)), draw(0, 2) == 0);
   else
     make_irregular(graph, draw(3, 60));
   const Index records[] = {0, kEverySweep, kLastSweep, 2};
