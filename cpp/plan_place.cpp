@@ -263,10 +263,12 @@ struct Placer {
     while (last < group.count && adjacent(group, g, last - 1)) ++last;
     return last;
   }
-  // Whether tiles hold several factors of a run: if these fill half a vector and take less time than one by one.
+  // Whether tiles hold several factors of a run: if these fill half a vector and, unless they fill a whole one, if one
+  // by one, which asks for no table ahead, they would not clearly take less time.
   bool is_long(const Group& group, Index run) const {
-    if (2 * run < plan.lanes) return false;
-    return !plan.has_many(group) || run * plan.inside_cost(group) >= static_cast<double>(group.table_size);
+    constexpr double kClearly = 1.5;
+    if (2 * run < plan.lanes || run >= plan.lanes || !plan.has_many(group)) return 2 * run >= plan.lanes;
+    return kClearly * static_cast<double>(run) * plan.inside_cost(group) >= static_cast<double>(group.table_size);
   }
 
   // Whether factors f and f + 1, which are adjacent, are sent messages by different threads.
