@@ -299,8 +299,8 @@ def _plan(
 ) -> _native.Plan:
     """The plan kept under `key`, made if there is none yet. Each graph keeps the last few that were used.
 
-    With `inside`, states may fill the lanes of vectors. What fills them does not depend on the number of threads, so that
-    marginals do not either.
+    With `inside`, states may fill the lanes of vectors. What fills them does not depend on the number of threads, so
+    that marginals do not either.
     """
     batch, batch_lanes, parts = theta.shape[0], _batch_lanes, 1
     if batch_lanes is None and batch > 1:
