@@ -159,7 +159,7 @@ struct Plan {
   }
   // About how long the update of one such message takes, in units of a table entry for a vector of factors.
   double inside_cost(const Group& group) const {
-    return 40.0 + 0.4 * group.dims[0] * ((group.dims[1] + lanes - 1) / lanes);
+    return 45.0 + 0.55 * group.dims[0] * ((group.dims[1] + lanes - 1) / lanes);
   }
   bool is_inside(const Group& group, const FactorTile& tile) const { return !tile.contiguous && has_many(group); }
 
