@@ -191,6 +191,11 @@ def measure(quick: bool) -> list[Row]:
         for states in (2, 5, 8):
             add(native(10, 10, states, trw, dtype=dtype, batch=256))
             add(native(10, 10, states, trw, dtype=dtype, batch=256, potentials=_STRONG[dtype]))
+    # Small grids with many states beside larger ones: their levels do not fill vectors.
+    for states in (21, 64):
+        for part in (None, "backward"):
+            for size in (4, 16):
+                add(native(size, size, states, rf.Bethe(), part=part))
     for size in (32, 64, 128, 256, 512, 1024, 2048):
         add(native(size, size, 2, trw))
     for rows, columns, states, batch in ((200, 300, 2, 8), (120, 160, 8, 8), (1024, 1024, 2, 1), (512, 512, 8, 1)):
@@ -240,6 +245,11 @@ def ratios(found: list[Row]) -> list[str]:
             lines += ratio(
                 f"256 10x10 grids, {states} states, {dtype}: logarithms / probabilities", strong, pick(**here)
             )
+    for states in (21, 64):
+        for part in ("", ", backward"):
+            here = {**usual, "implementation": f"native{part}", "entropy": "Bethe", "states": states}
+            small, larger = pick(**here, grid="4x4"), pick(**here, grid="16x16")
+            lines += ratio(f"per message, {states} states{part}: a 4x4 grid / a 16x16 grid", small, larger)
     large = pick(**usual, grid="1024x1024", states=2, threads=1)
     lines += ratio("per message, 1024x1024 / 128x128", large, pick(**usual, grid="128x128", states=2, threads=1))
     lines += ratio("1024x1024, one thread / two threads", large, pick(**usual, grid="1024x1024", states=2, threads=2))

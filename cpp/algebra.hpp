@@ -25,6 +25,29 @@ RF_INLINE V<T> reciprocal_or_zero(V<T> x) {
   return select<T>(x == T(0), V<T>{}, T(1) / x);
 }
 
+// Of all lanes, in every lane.
+template <class T, class Combine>
+RF_INLINE V<T> across(V<T> v, Combine combine) {
+  T lanes[kLanes<T>];
+  store<T>(lanes, v);
+  for (int width = kLanes<T> / 2; width > 0; width /= 2)
+    for (int l = 0; l < width; ++l) lanes[l] = combine(lanes[l], lanes[l + width]);
+  return splat<T>(lanes[0]);
+}
+
+// What is summed or compared over states: entry by entry and, where the states of one variable fill the lanes
+// (`Inside`, see inside.hpp), over these too.
+template <bool Inside, class T>
+RF_INLINE V<T> total_of(V<T> v) {
+  if constexpr (!Inside) return v;
+  return across<T>(v, [](T a, T b) { return a + b; });
+}
+template <bool Inside, class T>
+RF_INLINE V<T> largest_of_states(V<T> v) {
+  if constexpr (!Inside) return v;
+  return across<T>(v, [](T a, T b) { return a > b || !(a == a) ? a : b; });  // NaN if either is
+}
+
 template <class T, int S, class Old>
 RF_INLINE V<T> largest_difference(const V<T>* b, int states, Old old) {
   V<T> largest{};
@@ -41,9 +64,13 @@ struct MessageSettings {
 
 // Sum-product on probabilities. Only for models whose range of potentials cannot underflow (see Packer);
 // then no message is ever zero.
-template <class T, Power P>
+template <class T, Power P, bool Inside = false>
 struct Probability {
   static_assert(P != Power::kAny);
+  using OfStates = Probability<T, P, true>;
+  static constexpr bool kInside = Inside;
+  // What stands beyond the last state of a belief and of a message.
+  static constexpr T kNoBelief = T(0), kNoMessage = T(1);
   static constexpr bool kNeedsCounting = false;
   static constexpr int kFixedStates = kMostUnrolled<T>;
   static RF_INLINE V<T> one() { return splat<T>(1); }
@@ -75,14 +102,14 @@ struct Probability {
       // bound.
       V<T> top = m[0];
       RF_FOR (x, 1, n) top = vmax<T>(top, m[x]);
-      const V<T> scale = T(1) / top;
+      const V<T> scale = T(1) / largest_of_states<Inside, T>(top);
       RF_FOR (x, 0, n) m[x] *= scale;
     }
     if constexpr (P == Power::kHalf)
       RF_FOR (x, first_state<S>(n), n) m[x] = vsqrt<T>(m[x]);
   }
 
-  static RF_INLINE constexpr bool keeps_ratio(int states) { return states == Ratio<T>::kStates; }
+  static RF_INLINE constexpr bool keeps_ratio(int states) { return !Inside && states == Ratio<T>::kStates; }
   // The first state of a message that is stored.
   template <int S>
   static RF_INLINE int first_state(int states) {
@@ -97,6 +124,7 @@ struct Probability {
     if (keeps_ratio(n)) return Ratio<T>::normalise_belief(b);
     V<T> total = b[0];
     RF_FOR (x, 1, n) total += b[x];
+    total = total_of<Inside, T>(total);
     const V<T> scale = T(1) / total;
     RF_FOR (x, 0, n) b[x] *= scale;
     return total;
@@ -120,9 +148,12 @@ struct Probability {
 // exponential and an update a logarithm, whatever the counting numbers and the damping. The belief of state 1 of a
 // binary variable, which is 1 or 0 (see ratio.hpp), is kept as it is. Gradients are the same as those of Probability,
 // so the backward pass uses this arithmetic for both.
-template <class T>
+template <class T, bool Inside = false>
 struct LogMessages {
-  using Plain = Probability<T, Power::kOne>;
+  using Plain = Probability<T, Power::kOne, Inside>;
+  using OfStates = LogMessages<T, true>;
+  static constexpr bool kInside = Inside;
+  static constexpr T kNoBelief = kNegInf<T>, kNoMessage = T(0);
   static constexpr bool kNeedsCounting = true;
   static constexpr int kFixedStates = kMostUnrolled<T>;
   static RF_INLINE V<T> one() { return splat<T>(1); }
@@ -179,7 +210,8 @@ struct LogMessages {
       total += vexp2<T>(b[x]);
       old_total += vexp2<T>(old(x));
     }
-    const V<T> scale = reciprocal_or_zero<T>(total), old_scale = reciprocal_or_zero<T>(old_total);
+    const V<T> scale = reciprocal_or_zero<T>(total_of<Inside, T>(total)),
+               old_scale = reciprocal_or_zero<T>(total_of<Inside, T>(old_total));
     RF_FOR (x, 0, n) most = vmax<T>(most, vabs<T>(vexp2<T>(b[x]) * scale - vexp2<T>(old(x)) * old_scale));
     return most;
   }
@@ -195,6 +227,7 @@ struct LogMessages {
   static RF_INLINE V<T> shift_to_zero(V<T>* m, int n) {
     V<T> top = m[0];
     RF_FOR (x, 1, n) top = vmax<T>(top, m[x]);
+    top = largest_of_states<Inside, T>(top);
     const V<T> shift = select<T>(top == kNegInf<T>, V<T>{}, top);
     RF_FOR (x, 0, n) m[x] -= shift;
     return top;
@@ -202,8 +235,10 @@ struct LogMessages {
 };
 
 // Sum-product and max-product on logarithms: right for any potentials, at the price of an exponential per table entry.
-template <class T, bool Max>
+template <class T, bool Max, bool Inside = false>
 struct Logarithm {
+  using OfStates = void;  // no updates with states in the lanes, but the comparison of beliefs
+  static constexpr bool kInside = Inside;
   static constexpr bool kNeedsCounting = true;
   static constexpr int kFixedStates = Max ? 0 : 2;
   static RF_INLINE V<T> one() { return V<T>{}; }
@@ -220,13 +255,13 @@ struct Logarithm {
   static RF_INLINE V<T> largest(const V<T>* m, int n) {
     V<T> top = m[0];
     for (int x = 1; x < n; ++x) top = vmax<T>(top, m[x]);
-    return top;
+    return largest_of_states<Inside, T>(top);
   }
   static RF_NOINLINE V<T> log_total(const V<T>* m, int n) {
     const V<T> finite_top = finite_or_zero(largest(m, n));
     V<T> total{};
     for (int x = 0; x < n; ++x) total += vexp<T>(m[x] - finite_top);
-    return finite_top + vlog<T>(total);
+    return finite_top + vlog<T>(total_of<Inside, T>(total));
   }
   static RF_INLINE V<T> finite_or_zero(V<T> x) { return select<T>(x == kNegInf<T>, V<T>{}, x); }
 
@@ -269,7 +304,8 @@ struct Logarithm {
       total += vexp<T>(b[x]);
       old_total += vexp<T>(old(x));
     }
-    const V<T> scale = reciprocal_or_zero<T>(total), old_scale = reciprocal_or_zero<T>(old_total);
+    const V<T> scale = reciprocal_or_zero<T>(total_of<Inside, T>(total)),
+               old_scale = reciprocal_or_zero<T>(total_of<Inside, T>(old_total));
     V<T> most{};
     for (int x = 0; x < states; ++x) most = vmax<T>(most, vabs<T>(vexp<T>(b[x]) * scale - vexp<T>(old(x)) * old_scale));
     return most;
@@ -283,6 +319,8 @@ struct Logarithm {
 // Mean field: a "message" is the expected log-potential, a belief the softmax of their sum.
 template <class T>
 struct Expectation {
+  using OfStates = void;
+  static constexpr bool kInside = false;
   static constexpr bool kNeedsCounting = false;
   static constexpr int kFixedStates = kMostUnrolled<T>;
   static RF_INLINE V<T> one() { return splat<T>(1); }

@@ -72,6 +72,11 @@ class BackwardSweeps {
       for (Index t = begin; t < end; ++t) {
         const NodeTile& tile = plan_.node_tiles[t];
         member.scratch.tick(tile.states);
+        if constexpr (!std::is_void<typename Algebra::OfStates>::value)
+          if (tile.stride == 1) {
+            reverse_belief_inside<T>(context_, tile, parts_[p]);
+            continue;
+          }
         with_states<Algebra>(tile.states, [&](auto states) {
           reverse_belief<Algebra, T, decltype(states)::value>(context_, tile, tape, parts_[p], member.scratch);
         });
@@ -187,9 +192,13 @@ class BackwardSweeps {
       constexpr int S = decltype(states)::value > 2 ? decltype(states)::value : 0;
       for (Index t = begin; t < end; ++t) {
         scratch.tick(group.table_size);
-        with_lanes<T>(plan_, group, plan_.factor_tiles[t], [&](const auto& lanes) {
-          add_deferred<T, S>(item_, group, range.slot, lanes, count, cavities, gradients, parts_[p], scratch);
-        });
+        const FactorTile& tile = plan_.factor_tiles[t];
+        if (plan_.is_inside(group, tile))
+          add_deferred_inside<T>(plan_, item_, group, range.slot, tile, count, cavities, gradients, parts_[p]);
+        else
+          with_lanes<T>(plan_, group, tile, [&](const auto& lanes) {
+            add_deferred<T, S>(item_, group, range.slot, lanes, count, cavities, gradients, parts_[p], scratch);
+          });
         for (int k = 0; k < count; ++k) {
           cavities[k] += tape_per_tile;
           gradients[k] += rates_per_tile;
@@ -269,6 +278,21 @@ class BackwardSweeps {
   template <class Algebra, Pass P, int S>
   __attribute__((noinline)) void reverse_gathered(const TileRange& range, const FactorTile& tile, const T*& tape,
                                                   T* from, T* to, Gradients<T>& grad, Scratch<T>& scratch) {
+    const Group& group = plan_.groups[range.group];
+    if constexpr (!std::is_void<typename Algebra::OfStates>::value)
+      if (plan_.is_inside(group, tile)) {
+        if constexpr (P != Pass::kCounting)
+          return reverse_inside<T, P>(context_, item_, range.group, range.slot, tile, tape, from, to, grad, scratch);
+        const int others = group.dims[1 - range.slot];
+        const T* cavities = cavities_by_lanes<T>(tile, tape, others, scratch);
+        tape += others * kLanes<T>;
+        return reverse_lanes<Algebra, P, S>(range, tile, cavities, from, to, grad, scratch);
+      }
+    reverse_lanes<Algebra, P, S>(range, tile, tape, from, to, grad, scratch);
+  }
+  template <class Algebra, Pass P, int S>
+  void reverse_lanes(const TileRange& range, const FactorTile& tile, const T*& tape, T* from, T* to, Gradients<T>& grad,
+                     Scratch<T>& scratch) {
     reverse_message<Algebra, T, S, P>(context_, item_, range.group, range.slot,
                                       TileLanes<T, false>(plan_, plan_.groups[range.group], tile), tape, from, to, grad,
                                       scratch);

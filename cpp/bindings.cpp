@@ -72,7 +72,7 @@ std::vector<riskfield::GroupInput> group_inputs(const std::vector<GroupTuple>& g
   return input;
 }
 
-std::shared_ptr<Plan> make_plan(const std::string& isa, bool single, bool batch_lanes, int parts,
+std::shared_ptr<Plan> make_plan(const std::string& isa, bool single, bool batch_lanes, int parts, bool inside,
                                 riskfield::Sweep sweep, Vector<const Index> num_states, Vector<const Index> node_start,
                                 Vector<const Index> rank, Vector<const Index> level,
                                 const std::vector<GroupTuple>& groups) {
@@ -80,8 +80,9 @@ std::shared_ptr<Plan> make_plan(const std::string& isa, bool single, bool batch_
   const int lanes = single ? engine.lanes_float : engine.lanes_double;
   const std::vector<riskfield::GroupInput> input = group_inputs(groups);
   const EngineCall call;
-  return std::make_shared<Plan>(lanes, batch_lanes ? lanes : 1, parts, sweep, static_cast<Index>(num_states.shape(0)),
-                                num_states.data(), node_start.data(), rank.data(), level.data(), input);
+  return std::make_shared<Plan>(lanes, batch_lanes ? lanes : 1, parts, inside, sweep,
+                                static_cast<Index>(num_states.shape(0)), num_states.data(), node_start.data(),
+                                rank.data(), level.data(), input);
 }
 
 std::shared_ptr<riskfield::ForestPlan> make_forest_plan(Vector<const Index> num_states, Vector<const Index> node_start,
@@ -268,8 +269,8 @@ NB_MODULE(_native, module) {
       .def_ro("level_cost", &Plan::level_cost)
       .def_ro("batch_cost", &Plan::batch_cost);
   module.def("make_plan", &make_plan, nb::arg("isa"), nb::arg("single"), nb::arg("batch_lanes"), nb::arg("parts"),
-             nb::arg("sweep"), nb::arg("num_states"), nb::arg("node_start"), nb::arg("rank"), nb::arg("level"),
-             nb::arg("groups"));
+             nb::arg("inside"), nb::arg("sweep"), nb::arg("num_states"), nb::arg("node_start"), nb::arg("rank"),
+             nb::arg("level"), nb::arg("groups"));
   module.def(
       "engine_name", [](const std::string& isa) { return std::string(riskfield::engine(isa).name); },
       nb::arg("isa") = "");

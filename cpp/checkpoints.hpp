@@ -1,7 +1,7 @@
 // Checkpoints: what a run keeps of some of its sweeps, to run those that follow again.
 #pragma once
 
-#include "updates.hpp"
+#include "inside.hpp"
 
 namespace riskfield::RISKFIELD_ISA {
 

@@ -6,6 +6,7 @@
 // added up in registers later.
 #pragma once
 
+#include "inside.hpp"
 #include "reverse.hpp"
 
 namespace riskfield::RISKFIELD_ISA {
@@ -52,6 +53,114 @@ RF_INLINE void add_deferred(const Item<T>& item, const Group& group, int slot, c
           lanes.add_table(grad.tables, grad.tied, e, load<T>(table + e * stride) * sum[x][y]);
         }
     }
+}
+
+// The same inside one table, where vectors hold states: the sum of `count` outer products of `left`, which has a number
+// for each row, and `right`.
+template <class T>
+RF_NOINLINE void add_outer(const Group& group, const T* table, int count, const T* const* left, const T* const* right,
+                           T* gradient) {
+  constexpr int kRows = 4, kVectors = 2;
+  const int rows = group.dims[0], length = group.dims[1], vectors = num_vectors<T>(length);
+  auto row = [&](const T* first) RF_LAMBDA { return StateRow<T>{const_cast<T*>(first), 1, length}; };
+  for (int a = 0; a < rows; a += kRows)
+    for (int v = 0; v < vectors; v += kVectors) {
+      // Beyond the last row, and the last vector of it, a block repeats them.
+      V<T> sum[kRows][kVectors];
+      RF_FOR (i, 0, kRows)
+        RF_FOR (j, 0, kVectors) sum[i][j] = V<T>{};
+      for (int k = 0; k < count; ++k) {
+        V<T> numbers[kVectors];
+        RF_FOR (j, 0, kVectors) numbers[j] = row(right[k]).get(std::min(v + j, vectors - 1));
+        RF_FOR (i, 0, kRows) {
+          const V<T> weight = splat<T>(left[k][std::min(a + i, rows - 1)]);
+          RF_FOR (j, 0, kVectors) sum[i][j] += weight * numbers[j];
+        }
+      }
+      for (int i = 0; i < std::min(kRows, rows - a); ++i)
+        for (int j = 0; j < std::min(kVectors, vectors - v); ++j) {
+          const Index start = Index(a + i) * length;
+          row(gradient + start).add(v + j, row(table + start).get(v + j) * sum[i][j]);
+        }
+    }
+}
+
+// The same for a tile of such factors.
+template <class T>
+void add_deferred_inside(const Plan& plan, const Item<T>& item, const Group& group, int slot, const FactorTile& tile,
+                         int count, const T* const* tape, const T* const* rates, Gradients<T>& grad) {
+  for (int l = 0; l < tile.count; ++l) {
+    const StateLanes<T> lanes(plan, group, group.lanes[tile.first + l]);
+    const T *of_slot[kDeferredSweeps], *of_other[kDeferredSweeps];
+    for (int k = 0; k < count; ++k) {
+      of_slot[k] = rates[k] + l * group.dims[slot];
+      of_other[k] = tape[k] + l * group.dims[1 - slot];
+    }
+    add_outer<T>(group, lanes.table(item.tables.get()), count, slot == 0 ? of_slot : of_other,
+                 slot == 0 ? of_other : of_slot, lanes.table_gradient(grad.tables, grad.tied));
+  }
+}
+
+// reverse_message for such a tile; Pass::kCounting has no form of its own.
+template <class T, Pass P>
+RF_NOINLINE void reverse_inside(const Context<T>& context, const Item<T>& item, int g, int slot, const FactorTile& tile,
+                                const T*& tape, T* from, T* to, Gradients<T>& grad, Scratch<T>& scratch) {
+  using Algebra = LogMessages<T, true>;
+  static_assert(P != Pass::kCounting);
+  const Plan& plan = *context.plan;
+  const Group& group = plan.groups[g];
+  const int n = group.dims[slot], others = group.dims[1 - slot];
+  const int vectors = num_vectors<T>(n), other_vectors = num_vectors<T>(others);
+  T *cavity = reinterpret_cast<T*>(scratch.before), *rates = reinterpret_cast<T*>(scratch.after);
+  V<T>*m = scratch.out, *r = scratch.rates, *sum = scratch.cavities;
+  for (int l = 0; l < tile.count; ++l, tape += others) {
+    const StateLanes<T> lanes(plan, group, group.lanes[tile.first + l]);
+    const T* table = lanes.table(item.tables.get());
+    const MessageSettings<T> settings = settings_of<Algebra, T>(context, g, lanes);
+    const V<T> scale = settings.counting * (1 - settings.damping);
+    const StateRow<T> written{const_cast<T*>(tape), 1, others};
+    for (int v = 0; v < other_vectors; ++v) store<T>(cavity + v * kLanes<T>, written.get(v));
+    take_gradient<Algebra, T, 0, P>(lanes, slot, vectors, settings.damping, from, to, grad, r);
+    for (int v = 0; v < vectors; ++v) r[v] *= scale;
+    contract_states<T>(table, group, slot, cavity, m);
+    reverse_normalisation<Algebra, T, 0>(m, vectors, r);
+    for (int v = 0; v < vectors; ++v)
+      store<T>(rates + v * kLanes<T>, first_lanes<T>(r[v], V<T>{}, lanes_used<T>(n, v)));
+    if constexpr (P == Pass::kDeferred) grad.rates = std::copy(rates, rates + n, grad.rates);
+    if constexpr (kAddsTables<P>) {
+      const T *of_slot[] = {rates}, *of_other[] = {cavity};
+      add_outer<T>(group, table, 1, slot == 0 ? of_slot : of_other, slot == 0 ? of_other : of_slot,
+                   lanes.table_gradient(grad.tables, grad.tied));
+    }
+    if constexpr (P != Pass::kTables) {
+      contract_states<T>(table, group, 1 - slot, rates, sum);
+      for (int v = 0; v < other_vectors; ++v) sum[v] *= load<T>(cavity + v * kLanes<T>);
+      add_cavity<Algebra, T, 0>(lanes, 1 - slot, other_vectors, sum, settings.inverse, grad.beliefs, to);
+    }
+  }
+  tape += (kLanes<T> - tile.count) * others;
+  if constexpr (P == Pass::kDeferred) grad.rates += (kLanes<T> - tile.count) * n;
+}
+
+// reverse_belief for one variable whose states have stride 1.
+template <class T>
+RF_NOINLINE void reverse_belief_inside(const Context<T>& context, const NodeTile& tile, Gradients<T>& grad) {
+  const StateRow<T> beliefs{grad.beliefs + tile.address, 1, tile.states};
+  const StateRow<T> theta{grad.node_theta + tile.address, 1, tile.states};
+  const V<T> inverse = splat<T>(context.node_power ? context.node_inverse[tile.first] : T(1));
+  for (int v = 0; v < num_vectors<T>(tile.states); ++v) {
+    theta.add(v, beliefs.get(v) * inverse);
+    beliefs.set(v, V<T>{});
+  }
+}
+
+// Cavities of such a tile, written down factor by factor, as those of other tiles are.
+template <class T>
+const T* cavities_by_lanes(const FactorTile& tile, const T* tape, int states, Scratch<T>& scratch) {
+  T* out = reinterpret_cast<T*>(scratch.spare);
+  for (int x = 0; x < states; ++x)
+    for (int l = 0; l < kLanes<T>; ++l) out[x * kLanes<T> + l] = tape[std::min<int>(l, tile.count - 1) * states + x];
+  return out;
 }
 
 }  // namespace riskfield::RISKFIELD_ISA

@@ -7,11 +7,13 @@
 
 namespace riskfield {
 
-Plan::Plan(int lanes_, int copies_, int parts_, Sweep sweep_, Index num_variables, const Index* num_states,
-           const Index* node_start_, const Index* rank, const Index* level, const std::vector<GroupInput>& input)
+Plan::Plan(int lanes_, int copies_, int parts_, bool inside_, Sweep sweep_, Index num_variables,
+           const Index* num_states, const Index* node_start_, const Index* rank, const Index* level,
+           const std::vector<GroupInput>& input)
     : lanes(lanes_),
       copies(copies_),
       parts(parts_),
+      inside(inside_),
       sweep(sweep_),
       num_nodes(num_variables * copies_),
       node_start(node_start_, node_start_ + num_variables) {
@@ -29,18 +31,24 @@ Plan::Plan(int lanes_, int copies_, int parts_, Sweep sweep_, Index num_variable
 // The constants were measured on grids and random graphs with 2 to 8 states.
 void Plan::estimate_costs() {
   constexpr double kRange = 10, kTile = 4, kGathered = 0.5;
-  auto add = [&](double work, int count, bool contiguous) {
-    level_cost += work * (contiguous ? 1 : 1 + kGathered * lanes);
-    batch_cost += work * count;  // each member of the tile has one of its own
-  };
+  auto of_tile = [&](double work, bool contiguous) { return work * (contiguous ? 1 : 1 + kGathered * lanes); };
   level_cost = batch_cost = kRange * static_cast<double>(ranges.size());
   for (const TileRange& range : ranges) {
-    const double work = kTile + static_cast<double>(groups[range.group].table_size);
-    for (Index t = range.begin; t < range.end; ++t) add(work, factor_tiles[t].count, factor_tiles[t].contiguous);
+    const Group& group = groups[range.group];
+    const double work = kTile + static_cast<double>(group.table_size);
+    for (Index t = range.begin; t < range.end; ++t) {
+      const FactorTile& tile = factor_tiles[t];
+      level_cost += is_inside(group, tile) ? inside_cost(group) * tile.count : of_tile(work, tile.contiguous);
+      batch_cost += work * tile.count;  // each member of the tile has one of its own
+    }
   }
   for (const Part& part : stages)
-    for (Index t = part.nodes_begin; t < part.nodes_end; ++t)
-      add(node_tiles[t].states * (1.0 + node_tiles[t].degree), node_tiles[t].count, node_tiles[t].contiguous);
+    for (Index t = part.nodes_begin; t < part.nodes_end; ++t) {
+      const NodeTile& tile = node_tiles[t];
+      const double work = tile.states * (1.0 + tile.degree);
+      level_cost += tile.stride == 1 ? work / lanes : of_tile(work, tile.contiguous);
+      batch_cost += work * tile.count;
+    }
 }
 
 }  // namespace riskfield

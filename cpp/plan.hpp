@@ -6,9 +6,10 @@
 // order). Storage is structure-of-arrays in blocks: entry x of item f lies at address(f) + x * stride(f), and
 // neighbouring items of a block at neighbouring addresses.
 //
-// The lanes of a vector are filled in one of two ways. Level lanes (copies == 1): with members of a level. Batch lanes
-// (copies == lanes): with as many models of a batch. Then the plan is that of so many copies of the graph. Nodes and
-// factors exist once per copy, their copies next to each other, so that lane l of every tile belongs to copy l.
+// The lanes of a vector are filled in one of three ways. Level lanes (copies == 1): with members of a level. Batch
+// lanes (copies == lanes): with as many models of a batch. Then the plan is that of so many copies of the graph. Nodes
+// and factors exist once per copy, their copies next to each other, so that lane l of every tile belongs to copy l.
+// Where levels are short, the states of one variable fill them, if there are enough (see inside.hpp).
 #pragma once
 
 #include <cstdint>
@@ -116,10 +117,11 @@ struct SharedTable {
 };
 
 struct Plan {
-  Plan(int lanes, int copies, int parts, Sweep sweep, Index num_variables, const Index* num_states,
+  Plan(int lanes, int copies, int parts, bool inside, Sweep sweep, Index num_variables, const Index* num_states,
        const Index* node_start, const Index* rank, const Index* level, const std::vector<GroupInput>& groups);
 
   int lanes, copies, parts;
+  bool inside;  // whether states may fill the lanes: see is_inside
   Sweep sweep;
   Index num_nodes;  // packed: the variables of all copies
   Index node_size = 0, message_size = 0, gradient_size = 0, table_size = 0;
@@ -149,6 +151,17 @@ struct Plan {
 
   // The copy that a packed node or a factor of a group belongs to.
   int copy_of(Index node_or_factor) const { return static_cast<int>(node_or_factor & (copies - 1)); }
+
+  // Whether the states of one variable fill the lanes where no long run would (see inside.hpp).
+  bool has_many(int states) const { return inside && copies == 1 && states >= (lanes > 4 ? lanes : 4); }
+  bool has_many(const Group& group) const {
+    return group.arity == 2 && has_many(group.dims[0]) && has_many(group.dims[1]);
+  }
+  // About how long the update of one such message takes, in units of a table entry for a vector of factors.
+  double inside_cost(const Group& group) const {
+    return 45.0 + 0.55 * group.dims[0] * ((group.dims[1] + lanes - 1) / lanes);
+  }
+  bool is_inside(const Group& group, const FactorTile& tile) const { return !tile.contiguous && has_many(group); }
 
   // Address of the neutral message that pads variables of lower degree; max_states entries, stride 1.
   static constexpr Index kNeutral = 0;

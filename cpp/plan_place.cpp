@@ -40,10 +40,9 @@ struct Placer {
     pack_nodes();
     collect_factors();
     plan.tied_size = plan.table_size;
-    for (std::size_t g = 0; g < plan.groups.size(); ++g) {
-      sort_factors(g);
-      place_factors(g);
-    }
+    for (std::size_t g = 0; g < plan.groups.size(); ++g) sort_factors(g);
+    place_nodes();
+    for (std::size_t g = 0; g < plan.groups.size(); ++g) place_factors(g);
   }
 
   void pack_nodes() {
@@ -80,15 +79,31 @@ struct Placer {
         block[last++] = first;
       tick(1);
     }
+  }
+
+  // Where no long run of factors reaches a block of nodes with many states, the states of each node stand together.
+  void place_nodes() {
+    const Index nodes = plan.num_nodes;
+    std::vector<bool> in_rows(nodes, false);  // of the first node of each block
+    for (std::size_t g = 0; g < plan.groups.size(); ++g) {
+      const Group& group = plan.groups[g];
+      for (Index first = 0, last = 0; first < group.count; first = last) {
+        last = end_of_run(group, g, first);
+        tick(last - first);
+        for (int k = 0; k < group.arity && is_long(group, last - first); ++k)
+          in_rows[block[group.position[first * group.arity + k]]] = true;
+      }
+    }
     for (Index first = 0; first < nodes;) {
       Index last = first;
       while (last < nodes && block[last] == block[first] && out.node_part[last] == out.node_part[first]) ++last;
-      const Index stride = row_length(last - first);
+      const bool apart = !in_rows[block[first]] && plan.has_many(plan.states[first]);
+      const Index states = plan.states[first], stride = apart ? 1 : row_length(last - first);
       for (Index p = first; p < last; ++p) {
-        plan.node_address[p] = plan.node_size + (p - first);
+        plan.node_address[p] = plan.node_size + (p - first) * (apart ? states : 1);
         plan.node_stride[p] = static_cast<std::int32_t>(stride);
       }
-      plan.node_size += plan.states[first] * stride;
+      plan.node_size += apart ? row_length((last - first) * states) : states * stride;
       first = last;
     }
   }
@@ -242,6 +257,20 @@ struct Placer {
     return true;
   }
 
+  // Where the factors end that stand next to each other in every slot, from `first` on.
+  Index end_of_run(const Group& group, std::size_t g, Index first) const {
+    Index last = first + 1;
+    while (last < group.count && adjacent(group, g, last - 1)) ++last;
+    return last;
+  }
+  // Whether tiles hold several factors of a run: if these fill half a vector and, unless they fill a whole one, if one
+  // by one, which asks for no table ahead, they would not clearly take less time.
+  bool is_long(const Group& group, Index run) const {
+    constexpr double kClearly = 1.5;
+    if (2 * run < plan.lanes || run >= plan.lanes || !plan.has_many(group)) return 2 * run >= plan.lanes;
+    return kClearly * static_cast<double>(run) * plan.inside_cost(group) >= static_cast<double>(group.table_size);
+  }
+
   // Whether factors f and f + 1, which are adjacent, are sent messages by different threads.
   bool parted(const Group& group, Index f) const {
     for (int k = 0; k < group.arity; ++k) {
@@ -263,10 +292,9 @@ struct Placer {
     out.pieces.emplace_back();
     bool after_row = plan.copies > 1;  // whether the last message so far is a neutral one, or none is needed
     for (Index first = 0; first < group.count;) {
-      Index last = first + 1;
-      while (last < group.count && adjacent(group, g, last - 1)) ++last;
+      const Index last = end_of_run(group, g, first);
       tick(last - first);
-      const bool long_run = 2 * (last - first) >= plan.lanes;
+      const bool long_run = is_long(group, last - first);
       for (Index f = first; f < last;) {
         Index size = 1;
         while (long_run && size < std::min(kLongestBlock, last - f) && !parted(group, f + size - 1)) ++size;

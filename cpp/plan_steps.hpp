@@ -13,7 +13,7 @@ namespace riskfield {
 struct Piece {
   Index first;
   std::int32_t count;
-  bool long_run;   // whether the run it belongs to fills at least half a vector
+  bool long_run;   // see Placer::is_long
   Index operands;  // of a long run: start in Group::operands
 };
 

@@ -157,13 +157,14 @@ RF_INLINE void reverse_normalisation(const V<T>* m, int states, V<T>* r) {
   // Gradients sum to zero but for rounding, which would grow from sweep to sweep if it were let through.
   V<T> sum{};
   RF_FOR (x, 0, n) sum += r[x];
+  sum = total_of<Algebra::kInside, T>(sum);
   if constexpr (IsLogarithm<Algebra>::value) {
     const V<T> shift = Algebra::finite_or_zero(Algebra::log_total(m, n));
     for (int x = 0; x < n; ++x) r[x] -= vexp<T>(m[x] - shift) * sum;
   } else {
     V<T> total{};
     RF_FOR (x, 0, n) total += m[x];
-    const V<T> excess = sum / total;
+    const V<T> excess = sum / total_of<Algebra::kInside, T>(total);
     RF_FOR (x, 0, n) r[x] = r[x] / m[x] - excess;
   }
 }

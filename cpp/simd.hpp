@@ -101,6 +101,12 @@ RF_INLINE V<T> load_some(const T* p, int count) {
     return _mm512_maskz_loadu_pd(static_cast<__mmask8>((1u << count) - 1), p);
   if constexpr (std::is_same<T, float>::value)
     return _mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << count) - 1), p);
+#elif defined(__AVX2__)
+  if constexpr (std::is_same<T, double>::value)
+    return _mm256_maskload_pd(p, _mm256_cmpgt_epi64(_mm256_set1_epi64x(count), _mm256_setr_epi64x(0, 1, 2, 3)));
+  if constexpr (std::is_same<T, float>::value)
+    return _mm256_maskload_ps(p,
+                              _mm256_cmpgt_epi32(_mm256_set1_epi32(count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7)));
 #endif
   V<T> v{};
   for (int l = 0; l < count; ++l) set_lane<T>(v, l, p[l]);

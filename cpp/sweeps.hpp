@@ -4,6 +4,7 @@
 #include "checkpoints.hpp"
 #include "copies.hpp"
 #include "gap.hpp"
+#include "inside.hpp"
 #include "packing.hpp"
 #include "tape_layout.hpp"
 #include "workers.hpp"
@@ -75,6 +76,10 @@ class Sweeps {
   template <class Algebra>
   __attribute__((noinline)) void update_gathered(Item<T>& item, const TileRange& range, const FactorTile& tile,
                                                  const T* in, T* out, Scratch<T>& scratch) const {
+    if constexpr (!std::is_void<typename Algebra::OfStates>::value)
+      if (plan_.is_inside(plan_.groups[range.group], tile))
+        return update_inside<typename Algebra::OfStates, T>(context_, item, range.group, range.slot, tile, in, out,
+                                                            scratch);
     update_message<Algebra, T>(context_, item, range.group, range.slot,
                                TileLanes<T, false>(plan_, plan_.groups[range.group], tile), in, out, scratch);
   }

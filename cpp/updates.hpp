@@ -70,8 +70,8 @@ RF_INLINE Index joint_cavity(const Group& group, int first, int last, Cavity cav
 
 template <class Algebra>
 struct IsLogarithm : std::false_type {};
-template <class T, bool Max>
-struct IsLogarithm<Logarithm<T, Max>> : std::true_type {
+template <class T, bool Max, bool Inside>
+struct IsLogarithm<Logarithm<T, Max, Inside>> : std::true_type {
   static constexpr bool kMax = Max;
 };
 
@@ -196,21 +196,21 @@ RF_INLINE void update_message(const Context<T>& context, const Item<T>& item, in
 }
 
 // The change beliefs would have made without damping, which shortens the steps of their logarithms by one factor.
-template <class Algebra, class T>
-V<T> undamped_change(const V<T>* belief, const T* old, Index stride, int states, T damping, Scratch<T>& scratch) {
-  using Log = Logarithm<T, false>;
+template <class Algebra, class T, class Old>
+V<T> undamped_change(const V<T>* belief, Old old, int states, T damping, Scratch<T>& scratch) {
+  using Log = Logarithm<T, false, Algebra::kInside>;
   auto whole_step = [damping](V<T> from, V<T> to) RF_LAMBDA {
     // An impossible state takes no steps: the difference of infinities would be NaN.
     return select<T>((from > kNegInf<T>)&(to > kNegInf<T>), from + (to - from) / (1 - damping), to);
   };
   if constexpr (std::is_same<Algebra, LogMessages<T>>::value)
     if (Algebra::keeps_ratio(states)) {
-      const V<T> before = load<T>(old);
+      const V<T> before = old(0);
       return Ratio<T>::log_change(belief, whole_step(before, belief[0]), before);
     }
   V<T>*whole = scratch.cavities, *before = scratch.before;
   for (int x = 0; x < states; ++x) {
-    before[x] = Algebra::log_belief(states, x, load<T>(old + x * stride));
+    before[x] = Algebra::log_belief(states, x, old(x));
     whole[x] = whole_step(before[x], Algebra::log_belief(states, x, belief[x]));
   }
   Log::template finish_belief<0>(whole, states, false, splat<T>(1));
@@ -250,11 +250,11 @@ RF_INLINE void update_belief(const Context<T>& context, Item<T>& item, const Nod
   T* beliefs = item.beliefs.get() + tile.address + shift;
   if (scratch.measure) {
     V<T> change{};
+    auto stored = [&](int x) { return load<T>(beliefs + Index(x) * tile.stride); };
     if (context.damping > 0)
-      change = undamped_change<Algebra, T>(b, beliefs, tile.stride, states, context.damping, scratch);
+      change = undamped_change<Algebra, T>(b, stored, states, context.damping, scratch);
     else
-      change = Algebra::template change<S>(
-          b, states, [&](int x) { return x == 1 && one ? splat<T>(1) : load<T>(beliefs + Index(x) * tile.stride); });
+      change = Algebra::template change<S>(b, states, [&](int x) { return x == 1 && one ? splat<T>(1) : stored(x); });
     scratch.change = vmax<T>(scratch.change, first_lanes<T>(change, V<T>{}, count));
   }
   RF_FOR (x, 0, states)
@@ -334,6 +334,9 @@ RF_NOINLINE void update_gathered_belief(const Context<T>& context, Item<T>& item
   update_belief<Algebra, T, S, false>(context, item, tile, messages, scratch, 0, tile.count);
 }
 
+template <class Algebra, class T>
+void update_belief_inside(const Context<T>&, Item<T>&, const NodeTile&, const T* messages, Scratch<T>&);  // inside.hpp
+
 template <class T>
 void update_nodes(const Context<T>& context, Item<T>& item, Index begin, Index end, const T* messages,
                   Scratch<T>& scratch, Lookahead<T>* ahead = nullptr) {
@@ -341,6 +344,12 @@ void update_nodes(const Context<T>& context, Item<T>& item, Index begin, Index e
     using Algebra = decltype(algebra);
     for (Index t = begin; t < end;) {
       const NodeTile& tile = context.plan->node_tiles[t];
+      if constexpr (!std::is_void<typename Algebra::OfStates>::value)
+        if (tile.stride == 1) {  // of one variable
+          update_belief_inside<typename Algebra::OfStates, T>(context, item, tile, messages, scratch);
+          ++t;
+          continue;
+        }
       with_states<Algebra>(tile.states, [&](auto states) {
         constexpr int S = decltype(states)::value;
         if (tile.contiguous) {

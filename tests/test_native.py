@@ -39,6 +39,7 @@ def graphs():
     yield "grid", rf.grid(9, 13, 2)
     yield "tied", rf.grid(7, 11, 3, connectivity=8, tied=True)
     yield "irregular", rf.from_edges(4, edges[edges[:, 0] != edges[:, 1]].numpy(), num_variables=60)
+    yield "states", rf.grid(6, 5, 20)  # threads share levels where states fill the vectors
     yield "triples", rf.FactorGraph([2, 3] * 30, triples.numpy())
 
 
@@ -463,12 +464,92 @@ def test_gradients_of_tables_of_many_sweeps_agree_with_autograd(states, schedule
     torch.testing.assert_close(*gradients, rtol=1e-11, atol=1e-13)
 
 
+# Short levels of variables with many states: whole vectors of states and a rest, both slots of a table, one to three
+# factors side by side, and a row of eight, which fills vectors with factors where states are few.
+MANY_STATES = {
+    "8": rf.grid(2, 3, 8),
+    "9 and 17": rf.FactorGraph([9, 17] * 3, [(0, 1), (3, 0), (2, 1), (4, 3), (2, 3), (5, 4), (5, 0), (2, 5)]),
+    "21, tied": rf.grid(4, 4, 21, tied=True),
+    "33 and 16": rf.FactorGraph([33, 16, 33, 16], [(0, 1), (1, 2), (3, 2), (0, 3), (0, 2)]),
+    "64": rf.grid(2, 2, 64),
+    "70 and 5": rf.FactorGraph([70, 5, 70, 8], [(0, 1), (1, 2), (2, 0), (3, 0), (3, 2)]),
+    "rows": rf.grid(8, 3, 12),
+}
+over_many_states = pytest.mark.parametrize("graph", MANY_STATES.values(), ids=MANY_STATES)
+over_powers = pytest.mark.parametrize(
+    "algorithm",
+    [
+        rf.MessagePassing(),
+        rf.MessagePassing(rf.TRW(0.5), rf.Parallel()),
+        rf.MessagePassing(rf.TRW(0.7), damping=0.2),
+        rf.MessagePassing(rf.TRW(0.7), rf.Parallel(), 0.3),
+    ],
+    ids=repr,
+)
+
+
+@over_many_states
+@over_powers
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-4)], ids=str)
+@pytest.mark.parametrize("isa", instruction_sets())
+def test_many_states_agree_with_the_reference(graph, algorithm, dtype, tolerance, isa, monkeypatch):
+    from riskfield.kernels import native
+
+    monkeypatch.setattr(native, "_isa", isa)
+    theta = potentials(graph, 0, "mild", dtype=dtype)
+    for stop in (rf.Stop(1, tol=None), rf.Stop(4, tol=None), rf.Stop(300, 1e-3)):
+        found, reference = (rf.infer(graph, theta, algorithm, stop=stop, kernels=name) for name in (None, "torch"))
+        torch.testing.assert_close(found.mu, reference.mu, rtol=0, atol=tolerance)
+        torch.testing.assert_close(found.messages, reference.messages, rtol=0, atol=10 * tolerance)
+        assert torch.equal(found.sweeps, reference.sweeps)
+
+
+@over_many_states
+@over_powers
+@pytest.mark.parametrize("isa", instruction_sets())
+def test_gradients_with_many_states_agree_with_autograd(graph, algorithm, isa, monkeypatch):
+    from riskfield.kernels import native
+
+    monkeypatch.setattr(native, "_isa", isa)
+    theta = potentials(graph, 0)
+    weight = torch.linspace(-1, 1, graph.mu_size, dtype=torch.float64)
+
+    def gradient(stop, adjoint, kernels=None):
+        leaf = theta.clone().requires_grad_()
+        mu = rf.infer(graph, leaf, algorithm, stop=stop, adjoint=adjoint, kernels=kernels).mu
+        return torch.autograd.grad((weight * mu).sum(), leaf)[0]
+
+    for sweeps in (1, 5):
+        stop = rf.Stop(sweeps, tol=None)
+        expected = gradient(stop, rf.Unroll(), "torch")
+        for adjoint in (rf.Unroll(), rf.Unroll(checkpoint=2)):
+            close(gradient(stop, adjoint), expected)
+    fixed_point = rf.Stop(1000, 1e-10)
+    close(gradient(fixed_point, rf.FixedPoint()), gradient(fixed_point, rf.Unroll(), "torch"), 1e-6)
+
+
+@over_powers
+def test_second_derivatives_with_many_states(algorithm):
+    graph = MANY_STATES["9 and 17"]
+    theta = potentials(graph, 0).requires_grad_()
+
+    def derivative(kernels):
+        mu = rf.infer(graph, theta, algorithm, stop=rf.Stop(3, tol=None), adjoint=rf.Unroll(), kernels=kernels).mu
+        (first,) = torch.autograd.grad((mu**3).sum(), theta, create_graph=True)
+        return torch.autograd.grad((first**2).sum(), theta)[0]
+
+    close(derivative("native"), derivative("torch"))
+
+
 # -- what fills the lanes of vectors: the members of a level, or the models of a batch --------------------------------
 
 LANE_GRAPHS = {
     "grid": rf.grid(3, 5, 2),
     "tied": rf.grid(3, 4, 3, tied=True),
     "mixed": rf.FactorGraph([2, 3, 2, 4, 1], [(0, 1), (1, 2), (2, 0, 3), (3,), (4, 3), (0, 3)]),
+    # With level lanes, states fill the vectors (cpp/inside.hpp); with batch lanes they never do.
+    "many states": rf.FactorGraph([17, 16, 33, 16, 21], [(0, 1), (2, 1), (1, 3), (0, 3), (4, 2), (4, 0), (3, 4)]),
+    "many states, tied": rf.grid(2, 3, 19, tied=True),
     "no factors": rf.FactorGraph([2, 3], []),
 }
 LANE_ALGORITHMS = {

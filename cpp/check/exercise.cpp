@@ -126,9 +126,10 @@ Results<T> results(const Engine& engine, const Graph& graph, const Settings& set
   const int lanes = std::is_same<T, float>::value ? engine.lanes_float : engine.lanes_double;
   RunInput<T> input;
   const int parts = settings.batch < threads && !settings.batch_lanes ? threads : 1;
-  input.plan = std::make_shared<Plan>(lanes, settings.batch_lanes ? lanes : 1, parts, graph.sweep,
-                                      graph.num_variables(), graph.num_states.data(), graph.node_start.data(),
-                                      graph.rank.data(), graph.level.data(), graph.input);
+  input.plan =
+      std::make_shared<Plan>(lanes, settings.batch_lanes ? lanes : 1, parts, settings.kind == Kind::kSumProduct,
+                             graph.sweep, graph.num_variables(), graph.num_states.data(), graph.node_start.data(),
+                             graph.rank.data(), graph.level.data(), graph.input);
   check_parts(*input.plan);
   check_between(*input.plan);
   input.kind = settings.kind;
@@ -252,7 +253,7 @@ void round(const Engine& engine) {
                 : draw(0, 3) == 0        ? Sweep::kAllAtOnce
                                          : Sweep::kForwardBackward;
   if (draw(0, 1) == 0)
-    make_grid(graph, draw(1, 40), draw(1, 40), static_cast<int>(draw(2, 6)), draw(0, 2) == 0);
+    make_grid(graph, draw(1, 40), draw(1, 40), static_cast<int>(draw(2, draw(0, 2) == 0 ? 20 : 6)), draw(0, 2) == 0);
   else
     make_irregular(graph, draw(3, 60));
   const Index records[] = {0, kEverySweep, kLastSweep, 2};

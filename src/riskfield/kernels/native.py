@@ -262,7 +262,8 @@ def _message_passing_plan(problem: MessagePassingProblem, shared: _Sharing, thet
     # A plan depends on which factors share a table, not on the counting numbers themselves.
     sweep = Sweep.ALL_AT_ONCE if isinstance(schedule, Parallel) else Sweep.FORWARD_BACKWARD
     levels = partial(schedule_levels, graph, schedule)
-    return _plan(graph, (schedule, shared.key), levels, sweep, theta, shared.numbers)
+    inside = not problem.maximise
+    return _plan(graph, (schedule, shared.key), levels, sweep, theta, shared.numbers, inside=inside)
 
 
 def _shared_tables(graph: FactorGraph, factor_counting: np.ndarray | None = None) -> list[np.ndarray | None]:
@@ -293,17 +294,20 @@ def _plan(
     sweep: Sweep,
     theta: Tensor,
     shared: list[np.ndarray | None] | None = None,
+    *,
+    inside: bool = False,
 ) -> _native.Plan:
     """The plan kept under `key`, made if there is none yet. Each graph keeps the last few that were used.
 
-    What fills the lanes does not depend on the number of threads, so that marginals do not either.
+    With `inside`, states may fill the lanes of vectors. What fills them does not depend on the number of threads, so
+    that marginals do not either.
     """
     batch, batch_lanes, parts = theta.shape[0], _batch_lanes, 1
     if batch_lanes is None and batch > 1:
-        batch_lanes = _batch_lanes_pay(_plan_of(graph, key, levels, sweep, theta, shared, False, 1), batch)
+        batch_lanes = _batch_lanes_pay(_plan_of(graph, key, levels, sweep, theta, shared, inside, False, 1), batch)
     if not batch_lanes and batch < (threads := get_num_threads()):
         parts = threads
-    return _plan_of(graph, key, levels, sweep, theta, shared, bool(batch_lanes), parts)
+    return _plan_of(graph, key, levels, sweep, theta, shared, inside, bool(batch_lanes), parts)
 
 
 def _plan_of(
@@ -313,12 +317,13 @@ def _plan_of(
     sweep: Sweep,
     theta: Tensor,
     shared: list[np.ndarray | None] | None,
+    inside: bool,
     batch_lanes: bool,
     most_parts: int,
 ) -> _native.Plan:
     """The plan for these lanes, whose levels are in up to `most_parts` parts, one for each thread."""
     plans: OrderedDict[Hashable, _native.Plan] = graph.derived("plans", OrderedDict)
-    kind = key, theta.dtype == torch.float32, _isa, batch_lanes
+    kind = key, theta.dtype == torch.float32, _isa, inside, batch_lanes
     whole_key = (*kind, most_parts)
     plan = plans.get(whole_key)
     if plan is None:
@@ -328,7 +333,7 @@ def _plan_of(
         plan = plans.get((*kind, parts))
         if plan is None:
             tables = _shared_tables(graph) if shared is None else shared
-            plan = _make_plan(graph, compiled, sweep, tables, theta.dtype, batch_lanes, parts)
+            plan = _make_plan(graph, compiled, sweep, tables, theta.dtype, inside, batch_lanes, parts)
             plans[(*kind, parts)] = plan
         plans[whole_key] = plan
         while len(plans) > _MOST_PLANS:
@@ -362,6 +367,7 @@ def _make_plan(
     sweep: Sweep,
     shared: list[np.ndarray | None],
     dtype: torch.dtype,
+    inside: bool,
     batch_lanes: bool,
     parts: int,
 ) -> _native.Plan:
@@ -386,6 +392,7 @@ def _make_plan(
         dtype == torch.float32,
         batch_lanes,
         parts,
+        inside,
         sweep,
         graph.num_states,
         graph.node_start,
