@@ -262,8 +262,7 @@ def _message_passing_plan(problem: MessagePassingProblem, shared: _Sharing, thet
     # A plan depends on which factors share a table, not on the counting numbers themselves.
     sweep = Sweep.ALL_AT_ONCE if isinstance(schedule, Parallel) else Sweep.FORWARD_BACKWARD
     levels = partial(schedule_levels, graph, schedule)
-    inside = not problem.maximise
-    return _plan(graph, (schedule, shared.key), levels, sweep, theta, shared.numbers, inside=inside)
+    return _plan(graph, (schedule, shared.key), levels, sweep, theta, shared.numbers, inside=not problem.maximise)
 
 
 def _shared_tables(graph: FactorGraph, factor_counting: np.ndarray | None = None) -> list[np.ndarray | None]:
@@ -294,7 +293,6 @@ def _plan(
     sweep: Sweep,
     theta: Tensor,
     shared: list[np.ndarray | None] | None = None,
-    *,
     inside: bool = False,
 ) -> _native.Plan:
     """The plan kept under `key`, made if there is none yet. Each graph keeps the last few that were used.
