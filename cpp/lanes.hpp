@@ -354,7 +354,7 @@ class Lookahead {
       while (at.tile >= at.end)
         if (!next_stage()) return false;
       const NodeTile& tile = plan_.node_tiles[at.tile];
-      if (!tile.contiguous) continue;
+      if (!tile.contiguous || tile.stride == 1) continue;  // the sweep does not call at_nodes() for these
       at.left = std::min<Index>(tile.run, at.end - at.tile);
       at.tile += at.left;
       shift_ = 0;
