@@ -87,6 +87,7 @@ struct Placer {
     std::vector<bool> in_rows(nodes, false);  // of the first node of each block
     for (std::size_t g = 0; g < plan.groups.size(); ++g) {
       const Group& group = plan.groups[g];
+      if (std::none_of(group.dims.begin(), group.dims.end(), [&](int n) { return plan.has_many(n); })) continue;
       for (Index first = 0, last = 0; first < group.count; first = last) {
         last = end_of_run(group, g, first);
         tick(last - first);
