@@ -50,13 +50,15 @@ def tied():
 
 GRAPHS = {
     "grid": lambda: rf.grid(3, 3, 2),
+    "bipartite": lambda: rf.FactorGraph([3] * 6, [(0, 1), (2, 1), (2, 3), (0, 3), (0, 4)], tables=[0, 0, 1, 1, 1]),
     "mixed": mixed,
     "tied": tied,
     "four": lambda: rf.FactorGraph([2, 2, 3, 2], [(2, 0, 1, 3)]),
     "no factors": lambda: rf.FactorGraph([2, 3], []),
 }
 CASES = [  # graph, entropy, schedule, damping, whether some states are impossible
-    ("grid", rf.TRW(0.5), rf.Coloured(), 0.0, False),
+    ("grid", rf.TRW(0.5), rf.Coloured(), 0.0, True),
+    ("bipartite", rf.TRW(0.7), rf.Coloured(), 0.0, False),
     ("mixed", rf.Bethe(), rf.Sequential(), 0.0, True),
     ("four", rf.Bethe(), rf.Parallel(), 0.2, True),
     ("tied", rf.TRW(torch.tensor([0.7, 0.6, 0.8, 0.7, 0.9])), rf.Sequential(), 0.0, False),
@@ -209,8 +211,8 @@ def check(name, entropy, schedule, damping, impossible, sweeps=2):
     problem = MessagePassingProblem(graph, entropy.counting(graph), schedule, damping, False)
     reference = Reference(problem, theta, messages)
     run = MessagePassingRun(problem, theta, messages, record=kernels.EVERY_SWEEP)
-    for _ in range(2):
-        residuals = [one.advance(sweeps, -1.0)[0] for one in (run, reference)]
+    for count in (sweeps + 1, sweeps, 1):
+        residuals = [one.advance(count, -1.0)[0] for one in (run, reference)]
         if name != "no factors":
             torch.testing.assert_close(*residuals, rtol=1e-9, atol=1e-12)
     expected = reference.marginals()
@@ -728,3 +730,7 @@ def test_a_coloured_grid_has_two_stages():
     graph = rf.grid(4, 5, 2)
     plan = make_plan(graph, schedule_levels(graph, rf.Coloured()), False, torch.device("cpu"))
     assert [sum(block.count for block, _ in stage) for stage in plan.stages] == [10, 10]
+    if TRITON:
+        from riskfield.kernels.gpu.two_colours import two_coloured
+
+        assert two_coloured(plan)

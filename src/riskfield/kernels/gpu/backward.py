@@ -23,6 +23,7 @@ from riskfield.kernels.gpu.engine import Engine
 from riskfield.kernels.gpu.incidences import Kind
 from riskfield.kernels.gpu.plan import Block, Part
 from riskfield.kernels.gpu.storage import NODES, column_tile, factor_tile, norms, power_of_two, programs, rows
+from riskfield.kernels.gpu.two_colours import go_back, two_coloured
 
 LOOK_EVERY = 4  # backward sweeps at a fixed point between two looks at their size
 # Relative to mu g, cotangents of messages that need not be known to the tolerance, as in `adjoints.fixed_point`.
@@ -181,6 +182,7 @@ class _Backward:
         ]
         # Between two visits of a node by two colours of a pairwise graph, each of its cavities is used exactly once.
         self.colours = not plan.at_once and len(plan.stages) == 2 and all(whole and n == 2 for whole, n in updates)
+        self.whole = not engine.damped and two_coloured(plan)  # a launch for all that a block needs
         # Whether messages outlive a visit of their receiver, so that their cotangents do.
         self.keep = engine.damped or not all(whole for whole, _ in updates)
 
@@ -272,6 +274,11 @@ class _Backward:
             add = not self.alternate or (last and k == len(stages) - 1)
             clear = not at_once and (not self.alternate or (number == 0 and k == 0))
             first = launch - sum(len(block.parts) for block, _ in stages[k])
+            if self.whole and self.counting is None:
+                for block, _ in reversed(stages[k]):
+                    launch -= 1
+                    go_back(self, block, sweep=number, place=place, tape=engine.tape[launch], add=add, clear=clear)
+                continue
             for block, _ in stages[k]:
                 self._beliefs(block, number)
                 if self.counting is not None:
