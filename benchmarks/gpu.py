@@ -128,8 +128,10 @@ def torch_times(rows, columns, states, batch):
     if batch > 32:  # compiling once more takes long and tells little
         return times
     try:
+        torch.compiler.reset()  # or it gives up compiling after a few shapes, and what follows is eager
         compiled = torch.compile(flooding, dynamic=False)
         times["compiled"] = clock(lambda: run(compiled), 3, 1) / batch
+        torch.compiler.reset()
         times["compiled_with_gradient"] = clock(lambda: with_gradient(compiled), 3, 1) / batch
     except Exception as error:  # no compiler for the host, for example
         print(f"  torch.compile failed: {type(error).__name__}")

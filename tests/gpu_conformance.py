@@ -119,11 +119,12 @@ def counting(case: Case, graph: rf.FactorGraph, device: str) -> Iterator[tuple[s
         yield f"Unroll, counting of {name}", error(found, expected), 1e-8
 
 
-def compare(cases: list[Case], device: str) -> int:
+def compare(cases: list[Case], graphs: list[str], device: str) -> int:
     """Print a line for each comparison; how many failed."""
     failed = 0
     for case in cases:
-        for kind, graph in GRAPHS.items():
+        for kind in graphs:
+            graph = GRAPHS[kind]
             for check in (forward, backward, counting):
                 rows = check(case, graph, device)
                 while True:
@@ -145,30 +146,31 @@ def compare(cases: list[Case], device: str) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--jobs", type=int, default=1, help="processes, each with some of the algorithms")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at a time, each for one algorithm on one graph")
     parser.add_argument("--only", help="one algorithm, by its name")
+    parser.add_argument("--graph", choices=list(GRAPHS), help="one graph, by its name")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     cases = [case for case in [*CASES, *COLOURED] if case.kernels and options.only in (None, case.name)]
+    graphs = [options.graph] if options.graph else list(GRAPHS)
     if options.jobs == 1:
-        return min(compare(cases, options.device), 1)
+        return min(compare(cases, graphs, options.device), 1)
 
-    def run(case: Case) -> str:
-        command = [sys.executable, __file__, "--device", options.device, "--only", case.name]
+    def run(task: tuple[str, Case]) -> list[str]:
+        graph, case = task
+        command = [sys.executable, __file__, "--device", options.device, "--only", case.name, "--graph", graph]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode in (0, 1) and done.stdout.endswith("end\n"):
-            return done.stdout.removesuffix("end\n")
-        # After its last line a process can still fail to end: that is not about the results, but it is shown.
-        kind = "note" if done.stdout.endswith("end\n") else "FAIL"
-        text = " ".join(done.stderr.split())[-500:]
-        return (
-            f"{done.stdout.removesuffix('end' + chr(10))}{kind} {case.name} ended with code {done.returncode}: {text}\n"
-        )
+        found = done.stdout.removesuffix("end\n").splitlines()
+        if done.returncode not in (0, 1) or not done.stdout.endswith("end\n"):
+            # After its last line a process can still fail to end: that is not about the results, but it is shown.
+            kind = "note" if done.stdout.endswith("end\n") else "FAIL"
+            text = " ".join(done.stderr.split())[-500:]
+            found.append(f"{kind} {case.name} on {graph} ended with code {done.returncode}: {text}")
+        print(*found, sep="\n", flush=True)
+        return found
 
     with ThreadPoolExecutor(options.jobs) as pool:
-        logs = list(pool.map(run, cases))
-    lines = [line for log in logs for line in log.splitlines()]
-    print(*lines, sep="\n")
+        lines = [line for log in pool.map(run, [(graph, case) for graph in graphs for case in cases]) for line in log]
     failed = sum(line.startswith("FAIL") for line in lines)
     good = sum(line.startswith("ok") for line in lines)
     print(f"{good} comparisons agree, {failed} do not, on {_name(options.device)}, torch {torch.__version__}")
