@@ -1,4 +1,5 @@
-// The two steps of making a plan: first everything gets its place, then updates are gathered into tiles and stages.
+// The steps of making a plan: first everything gets its place, then updates are gathered into tiles and stages, then it
+// is found out what threads have to wait for.
 #pragma once
 
 #include <algorithm>
@@ -17,12 +18,14 @@ struct Piece {
   Index operands;  // of a long run: start in Group::operands
 };
 
-// What the second step needs to know of the first, beside the plan itself.
+// What the later steps need to know of the first, beside the plan itself.
 struct Placement {
   Index num_levels = 0;
   std::vector<Index> node_level;           // packed node
   std::vector<std::int32_t> node_part;     // packed node: which part of its level updates it
   std::vector<std::vector<Piece>> pieces;  // group
+  // group -> its factors in an order that does not depend on the parts; empty if there is one part, where it is theirs.
+  std::vector<std::vector<std::int32_t>> order;
 };
 
 // Give nodes, messages and tables their addresses.
@@ -31,6 +34,9 @@ Placement make_placement(Plan& plan, const Index* num_states, const Index* rank,
 
 // Gather the updates into tiles and these into stages.
 void make_tiles(Plan& plan, const Placement& placement);
+
+// Find out what the threads that share the plan have to wait for.
+void find_waits(Plan& plan, const Placement& placement);
 
 // Sorts `items` by key(item), an integer, and leaves those with equal keys in their order. Keys of a small range, as
 // levels and differences of positions are, are counted in place of compared, which takes linear time.
