@@ -157,24 +157,24 @@ class Backward {
     workers_.for_each_part(thread_, team_, body);
   }
 
-  // Only batch lanes hold several models, and these have no team.
   template <Pass P>
   void sweep_some(const T* tape, LaneSet stopped, const Member<T>& member, T* rates = nullptr) {
     if (!stopped) return sweeps_.template sweep<P>(tape, member, rates);
     std::vector<KeptLanes<T>> kept;
-    auto buffers = [&] {
-      std::vector<Buffer<T>*> found{&buffers_.beliefs, &buffers_.node_theta,
-                                    &buffers_.messages[sweeps_.part(0).current]};
-      if (P == Pass::kCounting) found.insert(found.end(), {&buffers_.seen, &buffers_.of_belief});
-      return found;
+    auto keep = [&](Buffer<T>& from, Buffer<T>& to) {
+      const Share own = member.share_of_vectors(plan_, from.size());
+      kept.emplace_back(stopped, from.get() + own.begin, to.get() + own.begin, own.end - own.begin);
     };
-    for (Buffer<T>* buffer : buffers()) {
-      kept.emplace_back(stopped, buffer->get(), buffer->size());
-      kept.back().clear(buffer->get());
-    }
+    const int now = sweeps_.part(member.first).current, next = plan_.sweep == Sweep::kAllAtOnce ? 1 - now : now;
+    keep(buffers_.messages[now], buffers_.messages[next]);
+    for (Buffer<T>* buffer : {&buffers_.beliefs, &buffers_.node_theta, &buffers_.parcels}) keep(*buffer, *buffer);
+    if (P == Pass::kCounting)
+      for (Buffer<T>* buffer : {&buffers_.seen, &buffers_.of_belief}) keep(*buffer, *buffer);
+    for (const KeptLanes<T>& lanes : kept) lanes.clear();
+    member.meet();
     sweeps_.template sweep<P>(tape, member, rates);
-    auto next = kept.begin();
-    for (Buffer<T>* buffer : buffers()) (next++)->restore(buffer->get());
+    for (const KeptLanes<T>& lanes : kept) lanes.restore();
+    member.meet();
   }
 
   // The squares of one share of the sums, added up for each copy.

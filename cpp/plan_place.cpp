@@ -152,15 +152,19 @@ struct Placer {
       for (Index row = 0; row < from.layout.count; ++row) {
         tick(1);
         const Index* variables = from.variables + row * arity;
-        std::iota(permutation.begin(), permutation.end(), 0);
-        std::sort(permutation.begin(), permutation.end(),
-                  [&](int a, int b) { return rank[variables[a]] < rank[variables[b]]; });
+        for (int k = 0; k < arity; ++k) {
+          int at = k;
+          for (; at > 0 && rank[variables[permutation[at - 1]]] > rank[variables[k]]; --at)
+            permutation[at] = permutation[at - 1];
+          permutation[at] = k;
+        }
         if (row == 0 || permutation != last_permutation) {
           auto found = known.find(permutation);
           if (found == known.end())
             found = known.emplace(permutation, place_permutation(group_of, from.layout, permutation)).first;
           place = found->second;
           last_permutation = permutation;
+          reserve(plan.groups[place.first], from.layout.count - row);
         }
         Group& group = plan.groups[place.first];
         group.user_group.push_back(static_cast<std::int32_t>(u));
@@ -182,6 +186,11 @@ struct Placer {
     }
   }
 
+  static void reserve(Group& group, Index more) {
+    for (auto* numbers : {&group.user_group, &group.user_row, &group.permutation}) numbers->reserve(group.count + more);
+    group.position.reserve((group.count + more) * group.arity);
+  }
+
   std::pair<int, std::int32_t> place_permutation(std::map<std::vector<int>, int>& group_of, const UserGroup& from,
                                                  const std::vector<std::int32_t>& permutation) {
     const int arity = static_cast<int>(permutation.size());
@@ -200,19 +209,8 @@ struct Placer {
     Group& group = plan.groups[inserted.first->second];
     for (std::size_t k = 0; k < group.permutations.size(); ++k)
       if (group.permutations[k] == permutation) return {inserted.first->second, static_cast<std::int32_t>(k)};
-    std::vector<Index> user_stride(arity, 1);
-    for (int k = arity - 2; k >= 0; --k) user_stride[k] = user_stride[k + 1] * from.shape[k + 1];
-    std::vector<Index> map(group.table_size);
-    for (Index entry = 0; entry < group.table_size; ++entry) {
-      Index rest = entry, target = 0;
-      for (int k = arity - 1; k >= 0; --k) {
-        target += (rest % dims[k]) * user_stride[permutation[k]];
-        rest /= dims[k];
-      }
-      map[entry] = target;
-    }
     group.permutations.push_back(permutation);
-    group.entry_maps.push_back(std::move(map));
+    group.entry_maps.push_back(entry_map(from.shape, permutation));
     return {inserted.first->second, static_cast<std::int32_t>(group.permutations.size() - 1)};
   }
 
@@ -226,13 +224,21 @@ struct Placer {
     const auto& shared = shared_key[g];
     std::vector<std::int32_t> order(group.count);
     std::iota(order.begin(), order.end(), 0);
-    // The last key is the first to compare.
     const int last = arity - 1;
     auto node = [&](Index f, int slot) { return Index(position[f * arity + slot]); };
-    stable_sort_by(order, [&](Index f) { return node(f, last); }, tick);
-    for (int k = 0; k < last; ++k) stable_sort_by(order, [&](Index f) { return node(f, last) - node(f, k); }, tick);
-    stable_sort_by(order, [&](Index f) { return shared[f]; }, tick);
-    for (int k = 0; k < arity; ++k) stable_sort_by(order, [&](Index f) { return out.node_level[node(f, k)]; }, tick);
+    auto level_of = [&](Index f, int slot) { return out.node_level[node(f, slot)]; };
+    stable_sort_by(order, [&](Index f) { return level_of(f, last); }, tick);
+    SortSpace space;
+    for (Index first = 0, end = 0; first < group.count; first = end) {  // the factors of a level, which a cache holds
+      while (end < group.count && level_of(order[end], last) == level_of(order[first], last)) ++end;
+      if (end == first + 1) continue;
+      // The last key is the first to compare.
+      auto sort = [&](auto key) { stable_sort_by(&order[first], end - first, key, tick, space); };
+      sort([&](Index f) { return node(f, last); });
+      for (int k = 0; k < last; ++k) sort([&](Index f) { return node(f, last) - node(f, k); });
+      sort([&](Index f) { return shared[f]; });
+      for (int k = 0; k < last; ++k) sort([&](Index f) { return level_of(f, k); });
+    }
     reorder(g, order, plan.copies);
     group.count *= plan.copies;
     for (Index f = 0; f < group.count; ++f)
@@ -243,8 +249,8 @@ struct Placer {
   void reorder(std::size_t g, const std::vector<std::int32_t>& order, int copies) {
     Group& group = plan.groups[g];
     auto apply = [&](auto& values, int width) {
-      const auto old = values;
-      values.clear();
+      const auto old = std::move(values);
+      values = {};
       values.reserve(old.size() * copies);
       for (Index f : order)
         for (int c = 0; c < copies; ++c)

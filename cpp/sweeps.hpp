@@ -30,16 +30,13 @@ class Sweeps {
     }
   }
 
-  // Sweeps each model of the item until it has converged to `tol`, at most `sweeps` times.
+  // Sweeps each model of the item until it has converged to `tol`, at most `sweeps` times. Threads do so in slices:
+  // before each of them it is seen whether several are worth it.
   void advance(Item<T>& item, Index sweeps, double tol, int thread, int team) const {
-    if (plan_.parts == 1 || plan_.parts > team) return advance_alone(item, sweeps, sweeps, tol, thread);
-    // In slices: before each of them it is seen whether several threads are worth it.
+    const bool shared = plan_.parts > 1 && plan_.parts <= team;
     for (Index left = sweeps, slice = 1; left > 0 && converged(item, tol) != item.all_models();) {
-      const Index count = std::min(slice, left);
-      if (crowded())
-        advance_alone(item, count, left, tol, thread);
-      else
-        advance_together(item, count, left, tol);
+      const Index count = shared ? std::min(slice, left) : left;
+      advance_some(item, count, left, tol, thread, team);
       left -= count;
       slice = std::min<Index>(2 * slice, kLongestSlice);
     }
@@ -54,14 +51,10 @@ class Sweeps {
     workers_.for_each_part(thread, team, [&](const Member<T>& member) {
       begin_sweep(member.scratch, -1, false);
       for (Index s = begin; s < end; ++s) {
-        if (!member.team) {
-          sweep_some(item, member, item.stopped[s], end - s);
-        } else {
-          if (member.leads()) tape = space_on_tape(item, end - s);
-          member.meet();
-          sweep(item, member, tape);
-          member.meet();
-        }
+        if (member.leads()) tape = space_on_tape(item, end - s);
+        member.meet();
+        sweep_some(item, member, item.stopped[s], tape);
+        member.meet();
         if (plan_.sweep == Sweep::kAllAtOnce && member.leads()) item.current = 1 - item.current;
       }
     });
@@ -179,24 +172,22 @@ class Sweeps {
     scratch.tape = nullptr;
   }
 
-  // A whole sweep by one thread, which leaves the models in `stopped` as they are.
-  void sweep_some(Item<T>& item, const Member<T>& member, LaneSet stopped, Index record) const {
-    auto sweep_all = [&] { sweep(item, member, space_on_tape(item, record)); };
-    if (!stopped) return sweep_all();
+  // The same, but the models in `stopped` stay as they are.
+  void sweep_some(Item<T>& item, const Member<T>& member, LaneSet stopped, T* tape) const {
+    if (!stopped) return sweep(item, member, tape);
     const int next = plan_.sweep == Sweep::kAllAtOnce ? 1 - item.current : item.current;
-    Buffer<T>& messages = item.messages[item.current];
-    const KeptLanes<T> old_messages(stopped, messages.get(), messages.size());
-    const KeptLanes<T> old_beliefs(stopped, item.beliefs.get(), item.beliefs.size());
-    if (record_ == kLastSweep) {
-      const Index size = TapeLayout<T>(context_, item).sweep_size();
-      const KeptLanes<T> old_tape(stopped, item.tape.last(size), size);
-      sweep_all();
-      old_tape.restore(item.tape.last(size));
-    } else {
-      sweep_all();
-    }
-    old_messages.restore(item.messages[next].get());
-    old_beliefs.restore(item.beliefs.get());
+    std::vector<KeptLanes<T>> kept;
+    auto keep = [&](T* from, T* to, Index size) {
+      const Share own = member.share_of_vectors(plan_, size);
+      kept.emplace_back(stopped, from + own.begin, to + own.begin, own.end - own.begin);
+    };
+    keep(item.messages[item.current].get(), item.messages[next].get(), item.messages[0].size());
+    keep(item.beliefs.get(), item.beliefs.get(), item.beliefs.size());
+    if (record_ == kLastSweep && tape) keep(tape, tape, TapeLayout<T>(context_, item).sweep_size());
+    member.meet();
+    sweep(item, member, tape);
+    member.meet();
+    for (const KeptLanes<T>& lanes : kept) lanes.restore();
   }
 
   // Only a run with a tolerance looks at every sweep; others at the last one, to report.
@@ -287,46 +278,31 @@ class Sweeps {
   }
 
   // `count` sweeps of the `left` that may still follow.
-  void advance_alone(Item<T>& item, Index count, Index left, double tol, int thread) const {
-    Scratch<T>& scratch = workers_.scratch(thread);
-    const Member<T> alone{0, plan_.parts, scratch, nullptr};
-    for (Index s = 0; s < count; ++s) {
-      const LaneSet stopped = converged(item, tol);
-      if (stopped == item.all_models()) return;
-      begin_recording(item, stopped);
-      begin_sweep(scratch, tol, s == left - 1);
-      sweep_some(item, alone, stopped, to_record(left - s));
-      if (const LaneSet due = end_sweep(item, tol, stopped, 1, thread)) {
-        measure(item, scratch, 0, 1);
-        end_measuring(item, tol, due, 1, thread);
-      }
-    }
-  }
-
-  void advance_together(Item<T>& item, Index count, Index left, double tol) const {
-    Team members(plan_.parts);
+  void advance_some(Item<T>& item, Index count, Index left, double tol, int thread, int team) const {
     LaneSet due = 0;
     T* tape = nullptr;
-    together(plan_.parts, [&](int thread) {
-      const Member<T> member{thread, thread + 1, workers_.scratch(thread), &members};
-      for (Index s = 0; s < count && converged(item, tol) != item.all_models(); ++s) {
+    workers_.for_each_part(thread, team, [&](const Member<T>& member) {
+      const int threads = member.team ? plan_.parts : 1;
+      for (Index s = 0; s < count; ++s) {
+        const LaneSet stopped = converged(item, tol);
+        if (stopped == item.all_models()) return;
         if (record_ != 0) {
           member.meet();  // all threads have seen that the run goes on
           if (member.leads()) {
-            begin_recording(item, 0);
+            begin_recording(item, stopped);
             tape = space_on_tape(item, to_record(left - s));
           }
           member.meet();
         }
         begin_sweep(member.scratch, tol, s == left - 1);
-        sweep(item, member, tape);
+        sweep_some(item, member, stopped, tape);
         member.meet();
-        if (member.leads()) due = end_sweep(item, tol, 0, plan_.parts, 0);
+        if (member.leads()) due = end_sweep(item, tol, stopped, threads, thread);
         member.meet();
         if (!due) continue;
-        measure(item, member.scratch, thread, plan_.parts);
+        measure(item, member.scratch, member.first, threads);
         member.meet();
-        if (member.leads()) end_measuring(item, tol, due, plan_.parts, 0);
+        if (member.leads()) end_measuring(item, tol, due, threads, thread);
         member.meet();
       }
     });

@@ -27,6 +27,12 @@ struct Member {
   }
   // How many stages the members have gone through, and met; all of them count alike.
   std::int64_t steps() const { return team ? team->steps(first) : 0; }
+  // Its share of some numbers, in whole vectors.
+  Share share_of_vectors(const Plan& plan, Index size) const {
+    const Index vectors = (size + kLanes<T> - 1) / kLanes<T>;
+    const Index begin = share(0, vectors, first, plan.parts).begin, end = share(0, vectors, last - 1, plan.parts).end;
+    return {begin * kLanes<T>, std::min(size, end * kLanes<T>)};
+  }
   // Before a stage, and after it. `begun` is the number of steps before the first one.
   void begin_stage(const Plan& plan, const Waits& waits, Index stage, std::int64_t begun) const {
     if (!team) return;

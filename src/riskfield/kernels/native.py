@@ -40,8 +40,8 @@ from riskfield.threads import get_num_threads
 _MOST_PLANS = 8  # kept for one graph
 # Counting numbers made from plain numbers are kept with their graph; what follows from them is kept with them.
 _counting: WeakKeyDictionary[Counting, tuple[np.ndarray, np.ndarray, _Sharing]] = WeakKeyDictionary()
-# Table entries read in a stage from which several threads gain more than they lose by waiting for each other.
-_WORTH_SHARING = 3000
+# For how many vectors of table entries, read in a stage on average, another thread gains more than it costs to wait for.
+_WORTH_SHARING = 110
 # By how much batch lanes must be faster, as far as a plan can say, to be chosen.
 _CLEARLY_FASTER = 1.25
 _isa = ""  # the instruction set; tests set it to try the others
@@ -303,7 +303,8 @@ def _plan(
     batch, batch_lanes, parts = theta.shape[0], _batch_lanes, 1
     if batch_lanes is None and batch > 1:
         batch_lanes = _batch_lanes_pay(_plan_of(graph, key, levels, sweep, theta, shared, inside, False, 1), batch)
-    if not batch_lanes and batch < (threads := get_num_threads()):
+    items = -(-batch // _native.lanes(_isa, theta.dtype == torch.float32)) if batch_lanes else batch
+    if items < (threads := get_num_threads()):
         parts = threads
     return _plan_of(graph, key, levels, sweep, theta, shared, inside, bool(batch_lanes), parts)
 
@@ -326,8 +327,10 @@ def _plan_of(
     plan = plans.get(whole_key)
     if plan is None:
         compiled = levels()
-        # Threads share the work on a single model where there is enough of it between two of their meetings.
-        parts = most_parts if _stage_entries(graph, compiled, sweep) >= _WORTH_SHARING else 1
+        # Threads share the work on a single model, or on one in each lane, where a stage has enough of it.
+        entries = _stage_entries(graph, compiled, sweep)
+        vectors = entries if batch_lanes else entries / _native.lanes(_isa, theta.dtype == torch.float32)
+        parts = max(1, min(most_parts, int(vectors / _WORTH_SHARING) if _WORTH_SHARING else most_parts))
         plan = plans.get((*kind, parts))
         if plan is None:
             tables = _shared_tables(graph) if shared is None else shared
@@ -349,12 +352,12 @@ def _batch_lanes_pay(plan: _native.Plan, batch: int) -> bool:
 
 
 def _stage_entries(graph: FactorGraph, levels: Levels, sweep: Sweep) -> float:
-    """Table entries read in a stage, on average."""
+    """Table entries read in a stage, on average; a message takes as long as some more of them."""
     entries = 0
     for group in graph.factor_groups:
         arity = len(group.shape)
         messages = 2 * arity - 2 if sweep == Sweep.FORWARD_BACKWARD else arity
-        entries += group.num_factors * group.table_size * max(messages, 1)
+        entries += group.num_factors * (group.table_size + 4) * max(messages, 1)
     stages = 2 * (levels.count - 1) if sweep == Sweep.FORWARD_BACKWARD else levels.count
     return entries / max(stages, 1)
 
