@@ -152,8 +152,7 @@ struct Placer {
       for (Index row = 0; row < from.layout.count; ++row) {
         tick(1);
         const Index* variables = from.variables + row * arity;
-        for (int k = 0; k < arity; ++k) {
-          int at = k;
+        for (int k = 0, at = 0; k < arity; ++k, at = k) {
           for (; at > 0 && rank[variables[permutation[at - 1]]] > rank[variables[k]]; --at)
             permutation[at] = permutation[at - 1];
           permutation[at] = k;
@@ -256,9 +255,7 @@ struct Placer {
         for (int c = 0; c < copies; ++c)
           values.insert(values.end(), old.begin() + f * width, old.begin() + (f + 1) * width);
     };
-    apply(group.user_group, 1);
-    apply(group.user_row, 1);
-    apply(group.permutation, 1);
+    for (auto* values : {&group.user_group, &group.user_row, &group.permutation}) apply(*values, 1);
     apply(group.position, group.arity);
     apply(shared_key[g], 1);
   }

@@ -40,7 +40,7 @@ from riskfield.threads import get_num_threads
 _MOST_PLANS = 8  # kept for one graph
 # Counting numbers made from plain numbers are kept with their graph; what follows from them is kept with them.
 _counting: WeakKeyDictionary[Counting, tuple[np.ndarray, np.ndarray, _Sharing]] = WeakKeyDictionary()
-# For how many vectors of table entries, read in a stage on average, another thread gains more than it costs to wait for.
+# Vectors of table entries that each thread is to read in a stage, or waiting for others takes longer than it gains.
 _WORTH_SHARING = 110
 # By how much batch lanes must be faster, as far as a plan can say, to be chosen.
 _CLEARLY_FASTER = 1.25
@@ -300,12 +300,11 @@ def _plan(
     With `inside`, states may fill the lanes of vectors. What fills them does not depend on the number of threads, so
     that marginals do not either.
     """
-    batch, batch_lanes, parts = theta.shape[0], _batch_lanes, 1
+    batch, batch_lanes, threads = theta.shape[0], _batch_lanes, get_num_threads()
     if batch_lanes is None and batch > 1:
         batch_lanes = _batch_lanes_pay(_plan_of(graph, key, levels, sweep, theta, shared, inside, False, 1), batch)
-    items = -(-batch // _native.lanes(_isa, theta.dtype == torch.float32)) if batch_lanes else batch
-    if items < (threads := get_num_threads()):
-        parts = threads
+    models = _native.lanes(_isa, theta.dtype == torch.float32) if batch_lanes else 1  # that share an item
+    parts = threads if -(-batch // models) < threads else 1
     return _plan_of(graph, key, levels, sweep, theta, shared, inside, bool(batch_lanes), parts)
 
 
@@ -327,9 +326,8 @@ def _plan_of(
     plan = plans.get(whole_key)
     if plan is None:
         compiled = levels()
-        # Threads share the work on a single model, or on one in each lane, where a stage has enough of it.
-        entries = _stage_entries(graph, compiled, sweep)
-        vectors = entries if batch_lanes else entries / _native.lanes(_isa, theta.dtype == torch.float32)
+        lanes = 1 if batch_lanes else _native.lanes(_isa, theta.dtype == torch.float32)
+        vectors = _stage_entries(graph, compiled, sweep) / lanes
         parts = max(1, min(most_parts, int(vectors / _WORTH_SHARING) if _WORTH_SHARING else most_parts))
         plan = plans.get((*kind, parts))
         if plan is None:
@@ -358,8 +356,7 @@ def _stage_entries(graph: FactorGraph, levels: Levels, sweep: Sweep) -> float:
         arity = len(group.shape)
         messages = 2 * arity - 2 if sweep == Sweep.FORWARD_BACKWARD else arity
         entries += group.num_factors * (group.table_size + 4) * max(messages, 1)
-    stages = 2 * (levels.count - 1) if sweep == Sweep.FORWARD_BACKWARD else levels.count
-    return entries / max(stages, 1)
+    return entries / max(2 * (levels.count - 1) if sweep == Sweep.FORWARD_BACKWARD else levels.count, 1)
 
 
 def _make_plan(
