@@ -19,8 +19,7 @@ from dataclasses import asdict, dataclass
 import torch
 
 import riskfield as rf
-from riskfield.threads import num_processors
-from timing import about, add_out, write
+from timing import about, add_out, default_threads, write
 
 
 @dataclass
@@ -105,11 +104,6 @@ def threads_on_a_grid(quick: bool, numbers: list[int]) -> list[Row]:
                 best[key] = min(best.get(key, float("inf")), ended - began)
     rf.set_num_threads(1)
     return [Row(f"grid: {what}", threads, 1e6 * took) for (what, threads), took in best.items()]
-
-
-def default_threads() -> list[int]:
-    """1, 2, and those of 4, 8 and 16 threads for which this process has processors."""
-    return [1, 2, *(count for count in (4, 8, 16) if count <= num_processors())]
 
 
 _HEADER = "| what | threads | microseconds |\n|---|---|---|"

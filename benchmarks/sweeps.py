@@ -9,6 +9,7 @@ time to move the bytes that a sweep must move, at the bandwidth of a triad a = b
 pass reads each table and one message per factor, writes the other message, reads theta and the old belief of every
 node, and writes its new belief, with one number per state. The bound ignores write-allocation, indices and arithmetic.
 A message to a binary variable, its belief and its theta count as the one number each that a sweep reads or writes.
+Large grids and batches are also measured on 2 threads, and on 4, 8 and 16 where there are as many processors.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import torch
 import riskfield as rf
 from riskfield.kernels.native import MessagePassingRun
 from riskfield.kernels.problem import EVERY_SWEEP, MessagePassingProblem
-from timing import EagerGrid, about, add_out, best_time, pgmax_grid, write
+from timing import EagerGrid, about, add_out, best_time, default_threads, pgmax_grid, write
 
 
 @dataclass
@@ -198,8 +199,8 @@ def measure(quick: bool) -> list[Row]:
                 add(native(size, size, states, rf.Bethe(), part=part))
     for size in (32, 64, 128, 256, 512, 1024, 2048):
         add(native(size, size, 2, trw))
-    for rows, columns, states, batch in ((200, 300, 2, 8), (120, 160, 8, 8), (1024, 1024, 2, 1), (512, 512, 8, 1)):
-        for threads in (1, 2):
+    for rows, columns, states, batch in _SHARED:
+        for threads in default_threads():
             add(native(rows, columns, states, trw, batch=batch, threads=threads))
     return found
 
@@ -252,14 +253,13 @@ def ratios(found: list[Row]) -> list[str]:
             lines += ratio(f"per message, {states} states{part}: a 4x4 grid / a 16x16 grid", small, larger)
     large = pick(**usual, grid="1024x1024", states=2, threads=1)
     lines += ratio("per message, 1024x1024 / 128x128", large, pick(**usual, grid="128x128", states=2, threads=1))
-    lines += ratio("1024x1024, one thread / two threads", large, pick(**usual, grid="1024x1024", states=2, threads=2))
-    batch = {**usual, "batch": 8}
-    for grid, states in (("200x300", 2), ("120x160", 8)):
-        lines += ratio(
-            f"batch of 8 {grid} with {states} states, one thread / two threads",
-            pick(**batch, grid=grid, states=states, threads=1),
-            pick(**batch, grid=grid, states=states, threads=2),
-        )
+    for rows, columns, states, batch in _SHARED:
+        here = {**usual, "grid": f"{rows}x{columns}", "states": states, "batch": batch}
+        what = f"{'one' if batch == 1 else f'batch of {batch}'} {rows}x{columns} with {states} states"
+        for threads in sorted({row.threads for row in found} - {1}):
+            lines += ratio(
+                f"{what}, one thread / {threads} threads", pick(**here, threads=1), pick(**here, threads=threads)
+            )
     bethe = {"grid": "200x300", "states": 2, "entropy": "Bethe"}
     lines += ratio(
         "200x300, 2 states, Bethe: PGMax (float32) / native parallel (float64)",
@@ -273,6 +273,8 @@ def _name(entropy: rf.entropy.AbstractEntropy) -> str:
     return f"TRW {entropy.rho}" if isinstance(entropy, rf.TRW) else type(entropy).__name__
 
 
+# Rows, columns, states and batch size of what several threads share.
+_SHARED = ((200, 300, 2, 8), (40, 40, 2, 8), (120, 160, 8, 8), (500, 500, 4, 1), (1024, 1024, 2, 1), (512, 512, 8, 1))
 # Potentials too strong for probabilities.
 _STRONG = {torch.float64: 300.0, torch.float32: 60.0}
 _HEADER = (

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from riskfield.kernels.native import engine_name
+from riskfield.threads import num_processors
 
 
 def best_time(work: Callable[[], object], seconds: float = 1.0) -> float:
@@ -41,6 +42,11 @@ def least(runs: int, programs: Sequence[Callable[[], float]]) -> list[tuple[floa
             value = program()
             found[k] = min(found[k], (time.process_time() - began, value))
     return found
+
+
+def default_threads() -> list[int]:
+    """1, 2, and those of 4, 8 and 16 threads for which this process has processors."""
+    return [1, 2, *(count for count in (4, 8, 16) if count <= num_processors())]
 
 
 class EagerGrid:

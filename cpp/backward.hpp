@@ -42,8 +42,6 @@ class Backward {
       }
       member.meet();
       for (int p = member.first; p < member.last; ++p) from_tiles(p, grad_mu, sweeps_.part(p), member);
-      member.meet();
-      if (member.leads()) from_tiles(plan_.parts, grad_mu, sweeps_.part(0), member);  // those between parts
     });
   }
 
@@ -125,9 +123,7 @@ class Backward {
   // Into the caller's layout, where several factors may add to one tied table.
   void finish(const Rows<T>& out, Index theta_size) {
     // The beliefs a run starts with are made of theta and the first messages; mean field's are given.
-    if (!mean_field())
-      sweeps_.reverse_nodes(0, 0, static_cast<Index>(plan_.node_tiles.size()), nullptr,
-                            Member<T>{0, plan_.parts, workers_.scratch(thread_), nullptr});
+    if (!mean_field()) reverse_first_beliefs();
     for (int p = 1; p < plan_.parts; ++p)
       for (Index k = 0; k < plan_.tied_size; ++k) buffers_.tables.get()[k] += sweeps_.part(p).tied[k];
     shared([&](const Member<T>& member) {
@@ -161,24 +157,24 @@ class Backward {
     workers_.for_each_part(thread_, team_, body);
   }
 
-  // Only batch lanes hold several models, and these have no team.
   template <Pass P>
   void sweep_some(const T* tape, LaneSet stopped, const Member<T>& member, T* rates = nullptr) {
     if (!stopped) return sweeps_.template sweep<P>(tape, member, rates);
     std::vector<KeptLanes<T>> kept;
-    auto buffers = [&] {
-      std::vector<Buffer<T>*> found{&buffers_.beliefs, &buffers_.node_theta,
-                                    &buffers_.messages[sweeps_.part(0).current]};
-      if (P == Pass::kCounting) found.insert(found.end(), {&buffers_.seen, &buffers_.of_belief});
-      return found;
+    auto keep = [&](Buffer<T>& from, Buffer<T>& to) {
+      const Share own = member.share_of_vectors(plan_, from.size());
+      kept.emplace_back(stopped, from.get() + own.begin, to.get() + own.begin, own.end - own.begin);
     };
-    for (Buffer<T>* buffer : buffers()) {
-      kept.emplace_back(stopped, buffer->get(), buffer->size());
-      kept.back().clear(buffer->get());
-    }
+    const int now = sweeps_.part(member.first).current, next = plan_.sweep == Sweep::kAllAtOnce ? 1 - now : now;
+    keep(buffers_.messages[now], buffers_.messages[next]);
+    for (Buffer<T>* buffer : {&buffers_.beliefs, &buffers_.node_theta, &buffers_.parcels}) keep(*buffer, *buffer);
+    if (P == Pass::kCounting)
+      for (Buffer<T>* buffer : {&buffers_.seen, &buffers_.of_belief}) keep(*buffer, *buffer);
+    for (const KeptLanes<T>& lanes : kept) lanes.clear();
+    member.meet();
     sweeps_.template sweep<P>(tape, member, rates);
-    auto next = kept.begin();
-    for (Buffer<T>* buffer : buffers()) (next++)->restore(buffer->get());
+    for (const KeptLanes<T>& lanes : kept) lanes.restore();
+    member.meet();
   }
 
   // The squares of one share of the sums, added up for each copy.
@@ -214,20 +210,41 @@ class Backward {
     for (int x = 0; x < (one_row(n) ? 1 : n); ++x) to[x * stride] += weight(x) / total * (gradient[x] - mean);
   }
 
-  // From the gradients of the factor marginals that belong to a part.
+  // From the gradients of the factor marginals that belong to a part, and its share of those between parts.
   void from_tiles(int part, const ConstRows<T>& grad_mu, Gradients<T>& grad, const Member<T>& member) const {
-    for (int g = 0; g < static_cast<int>(plan_.groups.size()); ++g)
+    for (int g = 0; g < static_cast<int>(plan_.groups.size()); ++g) {
+      const std::vector<Index>& first = plan_.groups[g].part_tiles;
+      const Share between = share(first[plan_.parts], first[plan_.parts + 1], part, plan_.parts);
       with_algebra(context_, item_, g, [&](auto algebra) {
-        const Group& group = plan_.groups[g];
-        for (Index t = group.part_tiles[part]; t < group.part_tiles[part + 1]; ++t) {
-          if (t + 2 < group.part_tiles[part + 1]) fetch_marginals(group, group.all_tiles[t + 2], grad_mu);
-          with_lanes<T>(plan_, group, group.all_tiles[t], [&](const auto& lanes) {
-            reverse_marginals<decltype(algebra), T>(context_, item_, g, lanes, group.all_tiles[t].count, grad_mu, grad,
-                                                    member.scratch);
-          });
-          member.scratch.tick(group.table_size * kLanes<T>);
-        }
+        from_tiles<decltype(algebra)>(g, first[part], first[part + 1], grad_mu, grad, member);
+        from_tiles<decltype(algebra)>(g, between.begin, between.end, grad_mu, grad, member);
       });
+    }
+  }
+  template <class Algebra>
+  void from_tiles(int g, Index begin, Index end, const ConstRows<T>& grad_mu, Gradients<T>& grad,
+                  const Member<T>& member) const {
+    const Group& group = plan_.groups[g];
+    for (Index t = begin; t < end; ++t) {
+      if (t + 2 < end) fetch_marginals(group, group.all_tiles[t + 2], grad_mu);
+      with_lanes<T>(plan_, group, group.all_tiles[t], [&](const auto& lanes) {
+        reverse_marginals<Algebra, T>(context_, item_, g, lanes, group.all_tiles[t].count, grad_mu, grad,
+                                      member.scratch);
+      });
+      member.scratch.tick(group.table_size * kLanes<T>);
+    }
+  }
+
+  // The beliefs before the first sweep.
+  void reverse_first_beliefs() {
+    shared([&](const Member<T>& member) {
+      for (int p = member.first; p < member.last; ++p) sweeps_.receive_all(p);
+      member.meet();
+      for (int p = member.first; p < member.last; ++p) {
+        const Share own = share(0, static_cast<Index>(plan_.node_tiles.size()), p, plan_.parts);
+        sweeps_.reverse_nodes(p, own.begin, own.end, nullptr, member);
+      }
+    });
   }
 
   // Neighbours in the storage of a plan are far apart in the caller's layout, where the processor foresees nothing.

@@ -1,9 +1,10 @@
 // Back through the sweeps of one item, by one thread or by several that share its levels.
 //
 // A message's gradient goes on to the table and the messages of its factor and to the beliefs of the factor's other
-// variables. If all variables of a factor belong to one part of the plan, no other part adds to any of them. So each
-// thread goes back through these messages of its part first. What stands between parts follows, by a single thread.
-// (Gradients of tied tables are added up part by part.) One thread alone does the same in the same order.
+// variables. If all variables of a factor belong to one part of the plan, no other part adds to any of them. If not,
+// the thread that goes back through a message leaves what it has for the beliefs in parcels, which the other threads
+// fetch before their next stage with these variables. (Gradients of tied tables are added up part by part.) One thread
+// alone does the same in the same order.
 #pragma once
 
 #include "deferred.hpp"
@@ -29,40 +30,52 @@ class BackwardSweeps {
   template <Pass P>
   void sweep(const T* tape, const Member<T>& member, T* rates = nullptr) {
     const bool at_once = plan_.sweep == Sweep::kAllAtOnce;
+    const std::int64_t begun = member.steps();
     tape -= tape_size_;
     for (int p = member.first; p < member.last; ++p) positions_[p] = {tape, rates, plan_.num_stages()};
     for (Index s = plan_.num_stages() - 1; s >= 0; --s) {
       const Part* parts = &plan_.stages[s * plan_.parts];
-      for (int p = member.first; p < member.last && P != Pass::kTables; ++p)
+      member.begin_stage(plan_, plan_.waits_back, s, begun);
+      for (int p = member.first; p < member.last && P != Pass::kTables; ++p) {
+        receive(s, p);
         reverse_nodes(p, parts[p].nodes_begin, parts[p].nodes_end, tape + node_places_[s * plan_.parts + p], member);
+      }
       // Messages sent all at once were made from beliefs of the same level.
       if (at_once) member.meet();
       for (int p = member.first; p < member.last; ++p)
         for (int r = parts[p].ranges_end - 1; r >= parts[p].ranges_begin; --r)
-          reverse_tiles<P>(p, r, plan_.ranges[r].begin, plan_.ranges[r].between, tape, rates, member);
-      member.meet();
-      if (reaches_between(parts)) {
-        for (int r = parts[plan_.parts - 1].ranges_end - 1; r >= parts[0].ranges_begin && member.leads(); --r)
-          reverse_tiles<P>(0, r, plan_.ranges[r].between, plan_.ranges[r].end, tape, rates, member);
-        member.meet();
-      }
-      for (int p = member.first; p < member.last && at_once; ++p) parts_[p].current = 1 - parts_[p].current;
+          reverse_tiles<P>(p, r, plan_.ranges[r].begin, at_once ? plan_.ranges[r].between : plan_.ranges[r].end, tape,
+                           rates, member);
+      if (at_once)
+        reverse_between<P>(parts, tape, rates, member);
+      else
+        member.end_stage();
     }
+    member.meet();
+  }
+
+  // Adds all parcels for the nodes of one part.
+  void receive_all(int p) {
+    for (Index s = 0; s < plan_.num_stages(); ++s) receive(s, p);
   }
 
   // A member's share in adding the gradients of tables of `count` sweeps, where their tapes end. `rates` has what they
-  // wrote down, one after the other.
+  // wrote down, one after the other. Messages to different variables of a factor between parts belong to different
+  // threads, so these come one after the other.
   void add_deferred_tables(int count, const T* const* tape, const T* rates, const Member<T>& member) {
-    for (Index s = plan_.num_stages() - 1; s >= 0; --s)
-      for (int p = member.first; p < member.last; ++p) {
-        const Part& part = plan_.stages[s * plan_.parts + p];
-        for (int r = part.ranges_end - 1; r >= part.ranges_begin; --r)
-          add_tables(p, r, plan_.ranges[r].begin, plan_.ranges[r].between, count, tape, rates, member.scratch);
-      }
-    if (plan_.parts == 1) return;
-    member.meet();
-    for (int r = static_cast<int>(plan_.ranges.size()) - 1; r >= 0 && member.leads(); --r)
-      add_tables(0, r, plan_.ranges[r].between, plan_.ranges[r].end, count, tape, rates, member.scratch);
+    for (const int slot : {1, 0}) {
+      for (Index s = plan_.num_stages() - 1; s >= 0; --s)
+        for (int p = member.first; p < member.last; ++p) {
+          const Part& part = plan_.stages[s * plan_.parts + p];
+          for (int r = part.ranges_end - 1; r >= part.ranges_begin; --r) {
+            const TileRange& range = plan_.ranges[r];
+            if (slot == 1) add_tables(p, r, range.begin, range.between, count, tape, rates, member.scratch);
+            if (slot == range.slot) add_tables(p, r, range.between, range.end, count, tape, rates, member.scratch);
+          }
+        }
+      if (plan_.parts == 1) return;
+      member.meet();
+    }
   }
 
   // Takes the gradient of beliefs out to theta.
@@ -146,7 +159,7 @@ class BackwardSweeps {
         if (at.range > at.first) {
           const TileRange& range = plan_.ranges[--at.range];
           at.tile = range.begin;
-          at.end = rates_of_tile(range) > 0 ? range.between : range.begin;
+          at.end = rates_of_tile(range) > 0 ? range.end : range.begin;
         } else {
           if (at.stage == 0) return;
           const Part& part = plan_.stages[--at.stage * plan_.parts + p];
@@ -168,12 +181,43 @@ class BackwardSweeps {
     }
   }
 
-  // Whether any tile of a stage stands between parts.
-  bool reaches_between(const Part* parts) const {
-    if (plan_.parts == 1) return false;
-    for (int r = parts[0].ranges_begin; r < parts[plan_.parts - 1].ranges_end; ++r)
-      if (plan_.ranges[r].between < plan_.ranges[r].end) return true;
-    return false;
+  // The messages between parts that are sent at once, by one thread alone: threads would write to the messages of each
+  // other.
+  template <Pass P>
+  void reverse_between(const Part* parts, const T* tape, T* rates, const Member<T>& member) {
+    member.meet();
+    for (int r = parts[plan_.parts - 1].ranges_end - 1; r >= parts[0].ranges_begin && member.leads(); --r)
+      reverse_tiles<P>(0, r, plan_.ranges[r].between, plan_.ranges[r].end, tape, rates, member);
+    member.meet();
+    for (int p = member.first; p < member.last; ++p) parts_[p].current = 1 - parts_[p].current;
+  }
+
+  // Adds the parcels for the nodes of part p at the level of stage s. They are from factors whose messages its two
+  // stages send, each of which goes to some slots.
+  void receive(Index s, int p) {
+    if (plan_.parcels_size == 0) return;
+    const Index other = plan_.other_stage[s];
+    for (const Index stage : {s, other}) {
+      if (stage < 0) continue;
+      const Part& part = plan_.stages[stage * plan_.parts + p];
+      for (int r = part.ranges_begin; r < part.ranges_end; ++r) receive(plan_.ranges[r], p);
+    }
+  }
+  void receive(const TileRange& range, int p) {
+    if (range.between == range.end) return;
+    const Group& group = plan_.groups[range.group];
+    with_gradient_algebra(context_, item_, [&](auto algebra) {
+      using Algebra = decltype(algebra);
+      for (Index t = range.between; t < range.end; ++t)
+        with_lanes<T>(plan_, group, plan_.factor_tiles[t], [&](const auto& lanes) {
+          const auto parcel = lanes.template parcel_rows<Algebra, 0>(parts_[p].parcels, range.slot);
+          const auto belief = lanes.node_rows(parts_[p].beliefs, range.slot);
+          for (int x = 0; x < Algebra::cavity_rows(group.dims[range.slot]); ++x) {
+            belief.add(x, parcel.get(x));
+            parcel.set(x, V<T>{});
+          }
+        });
+    });
   }
 
   // The tiles [begin, end) of range r, for part p.
@@ -252,7 +296,8 @@ class BackwardSweeps {
     T* to = grad.messages[plan_.sweep == Sweep::kAllAtOnce ? 1 - grad.current : grad.current];
     with_algebra_of<P>([&](auto algebra) {
       using Algebra = decltype(algebra);
-      const Index ahead = tiles_ahead<T>(group), lead = begin < range.between ? lead_of_tile(range) : 0;
+      const Index ahead = tiles_ahead<T>(group);
+      [[maybe_unused]] const Index lead = lead_of_tile(range);
       with_unrolled<Algebra, P>(square_states(group), [&](auto states) {
         constexpr bool kWhole = decltype(states)::value > 0 || IsLogarithm<Algebra>::value;
         for (Index t = begin; t < end; ++t) {

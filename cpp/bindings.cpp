@@ -272,6 +272,13 @@ NB_MODULE(_native, module) {
              nb::arg("inside"), nb::arg("sweep"), nb::arg("num_states"), nb::arg("node_start"), nb::arg("rank"),
              nb::arg("level"), nb::arg("groups"));
   module.def(
+      "lanes",
+      [](const std::string& isa, bool single) {
+        const auto& engine = riskfield::engine(isa);
+        return single ? engine.lanes_float : engine.lanes_double;
+      },
+      nb::arg("isa"), nb::arg("single"));
+  module.def(
       "engine_name", [](const std::string& isa) { return std::string(riskfield::engine(isa).name); },
       nb::arg("isa") = "");
   nb::class_<riskfield::ForestPlan>(module, "ForestPlan");

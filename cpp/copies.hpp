@@ -49,26 +49,27 @@ I<T> mask_of(LaneSet lanes) {
   return mask;
 }
 
-// Keeps what some lanes of a buffer hold while all of it is updated.
+// Keeps what some lanes of a buffer hold while all of it is updated. Then they may be put back into another buffer.
 template <class T>
 class KeptLanes {
  public:
-  KeptLanes(LaneSet lanes, const T* from, Index size) : mask_(mask_of<T>(lanes)) {
+  KeptLanes(LaneSet lanes, T* from, T* to, Index size) : mask_(mask_of<T>(lanes)), from_(from), to_(to) {
     kept_.allocate(size);
     std::copy(from, from + size, kept_.get());
   }
-  // Sets these lanes of the buffer to zero.
-  void clear(T* buffer) const {
+  // Sets these lanes to zero where they were.
+  void clear() const {
     for (Index k = 0; k < kept_.size(); k += kLanes<T>)
-      store<T>(buffer + k, select<T>(mask_, V<T>{}, load<T>(buffer + k)));
+      store<T>(from_ + k, select<T>(mask_, V<T>{}, load<T>(from_ + k)));
   }
-  void restore(T* buffer) const {
+  void restore() const {
     for (Index k = 0; k < kept_.size(); k += kLanes<T>)
-      store<T>(buffer + k, select<T>(mask_, load<T>(kept_.get() + k), load<T>(buffer + k)));
+      store<T>(to_ + k, select<T>(mask_, load<T>(kept_.get() + k), load<T>(to_ + k)));
   }
 
  private:
   const I<T> mask_;
+  T *const from_, *const to_;
   Buffer<T> kept_;
 };
 

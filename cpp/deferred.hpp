@@ -135,7 +135,7 @@ RF_NOINLINE void reverse_inside(const Context<T>& context, const Item<T>& item, 
     if constexpr (P != Pass::kTables) {
       contract_states<T>(table, group, 1 - slot, rates, sum);
       for (int v = 0; v < other_vectors; ++v) sum[v] *= load<T>(cavity + v * kLanes<T>);
-      add_cavity<Algebra, T, 0>(lanes, 1 - slot, other_vectors, sum, settings.inverse, grad.beliefs, to);
+      add_cavity<Algebra, T, 0>(lanes, 1 - slot, other_vectors, sum, settings.inverse, grad, to);
     }
   }
   tape += (kLanes<T> - tile.count) * others;

@@ -14,8 +14,9 @@ namespace riskfield::RISKFIELD_ISA {
 template <class T>
 struct GradientBuffers {
   Buffer<T> tables, node_theta, beliefs, messages[2];
-  Buffer<T> tied;  // of each part but the first, what it adds to tables that factors share
-  Buffer<T> sum;   // of the gradients of all messages sent, for Pass::kSum
+  Buffer<T> tied;     // of each part but the first, what it adds to tables that factors share
+  Buffer<T> parcels;  // see TileLanes::belief_rows
+  Buffer<T> sum;      // of the gradients of all messages sent, for Pass::kSum
   // For Pass::kCounting: what counting numbers have got (group -> factor); of a message, how much `node_theta` had when
   // it was last looked at, and the gradient of its belief.
   std::vector<std::vector<T>> counting;
@@ -28,6 +29,7 @@ struct GradientBuffers {
     messages[0].allocate(plan.gradient_size);
     if (plan.sweep == Sweep::kAllAtOnce) messages[1].allocate(plan.gradient_size);
     tied.allocate((plan.parts - 1) * tied_size(plan));
+    parcels.allocate(plan.parcels_size);
   }
   // Of one part, with room so that no cache line belongs to two of them.
   static Index tied_size(const Plan& plan) {
@@ -43,7 +45,7 @@ struct GradientBuffers {
   }
   // One of several threads' share in setting everything to zero.
   void clear(int part, int parts, Ticker& tick) {
-    for (Buffer<T>* buffer : {&tables, &node_theta, &beliefs, &messages[0], &messages[1], &tied}) {
+    for (Buffer<T>* buffer : {&tables, &node_theta, &beliefs, &messages[0], &messages[1], &tied, &parcels}) {
       const Share own = share(0, buffer->size(), part, parts);
       fill(buffer->get() + own.begin, buffer->get() + own.end, T(0), tick);
     }
@@ -53,7 +55,7 @@ struct GradientBuffers {
 // The same as the thread that works on one part of the plan sees it, and what this thread adds up on its own.
 template <class T>
 struct Gradients {
-  T *tables, *tied, *node_theta, *beliefs, *messages[2], *sum, *seen, *of_belief;
+  T *tables, *tied, *node_theta, *beliefs, *parcels, *messages[2], *sum, *seen, *of_belief;
   std::vector<std::vector<T>>* counting;  // or null
   T* rates = nullptr;                     // for Pass::kDeferred: where to write the gradients of unnormalised messages
   V<T> square{};                          // of those of the last sweep, lane by lane
@@ -65,6 +67,7 @@ struct Gradients {
         tied(part == 0 ? tables : in.tied.get() + (part - 1) * in.tied_size(plan)),
         node_theta(in.node_theta.get()),
         beliefs(in.beliefs.get()),
+        parcels(in.parcels.get()),
         messages{in.messages[0].get(), in.messages[1].get()},
         sum(in.sum.get()),
         seen(in.seen.get()),

@@ -73,6 +73,12 @@ class StateLanes {
     const Index width = num_entries<Algebra, 0>(group_, group_.arity), start = first_entry<Algebra, 0>(group_, slot);
     return {gradients + group_.gradients + factor_ * width + start, 1, group_.dims[slot]};
   }
+  template <class Algebra, int S>
+  RF_INLINE StateRow<T> belief_rows(T* beliefs, T* parcels, int slot) const {
+    if (group_.between.empty() || group_.between[factor_] < 0) return node_rows(beliefs, slot);
+    const Index width = num_entries<Algebra, 0>(group_, group_.arity), start = num_entries<Algebra, 0>(group_, slot);
+    return {parcels + group_.parcels + group_.between[factor_] * width + start, 1, group_.dims[slot]};
+  }
   RF_INLINE V<T> valid(V<T> value) const { return value; }
 
  private:

@@ -105,6 +105,19 @@ class TileLanes<T, true> {
   RF_INLINE TileRows<T> node_rows(T* nodes, int slot) const {
     return {nodes + shift_ + operands_[slot].node, operands_[slot].node_stride, tile_.count};
   }
+  // The same for what is added to the gradient of a variable's belief. If the tile stands between parts, it is not
+  // added there, where other threads add, too, but to a parcel of each factor for each of its variables: see
+  // BackwardSweeps::receive.
+  template <class Algebra, int S>
+  RF_INLINE TileRows<T> belief_rows(T* beliefs, T* parcels, int slot) const {
+    return tile_.between ? parcel_rows<Algebra, S>(parcels, slot) : node_rows(beliefs, slot);
+  }
+  template <class Algebra, int S>
+  RF_INLINE TileRows<T> parcel_rows(T* parcels, int slot) const {
+    const Index width = num_entries<Algebra, S>(group_, S ? 2 : group_.arity);
+    T* first = parcels + group_.parcels + group_.between[tile_.first] * width;
+    return {first + num_entries<Algebra, S>(group_, slot) * tile_.count, tile_.count, tile_.count};
+  }
   // One by one: numbers of factors have no room between those of different threads.
   RF_INLINE void add_factor(T* values, V<T> value) const {
     for (int l = 0; l < tile_.count; ++l) values[tile_.first + l] += value[l];
@@ -191,6 +204,20 @@ class TileLanes<T, false> {
     for (int l = 0; l < kLanes<T>; ++l) {
       rows.first[l] = nodes + node_at(factor_[l], slot, 0);
       rows.stride[l] = plan_.node_stride[group_.position[factor_[l] * group_.arity + slot]];
+    }
+    return rows;
+  }
+  template <class Algebra, int S>
+  Rows belief_rows(T* beliefs, T* parcels, int slot) const {
+    return tile_.between ? parcel_rows<Algebra, S>(parcels, slot) : node_rows(beliefs, slot);
+  }
+  template <class Algebra, int S>
+  Rows parcel_rows(T* parcels, int slot) const {
+    const Index width = num_entries<Algebra, 0>(group_, group_.arity), start = num_entries<Algebra, 0>(group_, slot);
+    Rows rows{tile_.count, {}, {}};
+    for (int l = 0; l < kLanes<T>; ++l) {
+      rows.first[l] = parcels + group_.parcels + group_.between[factor_[l]] * width + start;
+      rows.stride[l] = 1;
     }
     return rows;
   }

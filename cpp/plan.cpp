@@ -19,10 +19,16 @@ Plan::Plan(int lanes_, int copies_, int parts_, bool inside_, Sweep sweep_, Inde
       node_start(node_start_, node_start_ + num_variables) {
   for (Index v = 0; v < num_variables; ++v) max_states = std::max(max_states, static_cast<int>(num_states[v]));
   message_size = (max_states + 2 * lanes - 1) / lanes * lanes;  // the neutral message, with room for a vector
-  make_tiles(*this, make_placement(*this, num_states, rank, level, input));
+  const Placement placement = make_placement(*this, num_states, rank, level, input);
+  make_tiles(*this, placement);
+  find_waits(*this, placement);
   for (Group& group : groups) {
+    const Index each = std::accumulate(group.dims.begin(), group.dims.end(), Index(0));
     group.gradients = gradient_size;
-    gradient_size += group.count * std::accumulate(group.dims.begin(), group.dims.end(), Index(0));
+    gradient_size += group.count * each;
+    group.parcels = parcels_size;
+    for (Index t = group.part_tiles[parts]; t < group.part_tiles[parts + 1]; ++t)
+      parcels_size += group.all_tiles[t].count * each;
   }
   if (copies == 1) estimate_costs();
   for (const GroupInput& group : input) user_groups.push_back(group.layout);

@@ -44,9 +44,10 @@ struct FactorTile {
   Index operands;  // contiguous tiles: start in Group::operands, one per slot
   std::int16_t table_stride;
   std::int16_t run;  // so many tiles from this one on are a vector apart in every respect; all but the last are full
-  std::int16_t count;
+  std::int8_t count;
   bool contiguous;
-  bool shared;  // all lanes use one table, stored once
+  bool shared;   // all lanes use one table, stored once
+  bool between;  // its factors join nodes of several parts
 };
 
 struct Operand {
@@ -60,6 +61,7 @@ struct Group {
   Index table_size = 1;
   Index count = 0;
   Index gradients = 0;  // where the gradients of its messages begin (see TileLanes::gradient_rows)
+  Index parcels = 0;    // where those begin that its factors between parts send to beliefs (see TileLanes::belief_rows)
   std::vector<std::int32_t> user_group, user_row, permutation;  // per factor
   std::vector<std::int32_t> position;                           // (factor, slot): packed node
   std::vector<Index> table;                                     // per factor
@@ -67,6 +69,7 @@ struct Group {
   std::vector<Index> message;                           // (factor, slot)
   std::vector<std::int32_t> message_stride;             // per factor
   std::vector<std::int32_t> shared;                     // per factor: its table in Plan::shared_tables, or -1
+  std::vector<std::int32_t> between;                    // per factor between parts: its number among them
   std::vector<std::vector<std::int32_t>> permutations;  // slot -> axis of the caller's table
   std::vector<std::vector<Index>> entry_maps;           // permutation -> entry -> entry of the caller's table
   std::vector<Operand> operands;
@@ -76,8 +79,7 @@ struct Group {
   std::vector<Index> part_tiles;  // part -> its first tile; then where those between parts begin and end
 };
 
-// Messages of one group to one slot. The tiles from `between` on join nodes of this part to others, so that the
-// gradient of what they read may belong to other threads too.
+// Messages of one group to one slot. The tiles from `between` on join nodes of this part to others.
 struct TileRange {
   std::int32_t group, slot;
   Index begin, end;  // in Plan::factor_tiles
@@ -109,6 +111,15 @@ struct Part {
   Index nodes_begin, nodes_end;
 };
 
+// Which stages of other parts a part waits for before each of its stages.
+struct Waits {
+  struct Wait {
+    std::int32_t part, stage;
+  };
+  std::vector<Wait> list;
+  std::vector<Index> start;  // (stage, part); then where the list ends
+};
+
 // A table that several factors use, stored once per copy.
 struct SharedTable {
   std::int32_t group, permutation;
@@ -124,7 +135,7 @@ struct Plan {
   bool inside;  // whether states may fill the lanes: see is_inside
   Sweep sweep;
   Index num_nodes;  // packed: the variables of all copies
-  Index node_size = 0, message_size = 0, gradient_size = 0, table_size = 0;
+  Index node_size = 0, message_size = 0, gradient_size = 0, parcels_size = 0, table_size = 0;
   Index tied_size = 0;  // so much of the tables, from address 0 on, is those that several factors share
   int max_states = 1;
   Index max_table = 1;
@@ -141,7 +152,9 @@ struct Plan {
   std::vector<Connection> connections;
   std::vector<Index> lane_messages;
   std::vector<std::int32_t> lane_strides;
-  std::vector<Part> stages;  // (stage, part)
+  std::vector<Part> stages;               // (stage, part)
+  std::vector<std::int32_t> other_stage;  // stage: the other one of its level, or -1
+  Waits waits, waits_back;                // in a sweep, and on the way back through it; not for Sweep::kAllAtOnce
 
   Index num_stages() const { return static_cast<Index>(stages.size()) / parts; }
 

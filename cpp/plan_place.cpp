@@ -42,6 +42,7 @@ struct Placer {
     plan.tied_size = plan.table_size;
     for (std::size_t g = 0; g < plan.groups.size(); ++g) sort_factors(g);
     place_nodes();
+    out.order.resize(plan.groups.size());
     for (std::size_t g = 0; g < plan.groups.size(); ++g) place_factors(g);
   }
 
@@ -95,18 +96,19 @@ struct Placer {
           in_rows[block[group.position[first * group.arity + k]]] = true;
       }
     }
-    for (Index first = 0; first < nodes;) {
-      Index last = first;
-      while (last < nodes && block[last] == block[first] && out.node_part[last] == out.node_part[first]) ++last;
-      const bool apart = !in_rows[block[first]] && plan.has_many(plan.states[first]);
-      const Index states = plan.states[first], stride = apart ? 1 : row_length(last - first);
-      for (Index p = first; p < last; ++p) {
-        plan.node_address[p] = plan.node_size + (p - first) * (apart ? states : 1);
-        plan.node_stride[p] = static_cast<std::int32_t>(stride);
+    // What a thread updates stands together: hardware prefetches what follows, which others may be writing.
+    for (int part = 0; part < plan.parts; ++part)
+      for (Index first = 0, last = 0; first < nodes; first = last) {
+        while (last < nodes && block[last] == block[first] && out.node_part[last] == out.node_part[first]) ++last;
+        if (out.node_part[first] != part) continue;
+        const bool apart = !in_rows[block[first]] && plan.has_many(plan.states[first]);
+        const Index states = plan.states[first], stride = apart ? 1 : row_length(last - first);
+        for (Index p = first; p < last; ++p) {
+          plan.node_address[p] = plan.node_size + (p - first) * (apart ? states : 1);
+          plan.node_stride[p] = static_cast<std::int32_t>(stride);
+        }
+        plan.node_size += apart ? row_length((last - first) * states) : states * stride;
       }
-      plan.node_size += apart ? row_length((last - first) * states) : states * stride;
-      first = last;
-    }
   }
 
   // Each part of a level gets about as many vectors of nodes as the others.
@@ -150,15 +152,18 @@ struct Placer {
       for (Index row = 0; row < from.layout.count; ++row) {
         tick(1);
         const Index* variables = from.variables + row * arity;
-        std::iota(permutation.begin(), permutation.end(), 0);
-        std::sort(permutation.begin(), permutation.end(),
-                  [&](int a, int b) { return rank[variables[a]] < rank[variables[b]]; });
+        for (int k = 0, at = 0; k < arity; ++k, at = k) {
+          for (; at > 0 && rank[variables[permutation[at - 1]]] > rank[variables[k]]; --at)
+            permutation[at] = permutation[at - 1];
+          permutation[at] = k;
+        }
         if (row == 0 || permutation != last_permutation) {
           auto found = known.find(permutation);
           if (found == known.end())
             found = known.emplace(permutation, place_permutation(group_of, from.layout, permutation)).first;
           place = found->second;
           last_permutation = permutation;
+          reserve(plan.groups[place.first], from.layout.count - row);
         }
         Group& group = plan.groups[place.first];
         group.user_group.push_back(static_cast<std::int32_t>(u));
@@ -180,6 +185,11 @@ struct Placer {
     }
   }
 
+  static void reserve(Group& group, Index more) {
+    for (auto* numbers : {&group.user_group, &group.user_row, &group.permutation}) numbers->reserve(group.count + more);
+    group.position.reserve((group.count + more) * group.arity);
+  }
+
   std::pair<int, std::int32_t> place_permutation(std::map<std::vector<int>, int>& group_of, const UserGroup& from,
                                                  const std::vector<std::int32_t>& permutation) {
     const int arity = static_cast<int>(permutation.size());
@@ -198,19 +208,8 @@ struct Placer {
     Group& group = plan.groups[inserted.first->second];
     for (std::size_t k = 0; k < group.permutations.size(); ++k)
       if (group.permutations[k] == permutation) return {inserted.first->second, static_cast<std::int32_t>(k)};
-    std::vector<Index> user_stride(arity, 1);
-    for (int k = arity - 2; k >= 0; --k) user_stride[k] = user_stride[k + 1] * from.shape[k + 1];
-    std::vector<Index> map(group.table_size);
-    for (Index entry = 0; entry < group.table_size; ++entry) {
-      Index rest = entry, target = 0;
-      for (int k = arity - 1; k >= 0; --k) {
-        target += (rest % dims[k]) * user_stride[permutation[k]];
-        rest /= dims[k];
-      }
-      map[entry] = target;
-    }
     group.permutations.push_back(permutation);
-    group.entry_maps.push_back(std::move(map));
+    group.entry_maps.push_back(entry_map(from.shape, permutation));
     return {inserted.first->second, static_cast<std::int32_t>(group.permutations.size() - 1)};
   }
 
@@ -224,29 +223,41 @@ struct Placer {
     const auto& shared = shared_key[g];
     std::vector<std::int32_t> order(group.count);
     std::iota(order.begin(), order.end(), 0);
-    // The last key is the first to compare.
     const int last = arity - 1;
     auto node = [&](Index f, int slot) { return Index(position[f * arity + slot]); };
-    stable_sort_by(order, [&](Index f) { return node(f, last); }, tick);
-    for (int k = 0; k < last; ++k) stable_sort_by(order, [&](Index f) { return node(f, last) - node(f, k); }, tick);
-    stable_sort_by(order, [&](Index f) { return shared[f]; }, tick);
-    for (int k = 0; k < arity; ++k) stable_sort_by(order, [&](Index f) { return out.node_level[node(f, k)]; }, tick);
-    auto apply = [&](auto& values, int width) {
-      const auto old = values;
-      values.clear();
-      values.reserve(old.size() * plan.copies);
-      for (Index f : order)
-        for (int c = 0; c < plan.copies; ++c)
-          values.insert(values.end(), old.begin() + f * width, old.begin() + (f + 1) * width);
-    };
-    apply(group.user_group, 1);
-    apply(group.user_row, 1);
-    apply(group.permutation, 1);
-    apply(group.position, arity);
-    apply(shared_key[g], 1);
+    auto level_of = [&](Index f, int slot) { return out.node_level[node(f, slot)]; };
+    stable_sort_by(order, [&](Index f) { return level_of(f, last); }, tick);
+    SortSpace space;
+    for (Index first = 0, end = 0; first < group.count; first = end) {  // the factors of a level, which a cache holds
+      while (end < group.count && level_of(order[end], last) == level_of(order[first], last)) ++end;
+      if (end == first + 1) continue;
+      // The last key is the first to compare.
+      auto sort = [&](auto key) { stable_sort_by(&order[first], end - first, key, tick, space); };
+      sort([&](Index f) { return node(f, last); });
+      for (int k = 0; k < last; ++k) sort([&](Index f) { return node(f, last) - node(f, k); });
+      sort([&](Index f) { return shared[f]; });
+      for (int k = 0; k < last; ++k) sort([&](Index f) { return level_of(f, k); });
+    }
+    reorder(g, order, plan.copies);
     group.count *= plan.copies;
     for (Index f = 0; f < group.count; ++f)
       for (int k = 0; k < arity; ++k) group.position[f * arity + k] += plan.copy_of(f);
+  }
+
+  // Puts the factors of a group into an order, each as often as it has copies.
+  void reorder(std::size_t g, const std::vector<std::int32_t>& order, int copies) {
+    Group& group = plan.groups[g];
+    auto apply = [&](auto& values, int width) {
+      const auto old = std::move(values);
+      values = {};
+      values.reserve(old.size() * copies);
+      for (Index f : order)
+        for (int c = 0; c < copies; ++c)
+          values.insert(values.end(), old.begin() + f * width, old.begin() + (f + 1) * width);
+    };
+    for (auto* values : {&group.user_group, &group.user_row, &group.permutation}) apply(*values, 1);
+    apply(group.position, group.arity);
+    apply(shared_key[g], 1);
   }
 
   bool adjacent(const Group& group, std::size_t g, Index f) const {
@@ -281,9 +292,54 @@ struct Placer {
     return false;
   }
 
-  // Messages of a long run form one block (for each thread that sends some); tables one block per vector, so that a
-  // tile streams through its tables. What counts as long, and with it the arithmetic, does not depend on the threads.
+  // Factors whose messages form a block: a long run, as far as the same threads send them, or one alone.
+  struct Block {
+    Index first, size;
+    bool long_run;
+    int part;  // that of all their variables, or the number of parts
+  };
+
+  // What counts as long, and with it the arithmetic, does not depend on the threads. Blocks of one part stand together,
+  // as its nodes do.
+  std::vector<Block> find_blocks(std::size_t g) {
+    const Group& group = plan.groups[g];
+    std::vector<Block> blocks;
+    for (Index first = 0; first < group.count;) {
+      const Index last = end_of_run(group, g, first);
+      tick(last - first);
+      const bool long_run = is_long(group, last - first);
+      for (Index f = first, size = 1; f < last; f += size) {
+        size = 1;
+        while (long_run && size < std::min(kLongestBlock, last - f) && !parted(group, f + size - 1)) ++size;
+        blocks.push_back({f, size, long_run, part_of_factor(group, f)});
+      }
+      first = last;
+    }
+    if (plan.parts == 1) return blocks;
+    std::stable_sort(blocks.begin(), blocks.end(), [](const Block& a, const Block& b) { return a.part < b.part; });
+    std::vector<std::int32_t> order;
+    out.order[g].resize(group.count);
+    for (Block& block : blocks) {
+      for (Index f = block.first; f < block.first + block.size; ++f) {
+        out.order[g][f] = static_cast<std::int32_t>(order.size());
+        order.push_back(static_cast<std::int32_t>(f));
+      }
+      block.first = static_cast<Index>(order.size()) - block.size;
+    }
+    reorder(g, order, 1);
+    return blocks;
+  }
+  int part_of_factor(const Group& group, Index f) const {
+    const int part = out.node_part[group.position[f * group.arity]];
+    for (int k = 1; k < group.arity; ++k)
+      if (out.node_part[group.position[f * group.arity + k]] != part) return plan.parts;
+    return part;
+  }
+
+  // Messages of a block stand in rows; tables one vector of them after the other, so that a tile streams through its
+  // tables.
   void place_factors(std::size_t g) {
+    const std::vector<Block> blocks = find_blocks(g);
     Group& group = plan.groups[g];
     group.table.resize(group.count);
     group.table_stride.resize(group.count);
@@ -292,38 +348,29 @@ struct Placer {
     group.shared.resize(group.count);
     out.pieces.emplace_back();
     bool after_row = plan.copies > 1;  // whether the last message so far is a neutral one, or none is needed
-    for (Index first = 0; first < group.count;) {
-      const Index last = end_of_run(group, g, first);
-      tick(last - first);
-      const bool long_run = is_long(group, last - first);
-      for (Index f = first; f < last;) {
-        Index size = 1;
-        while (long_run && size < std::min(kLongestBlock, last - f) && !parted(group, f + size - 1)) ++size;
-        const Index stride = long_run ? message_row_length(size) : 1;
-        if (long_run) plan.message_size = whole_vectors(plan.message_size + (after_row ? 0 : 1));
-        after_row = long_run;
-        for (int k = 0; k < group.arity; ++k) {
-          for (Index i = 0; i < size; ++i) {
-            group.message[(f + i) * group.arity + k] = plan.message_size + i;
-            group.message_stride[f + i] = static_cast<std::int32_t>(stride);
-          }
-          plan.message_size += stride * group.dims[k];
+    for (const auto& [f, size, long_run, part] : blocks) {
+      const Index stride = long_run ? message_row_length(size) : 1;
+      if (long_run) plan.message_size = whole_vectors(plan.message_size + (after_row ? 0 : 1));
+      after_row = long_run;
+      for (int k = 0; k < group.arity; ++k) {
+        for (Index i = 0; i < size; ++i) {
+          group.message[(f + i) * group.arity + k] = plan.message_size + i;
+          group.message_stride[f + i] = static_cast<std::int32_t>(stride);
         }
-        for (Index start = f; start < f + size; start += plan.lanes) {
-          const Index count = std::min<Index>(plan.lanes, f + size - start);
-          out.pieces[g].push_back(
-              {start, static_cast<std::int32_t>(count), long_run, static_cast<Index>(group.operands.size())});
-          for (int k = 0; k < group.arity && long_run; ++k) {
-            const Index c = start * group.arity + k, p = group.position[c];
-            group.operands.push_back(
-                {group.message[c], plan.node_address[p], group.message_stride[start], plan.node_stride[p]});
-          }
-          // As rows do, tables end with room where threads share a plan: the backward pass writes their gradients.
-          place_tables(group, g, start, count, plan.parts > 1 && long_run ? plan.lanes - count : 0);
-        }
-        f += size;
+        plan.message_size += stride * group.dims[k];
       }
-      first = last;
+      for (Index start = f; start < f + size; start += plan.lanes) {
+        const Index count = std::min<Index>(plan.lanes, f + size - start);
+        out.pieces[g].push_back(
+            {start, static_cast<std::int32_t>(count), long_run, static_cast<Index>(group.operands.size())});
+        for (int k = 0; k < group.arity && long_run; ++k) {
+          const Index c = start * group.arity + k, p = group.position[c];
+          group.operands.push_back(
+              {group.message[c], plan.node_address[p], group.message_stride[start], plan.node_stride[p]});
+        }
+        // As rows do, tables end with room where threads share a plan: the backward pass writes their gradients.
+        place_tables(group, g, start, count, plan.parts > 1 && long_run ? plan.lanes - count : 0);
+      }
     }
   }
 

@@ -50,9 +50,12 @@ struct Tiler {
     incoming.stride.resize(incoming.start[n]);
     incoming.first.resize(incoming.start[n]);
     incoming.last.resize(incoming.start[n]);
-    for (const auto& group : plan.groups) {
+    for (std::size_t g = 0; g < plan.groups.size(); ++g) {
+      const Group& group = plan.groups[g];
+      const std::vector<std::int32_t>& order = placement.order[g];
       const auto count = static_cast<Index>(group.position.size());
-      for (Index c = 0; c < count; ++c) {
+      for (Index k = 0; k < count; ++k) {
+        const Index c = order.empty() ? k : order[k / group.arity] * group.arity + k % group.arity;
         const Index at = fill[group.position[c]]++, address = group.message[c];
         const std::int32_t stride = group.message_stride[c / group.arity];
         const bool in_row = plan.copies == 1 && stride >= plan.lanes;
@@ -238,7 +241,8 @@ struct Tiler {
     Group& group;
     std::vector<FactorTile>& tiles;
     int width;
-    std::vector<std::int32_t> waiting;
+    bool between = false;
+    std::vector<std::int32_t> waiting = {};
     void add(Index first, Index count) {
       for (Index i = 0; i < count; ++i) {
         waiting.push_back(static_cast<std::int32_t>(first + i));
@@ -247,8 +251,8 @@ struct Tiler {
     }
     void flush() {
       if (waiting.empty()) return;
-      tiles.push_back({static_cast<Index>(group.lanes.size()), 0, 0, 0, 1, static_cast<std::int16_t>(waiting.size()),
-                       false, false});
+      tiles.push_back({static_cast<Index>(group.lanes.size()), 0, 0, 0, 1, static_cast<std::int8_t>(waiting.size()),
+                       false, false, between});
       group.lanes.insert(group.lanes.end(), waiting.begin(), waiting.end());
       waiting.clear();
     }
@@ -259,8 +263,8 @@ struct Tiler {
     if (piece.long_run)
       pool.tiles.push_back({piece.first, group.table[piece.first], piece.operands,
                             static_cast<std::int16_t>(group.table_stride[piece.first]), 1,
-                            static_cast<std::int16_t>(piece.count), true,
-                            plan.copies == 1 && group.shared[piece.first] >= 0});
+                            static_cast<std::int8_t>(piece.count), true,
+                            plan.copies == 1 && group.shared[piece.first] >= 0, pool.between});
     else
       pool.add(piece.first, piece.count);
   }
@@ -281,7 +285,9 @@ struct Tiler {
     std::vector<std::int32_t> order(pieces.size());
     std::iota(order.begin(), order.end(), 0);
     if (plan.parts > 1) stable_sort_by(order, [&](Index k) { return Index(only_part(group, pieces[k])); }, tick);
-    Pool pool{group, group.all_tiles, plan.lanes, {}};
+    Pool pool{group, group.all_tiles, plan.lanes};
+    if (plan.parts > 1) group.between.assign(group.count, -1);
+    std::int32_t number = 0;
     auto begin_parts = [&](int count) {
       while (static_cast<int>(group.part_tiles.size()) < count) {
         pool.flush();
@@ -290,7 +296,10 @@ struct Tiler {
     };
     for (const std::int32_t k : order) {
       begin_parts(only_part(group, pieces[k]) + 1);
+      pool.between = only_part(group, pieces[k]) == plan.parts;
       add_piece(group, pieces[k], pool);
+      for (Index f = pieces[k].first; f < pieces[k].first + pieces[k].count && pool.between; ++f)
+        group.between[f] = number++;
     }
     begin_parts(plan.parts + 2);
   }
@@ -346,7 +355,7 @@ struct Tiler {
     stable_sort_by(order, key_of, tick);
     for (std::size_t k = 0; k < order.size();) {
       const Index key = key_of(order[k]), begin = static_cast<Index>(plan.factor_tiles.size());
-      Pool pool{group, plan.factor_tiles, plan.lanes, {}};
+      Pool pool{group, plan.factor_tiles, plan.lanes};
       std::vector<Piece> between;
       for (; k < order.size() && key_of(order[k]) == key; ++k) {
         const Piece& piece = pieces[order[k]];
@@ -357,6 +366,7 @@ struct Tiler {
       }
       pool.flush();
       const auto middle = static_cast<Index>(plan.factor_tiles.size());
+      pool.between = true;
       for (const Piece& piece : between) add_piece(group, piece, pool);
       pool.flush();
       const auto end = static_cast<Index>(plan.factor_tiles.size());

@@ -34,10 +34,10 @@ constexpr bool kIsExpectation = std::is_same<Algebra, Expectation<T>>::value;
 
 // Add the gradient of the logarithm of a slot's cavity b / m to those of its belief and message.
 template <class Algebra, class T, int S, class Lanes>
-RF_INLINE void add_cavity(const Lanes& lanes, int slot, int states, const V<T>* gradient, V<T> inverse, T* beliefs,
-                          T* messages) {
+RF_INLINE void add_cavity(const Lanes& lanes, int slot, int states, const V<T>* gradient, V<T> inverse,
+                          const Gradients<T>& grad, T* messages) {
   const int n = S ? S : states, rows = Algebra::cavity_rows(n);
-  const auto belief = lanes.node_rows(beliefs, slot);
+  const auto belief = lanes.template belief_rows<Algebra, S>(grad.beliefs, grad.parcels, slot);
   RF_FOR (x, 0, rows) belief.add(x, gradient[x]);
   if constexpr (!kIsExpectation<Algebra, T>) {
     const auto message = lanes.template gradient_rows<Algebra, S>(messages, slot);
@@ -48,7 +48,7 @@ RF_INLINE void add_cavity(const Lanes& lanes, int slot, int states, const V<T>* 
 // The same from the gradient of all joint states.
 template <class Algebra, class T, class Lanes>
 RF_NOINLINE void spread_to_slot(const Group& group, int slot, const V<T>* joint, const Lanes& lanes, V<T> inverse,
-                                T* beliefs, T* messages, Scratch<T>& scratch) {
+                                const Gradients<T>& grad, T* messages, Scratch<T>& scratch) {
   const int n = group.dims[slot];
   Index inner = 1, outer = 1;
   for (int k = 0; k < slot; ++k) outer *= group.dims[k];
@@ -58,7 +58,7 @@ RF_NOINLINE void spread_to_slot(const Group& group, int slot, const V<T>* joint,
   for (Index a = 0; a < outer; ++a)
     for (int x = 0; x < n; ++x)
       for (Index b = 0; b < inner; ++b) sum[x] += *joint++;
-  add_cavity<Algebra, T, 0>(lanes, slot, n, sum, inverse, beliefs, messages);
+  add_cavity<Algebra, T, 0>(lanes, slot, n, sum, inverse, grad, messages);
 }
 
 // A counting number divides the log-potentials, log table = theta_c / c_c, ...
@@ -145,7 +145,7 @@ void reverse_marginals(const Context<T>& context, const Item<T>& item, int g, co
   }
   const V<T> inverse = lanes.per_factor(context.inverse[g]);
   for (int slot = 0; slot < group.arity; ++slot)
-    spread_to_slot<Algebra, T>(group, slot, weight, lanes, inverse, grad.beliefs, grad.messages[grad.current], scratch);
+    spread_to_slot<Algebra, T>(group, slot, weight, lanes, inverse, grad, grad.messages[grad.current], scratch);
 }
 
 // r[x] = the gradient of the updated message's unnormalised entry m[x], from that of the stored one.
@@ -193,7 +193,7 @@ RF_INLINE void reverse_binary(const Incident<T>& made, int slot, const Lanes& la
     lanes.add_table(grad.tables, grad.tied, 2, slot == 0 ? sum : -gradient);
   }
   if constexpr (P != Pass::kTables) {
-    lanes.node_rows(grad.beliefs, 1 - slot).add(0, sum);
+    lanes.template belief_rows<Algebra, 2>(grad.beliefs, grad.parcels, 1 - slot).add(0, sum);
     lanes.template gradient_rows<Algebra, 2>(to, 1 - slot).add(1, sum * inverse);
   }
 }
@@ -220,19 +220,20 @@ RF_INLINE void reverse_contraction(const Incident<T>& made, int slot, const Lane
     }
     if constexpr (!kIsExpectation<Algebra, T>) sum[y] *= cavity[y];
   }
-  if constexpr (P != Pass::kTables) add_cavity<Algebra, T, S>(lanes, 1 - slot, S, sum, inverse, grad.beliefs, to);
+  if constexpr (P != Pass::kTables) add_cavity<Algebra, T, S>(lanes, 1 - slot, S, sum, inverse, grad, to);
 }
 
 // A pairwise factor without its table: a contraction with r in place of a cavity. `cavity` is that of the other slot.
 template <class Algebra, class T, int S, class Lanes>
 RF_INLINE void reverse_pair(const Incident<T>& made, const Group& group, int slot, const Lanes& lanes,
-                            const V<T>* cavity, const V<T>* r, V<T> inverse, T* beliefs, T* to, Scratch<T>& scratch) {
+                            const V<T>* cavity, const V<T>* r, V<T> inverse, const Gradients<T>& grad, T* to,
+                            Scratch<T>& scratch) {
   const int n = S ? S : group.dims[slot], others = S ? S : group.dims[1 - slot];
   V<T> fixed[S ? S : 1];
   V<T>* sum = S ? fixed : scratch.cavities;
   contract_pair<Algebra, T, S>(made.table, made.stride, 1 - slot, r, n, others, sum);
   RF_FOR (y, 0, others) sum[y] *= cavity[y];
-  add_cavity<Algebra, T, S>(lanes, 1 - slot, others, sum, inverse, beliefs, to);
+  add_cavity<Algebra, T, S>(lanes, 1 - slot, others, sum, inverse, grad, to);
 }
 
 // The same for any factor.
@@ -260,7 +261,7 @@ RF_INLINE void reverse_contraction(const Incident<T>& made, const Group& group, 
       }
   if constexpr (P != Pass::kTables)
     for (int other = 0; other < group.arity; ++other)
-      if (other != slot) spread_to_slot<Algebra, T>(group, other, weight, lanes, inverse, grad.beliefs, to, scratch);
+      if (other != slot) spread_to_slot<Algebra, T>(group, other, weight, lanes, inverse, grad, to, scratch);
 }
 
 // The gradient of stored messages, which is taken out: what belongs to them alone and what their beliefs have gathered.
@@ -328,7 +329,7 @@ RF_INLINE void reverse_message(const Context<T>& context, const Item<T>& item, i
   }
   if constexpr (P == Pass::kDeferred)
     reverse_pair<Algebra, T, S>(made, group, slot, lanes, slot == 0 ? made.after : made.before, r, settings.inverse,
-                                grad.beliefs, to, scratch);
+                                grad, to, scratch);
   else if constexpr (S > 0)
     reverse_contraction<Algebra, T, S, P>(made, slot, lanes, fixed, r, settings.inverse, to, grad);
   else

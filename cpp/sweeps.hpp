@@ -30,16 +30,13 @@ class Sweeps {
     }
   }
 
-  // Sweeps each model of the item until it has converged to `tol`, at most `sweeps` times.
+  // Sweeps each model of the item until it has converged to `tol`, at most `sweeps` times. Threads do so in slices:
+  // before each of them it is seen whether several are worth it.
   void advance(Item<T>& item, Index sweeps, double tol, int thread, int team) const {
-    if (plan_.parts == 1 || plan_.parts > team) return advance_alone(item, sweeps, sweeps, tol, thread);
-    // In slices: before each of them it is seen whether several threads are worth it.
+    const bool shared = plan_.parts > 1 && plan_.parts <= team;
     for (Index left = sweeps, slice = 1; left > 0 && converged(item, tol) != item.all_models();) {
-      const Index count = std::min(slice, left);
-      if (crowded())
-        advance_alone(item, count, left, tol, thread);
-      else
-        advance_together(item, count, left, tol);
+      const Index count = shared ? std::min(slice, left) : left;
+      advance_some(item, count, left, tol, thread, team);
       left -= count;
       slice = std::min<Index>(2 * slice, kLongestSlice);
     }
@@ -54,14 +51,10 @@ class Sweeps {
     workers_.for_each_part(thread, team, [&](const Member<T>& member) {
       begin_sweep(member.scratch, -1, false);
       for (Index s = begin; s < end; ++s) {
-        if (!member.barrier) {
-          sweep_some(item, member.scratch, item.stopped[s], end - s);
-        } else {
-          if (member.leads()) tape = space_on_tape(item, end - s);
-          member.meet();
-          sweep(item, member.scratch, member.first, member.last, member.barrier, tape);
-          member.meet();
-        }
+        if (member.leads()) tape = space_on_tape(item, end - s);
+        member.meet();
+        sweep_some(item, member, item.stopped[s], tape);
+        member.meet();
         if (plan_.sweep == Sweep::kAllAtOnce && member.leads()) item.current = 1 - item.current;
       }
     });
@@ -142,16 +135,20 @@ class Sweeps {
     return item.tape.add(size, record);
   }
 
-  // The parts [first, last) of every stage. Unless `tape` is null, what they are made from is written there: first the
-  // ranges of a stage, then its nodes, each at the same place whatever the threads.
-  void sweep(Item<T>& item, Scratch<T>& scratch, int first, int last, Barrier* barrier, T* tape) const {
+  // A member's parts of every stage. Unless `tape` is null, what they are made from is written there: first the ranges
+  // of a stage, then its nodes, each at the same place whatever the threads.
+  void sweep(Item<T>& item, const Member<T>& member, T* tape) const {
     const bool at_once = plan_.sweep == Sweep::kAllAtOnce;
+    const int first = member.first, last = member.last;
+    const std::int64_t begun = member.steps();
+    Scratch<T>& scratch = member.scratch;
     const T* in = item.messages[item.current].get();
     T* out = item.messages[at_once ? 1 - item.current : item.current].get();
     const TapeLayout<T> layout(context_, item);
     Lookahead<T> ahead(plan_, item, first, last);
     for (Index s = 0; s < plan_.num_stages(); ++s) {
       const Part* parts = &plan_.stages[s * plan_.parts];
+      member.begin_stage(plan_, plan_.waits, s, begun);
       scratch.tape = tape ? tape + layout.ranges_size(parts[0].ranges_begin, parts[first].ranges_begin) : nullptr;
       for (int r = parts[first].ranges_begin; r < parts[last - 1].ranges_end; ++r) {
         const TileRange& range = plan_.ranges[r];
@@ -162,7 +159,7 @@ class Sweeps {
         });
       }
       // Messages sent all at once are made from the beliefs that are about to change.
-      if (barrier && at_once) barrier->wait();
+      if (at_once) member.meet();
       if (tape) {
         tape += layout.ranges_size(parts[0].ranges_begin, parts[plan_.parts - 1].ranges_end);
         scratch.tape = tape + layout.nodes_size(parts[0].nodes_begin, parts[first].nodes_begin);
@@ -170,29 +167,27 @@ class Sweeps {
       }
       in_chunks(parts[first].nodes_begin, parts[last - 1].nodes_end, plan_.max_states, scratch.tick,
                 [&](Index a, Index b) { update_nodes(context_, item, a, b, out, scratch, &ahead); });
-      if (barrier) barrier->wait();
+      at_once ? member.meet() : member.end_stage();
     }
     scratch.tape = nullptr;
   }
 
-  // A whole sweep by one thread, which leaves the models in `stopped` as they are.
-  void sweep_some(Item<T>& item, Scratch<T>& scratch, LaneSet stopped, Index record) const {
-    auto sweep_all = [&] { sweep(item, scratch, 0, plan_.parts, nullptr, space_on_tape(item, record)); };
-    if (!stopped) return sweep_all();
+  // The same, but the models in `stopped` stay as they are.
+  void sweep_some(Item<T>& item, const Member<T>& member, LaneSet stopped, T* tape) const {
+    if (!stopped) return sweep(item, member, tape);
     const int next = plan_.sweep == Sweep::kAllAtOnce ? 1 - item.current : item.current;
-    Buffer<T>& messages = item.messages[item.current];
-    const KeptLanes<T> old_messages(stopped, messages.get(), messages.size());
-    const KeptLanes<T> old_beliefs(stopped, item.beliefs.get(), item.beliefs.size());
-    if (record_ == kLastSweep) {
-      const Index size = TapeLayout<T>(context_, item).sweep_size();
-      const KeptLanes<T> old_tape(stopped, item.tape.last(size), size);
-      sweep_all();
-      old_tape.restore(item.tape.last(size));
-    } else {
-      sweep_all();
-    }
-    old_messages.restore(item.messages[next].get());
-    old_beliefs.restore(item.beliefs.get());
+    std::vector<KeptLanes<T>> kept;
+    auto keep = [&](T* from, T* to, Index size) {
+      const Share own = member.share_of_vectors(plan_, size);
+      kept.emplace_back(stopped, from + own.begin, to + own.begin, own.end - own.begin);
+    };
+    keep(item.messages[item.current].get(), item.messages[next].get(), item.messages[0].size());
+    keep(item.beliefs.get(), item.beliefs.get(), item.beliefs.size());
+    if (record_ == kLastSweep && tape) keep(tape, tape, TapeLayout<T>(context_, item).sweep_size());
+    member.meet();
+    sweep(item, member, tape);
+    member.meet();
+    for (const KeptLanes<T>& lanes : kept) lanes.restore();
   }
 
   // Only a run with a tolerance looks at every sweep; others at the last one, to report.
@@ -283,45 +278,32 @@ class Sweeps {
   }
 
   // `count` sweeps of the `left` that may still follow.
-  void advance_alone(Item<T>& item, Index count, Index left, double tol, int thread) const {
-    Scratch<T>& scratch = workers_.scratch(thread);
-    for (Index s = 0; s < count; ++s) {
-      const LaneSet stopped = converged(item, tol);
-      if (stopped == item.all_models()) return;
-      begin_recording(item, stopped);
-      begin_sweep(scratch, tol, s == left - 1);
-      sweep_some(item, scratch, stopped, to_record(left - s));
-      if (const LaneSet due = end_sweep(item, tol, stopped, 1, thread)) {
-        measure(item, scratch, 0, 1);
-        end_measuring(item, tol, due, 1, thread);
-      }
-    }
-  }
-
-  void advance_together(Item<T>& item, Index count, Index left, double tol) const {
-    Barrier barrier(plan_.parts);
+  void advance_some(Item<T>& item, Index count, Index left, double tol, int thread, int team) const {
     LaneSet due = 0;
     T* tape = nullptr;
-    together(plan_.parts, [&](int thread) {
-      for (Index s = 0; s < count && converged(item, tol) != item.all_models(); ++s) {
+    workers_.for_each_part(thread, team, [&](const Member<T>& member) {
+      const int threads = member.team ? plan_.parts : 1;
+      for (Index s = 0; s < count; ++s) {
+        const LaneSet stopped = converged(item, tol);
+        if (stopped == item.all_models()) return;
         if (record_ != 0) {
-          barrier.wait();  // all threads have seen that the run goes on
-          if (thread == 0) {
-            begin_recording(item, 0);
+          member.meet();  // all threads have seen that the run goes on
+          if (member.leads()) {
+            begin_recording(item, stopped);
             tape = space_on_tape(item, to_record(left - s));
           }
-          barrier.wait();
+          member.meet();
         }
-        begin_sweep(workers_.scratch(thread), tol, s == left - 1);
-        sweep(item, workers_.scratch(thread), thread, thread + 1, &barrier, tape);
-        barrier.wait();
-        if (thread == 0) due = end_sweep(item, tol, 0, plan_.parts, 0);
-        barrier.wait();
+        begin_sweep(member.scratch, tol, s == left - 1);
+        sweep_some(item, member, stopped, tape);
+        member.meet();
+        if (member.leads()) due = end_sweep(item, tol, stopped, threads, thread);
+        member.meet();
         if (!due) continue;
-        measure(item, workers_.scratch(thread), thread, plan_.parts);
-        barrier.wait();
-        if (thread == 0) end_measuring(item, tol, due, plan_.parts, 0);
-        barrier.wait();
+        measure(item, member.scratch, member.first, threads);
+        member.meet();
+        if (member.leads()) end_measuring(item, tol, due, threads, thread);
+        member.meet();
       }
     });
   }

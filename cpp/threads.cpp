@@ -9,13 +9,12 @@
 #include <thread>
 
 #include "interrupt.hpp"
-#include "polling_mutex.hpp"
 
 namespace riskfield {
 namespace {
 
-// How long threads sleep before they look whether their call has stopped.
-constexpr std::chrono::milliseconds kNap{20};
+// How long threads sleep before they look whether their call has stopped, and whether they have missed being woken.
+constexpr std::chrono::milliseconds kNap{20}, kShortNap{1};
 
 double seconds(clockid_t clock) {
   timespec now;
@@ -59,7 +58,6 @@ void judge(double began, const Usage& usage) {
 class Pool {
  public:
   void run(int count, const std::function<void(int)>& body) {
-    const std::lock_guard<PollingMutex> one_caller(callers_);
     while (static_cast<int>(workers_) < count - 1) start_worker();
     const double began = seconds(CLOCK_MONOTONIC);
     {
@@ -136,7 +134,6 @@ class Pool {
     }
   }
 
-  PollingMutex callers_;
   std::mutex mutex_;
   std::condition_variable start_, done_;
   const std::function<void(int)>* body_ = nullptr;
@@ -148,18 +145,39 @@ class Pool {
   unsigned job_ = 0;
 };
 
-// Never destroyed: its workers may still wait when the process ends. A forked child has no workers and gets a new one.
-Pool& pool() {
-  static std::mutex mutex;
-  static Pool* current = nullptr;
-  static pid_t owner = 0;
-  const std::lock_guard<std::mutex> lock(mutex);
-  if (!current || owner != getpid()) {
-    current = new Pool;
+// Lends a pool to one call at a time, so that calls of several threads do not wait for each other. Pools are never
+// destroyed: their workers may still wait when the process ends. A forked child has no workers and gets new pools.
+class Lease {
+ public:
+  Lease() {
+    const std::lock_guard<std::mutex> lock(mutex());
+    static pid_t owner = 0;
+    if (owner != getpid()) idle() = {};
     owner = getpid();
+    if (idle().empty()) idle().push_back(new Pool);
+    pool_ = idle().back();
+    idle().pop_back();
   }
-  return *current;
-}
+  ~Lease() {
+    const std::lock_guard<std::mutex> lock(mutex());
+    idle().push_back(pool_);
+  }
+  Lease(const Lease&) = delete;
+  Lease& operator=(const Lease&) = delete;
+  Pool& pool() { return *pool_; }
+
+ private:
+  static std::mutex& mutex() {
+    static std::mutex* const one = new std::mutex;
+    return *one;
+  }
+  static std::vector<Pool*>& idle() {
+    static auto* const pools = new std::vector<Pool*>;
+    return *pools;
+  }
+
+  Pool* pool_;
+};
 
 }  // namespace
 
@@ -176,42 +194,46 @@ void together(int count, const std::function<void(int)>& body) {
   if (count <= 1) {
     body(0);
   } else if (current_call()) {
-    pool().run(count, body);
+    Lease().pool().run(count, body);
   } else {
     Call call(nullptr);
-    pool().run(count, body);
+    Lease().pool().run(count, body);
   }
 }
 
-void Barrier::pause() {
+Team::Team(int size) : size_(size), places_(size) {
+  constexpr std::size_t kLine = 128 / sizeof(std::int64_t);
+  const std::size_t each = (static_cast<std::size_t>(size) + 2 * kLine - 1) / kLine * kLine;
+  seen_.assign(each * size, 0);
+  for (int member = 0; member < size; ++member) places_[member].seen = seen_.data() + each * member;
+}
+
+void Team::pause() {
 #if defined(__x86_64__) || defined(__i386__)
   __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
 #endif
 }
 
-void Barrier::sleep(unsigned round) {
+void Team::sleep(Place& other, std::int64_t steps) {
   const double began = seconds(CLOCK_MONOTONIC);
   std::unique_lock<std::mutex> lock(mutex_);
-  ++sleepers_;
-  // Either the last thread to arrive sees a sleeper and wakes it, or this thread sees the new round.
-  while (!changed_.wait_for(lock, kNap, [&] { return round_.load() != round; })) {
+  while (other.steps.load(std::memory_order_acquire) < steps) {
+    other.wanted.store(std::min(other.wanted.load(std::memory_order_relaxed), steps), std::memory_order_relaxed);
+    changed_.wait_for(lock, kShortNap);
     lock.unlock();
-    try {
-      poll();
-    } catch (...) {
-      --sleepers_;
-      throw;
-    }
+    poll();
     lock.lock();
   }
-  --sleepers_;
   slept += seconds(CLOCK_MONOTONIC) - began;
 }
 
-void Barrier::wake() {
+void Team::wake(Place& own) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-  }  // whoever counts as a sleeper now waits for the notification
+    own.wanted.store(kNobody, std::memory_order_relaxed);
+  }
   changed_.notify_all();
 }
 

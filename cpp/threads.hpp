@@ -1,4 +1,4 @@
-// A pool of worker threads and a barrier light enough for the levels of a sweep.
+// Pools of worker threads, and how they wait for each other, lightly enough for the levels of a sweep.
 #pragma once
 
 #include <atomic>
@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <mutex>
+#include <vector>
 
 namespace riskfield {
 
@@ -32,36 +33,60 @@ inline Share share(std::int64_t begin, std::int64_t end, int thread, int threads
   return {begin + count * thread / threads, begin + count * (thread + 1) / threads};
 }
 
+// How far the threads that work together have come, each in steps that all of them count alike. A thread waits for
+// those whose steps it needs, and for no others.
+//
 // Waiting threads spin for about as long as a level takes, then sleep: if one of them has lost its processor to another
 // program, spinning on the other processors would keep it from getting one of those.
-class Barrier {
+class Team {
  public:
-  explicit Barrier(int count) : count_(count) {}
-  // Throws if the call of this thread is to stop (see interrupt.hpp).
-  void wait() {
-    const unsigned round = round_.load(std::memory_order_relaxed);
-    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == count_) {
-      arrived_.store(0, std::memory_order_relaxed);
-      round_.store(round + 1);
-      if (sleepers_.load() > 0) wake();
-      return;
-    }
-    for (int spins = 0; spins < kSpins; ++spins) {
-      if (round_.load(std::memory_order_acquire) != round) return;
+  explicit Team(int size);
+
+  // How many steps a member has finished, for that member to ask.
+  std::int64_t steps(int member) const { return places_[member].steps.load(std::memory_order_relaxed); }
+  void finish_step(int member) {
+    Place& own = places_[member];
+    const std::int64_t steps = own.steps.load(std::memory_order_relaxed) + 1;
+    own.steps.store(steps, std::memory_order_release);
+    // A sleeper that this thread does not see yet looks again soon.
+    if (own.wanted.load(std::memory_order_relaxed) <= steps) wake(own);
+  }
+  // Lets a member wait until another one has finished so many steps. Throws if the call of this thread is to stop (see
+  // interrupt.hpp).
+  void wait_for(int member, int other, std::int64_t steps) {
+    // To look where another thread writes takes long.
+    std::int64_t& seen = places_[member].seen[other];
+    for (int spins = 0; seen < steps; ++spins) {
+      seen = places_[other].steps.load(std::memory_order_acquire);
+      if (seen >= steps) return;
+      if (spins == kSpins) return sleep(places_[other], steps);
       pause();
     }
-    sleep(round);
+  }
+  // Lets a member wait until all of them have come this far, which is a step.
+  void meet(int member) {
+    finish_step(member);
+    const std::int64_t here = steps(member);
+    for (int other = 0; other < size_; ++other)
+      if (other != member) wait_for(member, other, here);
   }
 
  private:
   static constexpr int kSpins = 1000;
+  static constexpr std::int64_t kNobody = INT64_MAX;
+  // On cache lines of its own, as is what `seen` points to.
+  struct alignas(128) Place {
+    std::atomic<std::int64_t> steps{0};
+    std::atomic<std::int64_t> wanted{kNobody};  // the fewest steps that a sleeper waits for
+    std::int64_t* seen = nullptr;               // of the other members, when this one last looked
+  };
   static void pause();
-  void sleep(unsigned round);
-  void wake();
+  void sleep(Place& other, std::int64_t steps);
+  void wake(Place& own);
 
-  const int count_;
-  std::atomic<int> arrived_{0}, sleepers_{0};
-  std::atomic<unsigned> round_{0};
+  const int size_;
+  std::vector<Place> places_;
+  std::vector<std::int64_t> seen_;
   std::mutex mutex_;
   std::condition_variable changed_;
 };

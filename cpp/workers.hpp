@@ -17,14 +17,32 @@ template <class T>
 struct Member {
   int first, last;
   Scratch<T>& scratch;
-  Barrier* barrier;
+  Team* team;  // null if it has all parts; else its number there is that of its part
 
-  // Waits until all members have come this far.
-  void meet() const {
-    if (barrier) barrier->wait();
-  }
   // Whether it does what only one of them can do.
   bool leads() const { return first == 0; }
+  // Waits until all members have come this far.
+  void meet() const {
+    if (team) team->meet(first);
+  }
+  // How many stages the members have gone through, and met; all of them count alike.
+  std::int64_t steps() const { return team ? team->steps(first) : 0; }
+  // Its share of some numbers, in whole vectors.
+  Share share_of_vectors(const Plan& plan, Index size) const {
+    const Index vectors = (size + kLanes<T> - 1) / kLanes<T>;
+    const Index begin = share(0, vectors, first, plan.parts).begin, end = share(0, vectors, last - 1, plan.parts).end;
+    return {begin * kLanes<T>, std::min(size, end * kLanes<T>)};
+  }
+  // Before a stage, and after it. `begun` is the number of steps before the first one.
+  void begin_stage(const Plan& plan, const Waits& waits, Index stage, std::int64_t begun) const {
+    if (!team) return;
+    const Index at = stage * plan.parts + first;
+    for (Index k = waits.start[at]; k < waits.start[at + 1]; ++k)
+      team->wait_for(first, waits.list[k].part, begun + waits.list[k].stage + 1);
+  }
+  void end_stage() const {
+    if (team) team->finish_step(first);
+  }
 };
 
 template <class T>
@@ -59,8 +77,8 @@ class Workers {
   void for_each_part(int thread, int team, Body body) const {
     if (plan_.parts == 1 || plan_.parts > team || crowded())
       return body(Member<T>{0, plan_.parts, *scratch_[thread], nullptr});
-    Barrier barrier(plan_.parts);
-    together(plan_.parts, [&](int part) { body(Member<T>{part, part + 1, *scratch_[thread + part], &barrier}); });
+    Team members(plan_.parts);
+    together(plan_.parts, [&](int part) { body(Member<T>{part, part + 1, *scratch_[thread + part], &members}); });
   }
 
   // Calls body(group, count, lanes, scratch) for tiles that hold every factor once, shared among a team.

@@ -1,5 +1,8 @@
 """Threads share the gradient of one graph: on several threads as on one, and as the torch kernels have it."""
 
+import threading
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -131,3 +134,47 @@ def test_threads_share_second_derivatives(name):
         products.append(rf.adjoints.hessian_vector_product(loss, theta, v))
     for product in products[1:]:
         assert_same([product], products[:1], 1e-11)
+
+
+@pytest.mark.parametrize("adjoint", [rf.Unroll(), rf.Unroll(checkpoint=3), rf.FixedPoint(tol=1e-9)], ids=str)
+@pytest.mark.parametrize("schedule", [rf.Sequential(), rf.Parallel()], ids=str)
+def test_threads_share_batch_lanes(schedule, adjoint, monkeypatch):
+    """Also where some of the models have converged and are left as they are."""
+    from riskfield.kernels import native
+
+    monkeypatch.setattr(native, "_batch_lanes", True)
+    graph = rf.grid(13, 11, 3)
+    scales = torch.tensor([0.1, 0.3, 0.6], dtype=torch.float64)[:, None]
+    theta = scales * torch.randn(3, graph.theta_size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    found = []
+    for threads in (1, 2, 3):
+        rf.set_num_threads(threads)
+        leaf = theta.clone().requires_grad_()
+        solution = rf.infer(
+            graph, leaf, rf.MessagePassing(rf.TRW(0.6), schedule), stop=rf.Stop(200, tol=1e-8), adjoint=adjoint
+        )
+        found.append((solution.mu.detach(), solution.sweeps, *torch.autograd.grad(solution.mu.square().sum(), leaf)))
+    assert len(set(found[0][1].tolist())) > 1
+    for mu, sweeps, gradient in found[1:]:
+        assert torch.equal(mu, found[0][0])
+        assert torch.equal(sweeps, found[0][1])
+        assert_same([gradient], [found[0][2]], 1e-12)
+
+
+def test_python_threads_do_not_wait_for_each_other():
+    from riskfield.kernels.native import MessagePassingRun
+    from riskfield.kernels.problem import MessagePassingProblem
+
+    rf.set_num_threads(2)
+
+    def start(graph):
+        problem = MessagePassingProblem(graph, rf.Bethe().counting(graph), rf.Sequential(), 0.0)
+        return MessagePassingRun(problem, graph.zeros()[None], None)
+
+    long, short = start(rf.grid(100, 100, 4)), start(rf.grid(90, 90, 4))
+    caller = threading.Thread(target=long.advance, args=(8000, -1.0))
+    caller.start()
+    time.sleep(0.05)
+    short.advance(1, -1.0)
+    assert caller.is_alive()
+    caller.join()

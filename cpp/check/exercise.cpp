@@ -125,7 +125,8 @@ Results<T> results(const Engine& engine, const Graph& graph, const Settings& set
   const Call call(nullptr);
   const int lanes = std::is_same<T, float>::value ? engine.lanes_float : engine.lanes_double;
   RunInput<T> input;
-  const int parts = settings.batch < threads && !settings.batch_lanes ? threads : 1;
+  const Index items = settings.batch_lanes ? (settings.batch + lanes - 1) / lanes : settings.batch;
+  const int parts = items < threads ? threads : 1;
   input.plan =
       std::make_shared<Plan>(lanes, settings.batch_lanes ? lanes : 1, parts, settings.kind == Kind::kSumProduct,
                              graph.sweep, graph.num_variables(), graph.num_states.data(), graph.node_start.data(),

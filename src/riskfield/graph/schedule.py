@@ -114,6 +114,20 @@ def _leaf_order(graph: FactorGraph) -> IntArray | None:
 def _longest_paths(n: int, rank: IntArray, pairs: IntArray) -> IntArray:
     """The length of the longest path of earlier neighbours that ends at each variable."""
     earlier, later = np.where(rank[pairs[:, :1]] < rank[pairs[:, 1:]], pairs, pairs[:, ::-1]).T
+    # Variables that have at most two of them, as on a grid, one after the other: `sources` has the positions in the
+    # order, counted from 1; 0 stands for none.
+    source, target = rank[earlier] + 1, rank[later]
+    sources = np.zeros((2, n), np.int64)
+    sources[0, target] = source
+    others = sources[0, target] != source
+    sources[1, target[others]] = source[others]
+    if (sources[1, target[others]] == source[others]).all():
+        lengths = [-1]
+        for start in range(0, n, _PAIRS_AT_ONCE):
+            for a, b in zip(*sources[:, start : start + _PAIRS_AT_ONCE].tolist(), strict=True):
+                x, y = lengths[a], lengths[b]
+                lengths.append((x if x > y else y) + 1)
+        return np.array(lengths, np.int64)[rank + 1]
     in_order = np.argsort(rank[earlier], kind="stable")  # then the level of `earlier` is known when its pair comes
     level = [0] * n
     for start in range(0, len(in_order), _PAIRS_AT_ONCE):

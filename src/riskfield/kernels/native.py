@@ -40,8 +40,8 @@ from riskfield.threads import get_num_threads
 _MOST_PLANS = 8  # kept for one graph
 # Counting numbers made from plain numbers are kept with their graph; what follows from them is kept with them.
 _counting: WeakKeyDictionary[Counting, tuple[np.ndarray, np.ndarray, _Sharing]] = WeakKeyDictionary()
-# Table entries read in a stage from which several threads gain more than they lose by waiting for each other.
-_WORTH_SHARING = 3000
+# Vectors of table entries that each thread is to read in a stage, or waiting for others takes longer than it gains.
+_WORTH_SHARING = 110
 # By how much batch lanes must be faster, as far as a plan can say, to be chosen.
 _CLEARLY_FASTER = 1.25
 _isa = ""  # the instruction set; tests set it to try the others
@@ -300,11 +300,11 @@ def _plan(
     With `inside`, states may fill the lanes of vectors. What fills them does not depend on the number of threads, so
     that marginals do not either.
     """
-    batch, batch_lanes, parts = theta.shape[0], _batch_lanes, 1
+    batch, batch_lanes, threads = theta.shape[0], _batch_lanes, get_num_threads()
     if batch_lanes is None and batch > 1:
         batch_lanes = _batch_lanes_pay(_plan_of(graph, key, levels, sweep, theta, shared, inside, False, 1), batch)
-    if not batch_lanes and batch < (threads := get_num_threads()):
-        parts = threads
+    models = _native.lanes(_isa, theta.dtype == torch.float32) if batch_lanes else 1  # that share an item
+    parts = threads if -(-batch // models) < threads else 1
     return _plan_of(graph, key, levels, sweep, theta, shared, inside, bool(batch_lanes), parts)
 
 
@@ -326,8 +326,9 @@ def _plan_of(
     plan = plans.get(whole_key)
     if plan is None:
         compiled = levels()
-        # Threads share the work on a single model where there is enough of it between two of their meetings.
-        parts = most_parts if _stage_entries(graph, compiled, sweep) >= _WORTH_SHARING else 1
+        lanes = 1 if batch_lanes else _native.lanes(_isa, theta.dtype == torch.float32)
+        vectors = _stage_entries(graph, compiled, sweep) / lanes
+        parts = max(1, min(most_parts, int(vectors / _WORTH_SHARING) if _WORTH_SHARING else most_parts))
         plan = plans.get((*kind, parts))
         if plan is None:
             tables = _shared_tables(graph) if shared is None else shared
@@ -349,14 +350,13 @@ def _batch_lanes_pay(plan: _native.Plan, batch: int) -> bool:
 
 
 def _stage_entries(graph: FactorGraph, levels: Levels, sweep: Sweep) -> float:
-    """Table entries read in a stage, on average."""
+    """Table entries read in a stage, on average; a message takes as long as some more of them."""
     entries = 0
     for group in graph.factor_groups:
         arity = len(group.shape)
         messages = 2 * arity - 2 if sweep == Sweep.FORWARD_BACKWARD else arity
-        entries += group.num_factors * group.table_size * max(messages, 1)
-    stages = 2 * (levels.count - 1) if sweep == Sweep.FORWARD_BACKWARD else levels.count
-    return entries / max(stages, 1)
+        entries += group.num_factors * (group.table_size + 4) * max(messages, 1)
+    return entries / max(2 * (levels.count - 1) if sweep == Sweep.FORWARD_BACKWARD else levels.count, 1)
 
 
 def _make_plan(
