@@ -31,6 +31,7 @@ class Backward {
   void begin(const ConstRows<T>& grad_mu) {
     shared([&](const Member<T>& member) {
       for (int p = member.first; p < member.last; ++p) buffers_.clear(p, plan_.parts, member.scratch.tick);
+      if (member.leads()) find_losses(grad_mu, member.scratch.tick);
       member.meet();
       for (int p = member.first; p < member.last; ++p) {
         const Share nodes = share(0, plan_.num_nodes, p, plan_.parts);
@@ -125,7 +126,7 @@ class Backward {
   // Into the caller's layout, where several factors may add to one tied table.
   void finish(const Rows<T>& out, Index theta_size) {
     // The beliefs a run starts with are made of theta and the first messages; mean field's are given.
-    if (!mean_field())
+    if (!mean_field() && !gathers_at_once(context_))
       sweeps_.reverse_nodes(0, 0, static_cast<Index>(plan_.node_tiles.size()), nullptr,
                             Member<T>{0, plan_.parts, workers_.scratch(thread_), nullptr});
     for (int p = 1; p < plan_.parts; ++p)
@@ -214,10 +215,29 @@ class Backward {
     for (int x = 0; x < (one_row(n) ? 1 : n); ++x) to[x * stride] += weight(x) / total * (gradient[x] - mean);
   }
 
+  // Losses of node marginals alone are common: whole groups of factors need not be looked at one by one then.
+  void find_losses(const ConstRows<T>& grad_mu, Ticker& tick) {
+    has_loss_.assign(plan_.groups.size(), false);
+    for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
+      std::vector<bool> seen(plan_.user_groups.size(), false);
+      for (const std::int32_t u : plan_.groups[g].user_group) {
+        if (seen[u] || has_loss_[g]) continue;
+        seen[u] = true;
+        const Index size = plan_.user_groups[u].count * plan_.groups[g].table_size;
+        for (int c = 0; c < item_.num_models(); ++c)
+          in_chunks(0, size, 1, tick, [&](Index a, Index b) {
+            const T* from = grad_mu[c] + plan_.user_groups[u].mu_start;
+            has_loss_[g] = has_loss_[g] || !all_zero(from + a, b - a);
+          });
+      }
+    }
+  }
+
   // From the gradients of the factor marginals that belong to a part.
   void from_tiles(int part, const ConstRows<T>& grad_mu, Gradients<T>& grad, const Member<T>& member) const {
     for (int g = 0; g < static_cast<int>(plan_.groups.size()); ++g)
       with_algebra(context_, item_, g, [&](auto algebra) {
+        if (!has_loss_[g]) return;
         const Group& group = plan_.groups[g];
         for (Index t = group.part_tiles[part]; t < group.part_tiles[part + 1]; ++t) {
           if (t + 2 < group.part_tiles[part + 1]) fetch_marginals(group, group.all_tiles[t + 2], grad_mu);
@@ -251,9 +271,9 @@ class Backward {
       if (!is_used(p)) continue;
       const T* from = buffers_.node_theta.get() + plan_.node_address[p];
       T* to = out[plan_.copy_of(p)] + plan_.node_start[plan_.variable[p]];
-      const bool ratio = one_row(plan_.states[p]);
+      const bool ratio = one_row(plan_.states[p]);  // then both entries sum to zero
       for (int x = 0; x < plan_.states[p]; ++x)
-        to[x] = ratio && x == 0 ? -from[plan_.node_stride[p]] : from[Index(x) * plan_.node_stride[p]];
+        to[x] = ratio && x == 1 ? -from[0] : from[Index(x) * plan_.node_stride[p]];
     }
     for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
       const Group& group = plan_.groups[g];
@@ -295,7 +315,8 @@ class Backward {
   const Workers<T>& workers_;
   const int thread_, team_;
   BackwardSweeps<T> sweeps_;
-  Buffer<T> rates_;  // of the sweeps whose gradients of tables are outstanding
+  std::vector<bool> has_loss_;  // group: whether any of its marginals has a gradient
+  Buffer<T> rates_;             // of the sweeps whose gradients of tables are outstanding
 };
 
 }  // namespace riskfield::RISKFIELD_ISA

@@ -16,7 +16,11 @@ template <class T>
 class BackwardSweeps {
  public:
   BackwardSweeps(const Context<T>& context, const Item<T>& item, GradientBuffers<T>& buffers)
-      : context_(context), plan_(*context.plan), item_(item), layout_(context, item) {
+      : context_(context),
+        plan_(*context.plan),
+        item_(item),
+        layout_(context, item),
+        at_node_(gathers_at_once(context)) {
     for (int part = 0; part < plan_.parts; ++part) parts_.emplace_back(plan_, buffers, part);
     positions_.resize(plan_.parts);
     find_places();
@@ -33,7 +37,7 @@ class BackwardSweeps {
     for (int p = member.first; p < member.last; ++p) positions_[p] = {tape, rates, plan_.num_stages()};
     for (Index s = plan_.num_stages() - 1; s >= 0; --s) {
       const Part* parts = &plan_.stages[s * plan_.parts];
-      for (int p = member.first; p < member.last && P != Pass::kTables; ++p)
+      for (int p = member.first; p < member.last && P != Pass::kTables && !at_node_; ++p)
         reverse_nodes(p, parts[p].nodes_begin, parts[p].nodes_end, tape + node_places_[s * plan_.parts + p], member);
       // Messages sent all at once were made from beliefs of the same level.
       if (at_once) member.meet();
@@ -302,6 +306,7 @@ class BackwardSweeps {
   const Plan& plan_;
   const Item<T>& item_;
   const TapeLayout<T> layout_;
+  const bool at_node_;  // whether the gradients of beliefs are where their messages look for them
   std::vector<Gradients<T>> parts_;
   std::vector<Position> positions_;  // part
   std::vector<Place> range_places_;  // range

@@ -32,6 +32,12 @@ constexpr bool kAddsTables = P != Pass::kSum && P != Pass::kDeferred;
 template <class Algebra, class T>
 constexpr bool kIsExpectation = std::is_same<Algebra, Expectation<T>>::value;
 
+// What the belief of a slot has gathered in `node_theta`, entry by entry.
+template <class Algebra, class Rows>
+RF_INLINE auto gathered_by(const Rows& rows, int states) {
+  return [rows, states](int x) RF_LAMBDA { return Algebra::keeps_ratio(states) ? -rows.get(0) : rows.get(x); };
+}
+
 // Add the gradient of the logarithm of a slot's cavity b / m to those of its belief and message.
 template <class Algebra, class T, int S, class Lanes>
 RF_INLINE void add_cavity(const Lanes& lanes, int slot, int states, const V<T>* gradient, V<T> inverse, T* beliefs,
@@ -81,12 +87,12 @@ template <class Algebra, class T, class Lanes>
 void add_counting_of_message(const Context<T>& context, int g, int slot, const Lanes& lanes, const V<T>* m,
                              Gradients<T>& grad) {
   const int n = context.plan->groups[g].dims[slot], first = Algebra::template first_state<0>(n);
-  const auto nodes = lanes.node_rows(grad.node_theta, slot);
+  const auto nodes = gathered_by<Algebra>(lanes.node_rows(grad.node_theta, slot), n);
   const auto seen = lanes.template gradient_rows<Algebra, 0>(grad.seen, slot),
              of_belief = lanes.template gradient_rows<Algebra, 0>(grad.of_belief, slot);
   V<T> sum{};
   for (int x = first; x < n; ++x) {
-    const V<T> gathered = nodes.get(x), since = gathered - seen.get(x) + context.damping * of_belief.get(x);
+    const V<T> gathered = nodes(x), since = gathered - seen.get(x) + context.damping * of_belief.get(x);
     seen.set(x, gathered);
     of_belief.set(x, since);
     const V<T> message = Algebra::logarithm(m[x]) - (first ? Algebra::logarithm(m[0]) : V<T>{});
@@ -276,13 +282,13 @@ RF_INLINE void take_gradient(const Lanes& lanes, int slot, int states, T damping
     }
     return;
   }
-  const auto gathered = lanes.node_rows(grad.node_theta, slot);
+  const auto gathered = gathered_by<Algebra>(lanes.node_rows(grad.node_theta, slot), n);
   const auto own = lanes.template gradient_rows<Algebra, S>(from, slot),
              left = lanes.template gradient_rows<Algebra, S>(to, slot);
   const T kept = Algebra::kNeedsCounting ? damping : T(0);
   RF_FOR (x, first, n) {
-    out[x] = own.get(x) + gathered.get(x);
-    const V<T> rest = kept * out[x] - gathered.get(x);
+    out[x] = own.get(x) + gathered(x);
+    const V<T> rest = kept * out[x] - gathered(x);
     own.set(x, from == to ? rest : V<T>{});
     if (from != to) left.add(x, rest);
   }
@@ -350,7 +356,6 @@ RF_INLINE void reverse_belief(const Context<T>& context, const NodeTile& tile, c
     u[x] = load<T>(beliefs + Index(x) * tile.stride);
     store_some<T>(beliefs + Index(x) * tile.stride, V<T>{}, tile.count);
   }
-  if (Algebra::keeps_ratio(states)) Ratio<T>::complete_gradient(u);
   if constexpr (kIsExpectation<Algebra, T>) {
     V<T> total{};
     RF_FOR (x, 0, states) total += u[x];
@@ -358,10 +363,10 @@ RF_INLINE void reverse_belief(const Context<T>& context, const NodeTile& tile, c
     tape += states * kLanes<T>;
   } else if (context.node_power) {
     const V<T> inverse = load<T>(context.node_inverse.data() + tile.first);
-    RF_FOR (x, 0, states) u[x] *= inverse;
+    RF_FOR (x, 0, rows) u[x] *= inverse;
   }
   T* theta = grad.node_theta + tile.address;
-  RF_FOR (x, Algebra::template first_state<S>(states), states) {
+  RF_FOR (x, 0, rows) {
     T* at = theta + Index(x) * tile.stride;
     store_some<T>(at, load<T>(at) + u[x], tile.count);
   }
