@@ -21,7 +21,10 @@ class BackwardSweeps {
         item_(item),
         layout_(context, item),
         at_node_(gathers_at_once(context)) {
-    for (int part = 0; part < plan_.parts; ++part) parts_.emplace_back(plan_, buffers, part);
+    for (int part = 0; part < plan_.parts; ++part) {
+      parts_.emplace_back(plan_, buffers, part);
+      parts_[part].streams = exceeds_cache(item);
+    }
     positions_.resize(plan_.parts);
     find_places();
   }
@@ -52,6 +55,7 @@ class BackwardSweeps {
       }
       for (int p = member.first; p < member.last && at_once; ++p) parts_[p].current = 1 - parts_[p].current;
     }
+    if (P == Pass::kDeferred && parts_[member.first].streams) finish_streams();
   }
 
   // A member's share in adding the gradients of tables of `count` sweeps, where their tapes end. `rates` has what they
@@ -194,14 +198,17 @@ class BackwardSweeps {
     }
     with_states<LogMessages<T>>(square_states(group), [&](auto states) {
       constexpr int S = decltype(states)::value > 2 ? decltype(states)::value : 0;
+      const Index tables_ahead = tiles_ahead<T>(group);
       for (Index t = begin; t < end; ++t) {
         scratch.tick(group.table_size);
         const FactorTile& tile = plan_.factor_tiles[t];
+        const FactorTile& later = plan_.factor_tiles[std::min(t + tables_ahead, end - 1)];
+        const Index ahead = later.contiguous && !later.shared ? later.table : 0;
         if (plan_.is_inside(group, tile))
           add_deferred_inside<T>(plan_, item_, group, range.slot, tile, count, cavities, gradients, parts_[p]);
         else
           with_lanes<T>(plan_, group, tile, [&](const auto& lanes) {
-            add_deferred<T, S>(item_, group, range.slot, lanes, count, cavities, gradients, parts_[p], scratch);
+            add_deferred<T, S>(item_, group, range.slot, lanes, count, cavities, gradients, ahead, parts_[p], scratch);
           });
         for (int k = 0; k < count; ++k) {
           cavities[k] += tape_per_tile;

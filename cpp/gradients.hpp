@@ -65,6 +65,7 @@ struct Gradients {
   T *tables, *tied, *node_theta, *beliefs, *messages[2], *sum, *seen, *of_belief;
   std::vector<std::vector<T>>* counting;  // or null
   T* rates = nullptr;                     // for Pass::kDeferred: where to write the gradients of unnormalised messages
+  bool streams = false;                   // whether that is past the cache
   V<T> square{};                          // of those of the last sweep, lane by lane
   V<T> scale{};                           // squares of mu g, lane by lane, to compare it with
   int current = 0;  // gradient of the present messages; the other buffer serves schedules that send all at once

@@ -329,8 +329,7 @@ RF_INLINE void reverse_message(const Context<T>& context, const Item<T>& item, i
   if constexpr (P == Pass::kCounting) add_counting_of_message<Algebra, T>(context, g, slot, lanes, m, grad);
   reverse_normalisation<Algebra, T, S>(m, states, r);
   if constexpr (P == Pass::kDeferred) {
-    RF_FOR (x, 0, states) store<T>(grad.rates + x * kLanes<T>, r[x]);
-    grad.rates += states * kLanes<T>;
+    write_rows<T>(r, states, grad.streams, grad.rates);
   }
   if constexpr (P == Pass::kDeferred)
     reverse_pair<Algebra, T, S>(made, group, slot, lanes, slot == 0 ? made.after : made.before, r, settings.inverse,

@@ -150,6 +150,7 @@ class Sweeps {
     T* out = item.messages[at_once ? 1 - item.current : item.current].get();
     const TapeLayout<T> layout(context_, item);
     Lookahead<T> ahead(plan_, item, first, last);
+    scratch.streams = tape && exceeds_cache(item);
     for (Index s = 0; s < plan_.num_stages(); ++s) {
       const Part* parts = &plan_.stages[s * plan_.parts];
       scratch.tape = tape ? tape + layout.ranges_size(parts[0].ranges_begin, parts[first].ranges_begin) : nullptr;
@@ -172,6 +173,7 @@ class Sweeps {
                 [&](Index a, Index b) { update_nodes(context_, item, a, b, out, scratch, &ahead); });
       if (barrier) barrier->wait();
     }
+    if (scratch.streams) finish_streams();
     scratch.tape = nullptr;
   }
 

@@ -27,6 +27,6 @@ def empty_array(rows: int, size: int, dtype: torch.dtype) -> np.ndarray:
     if rows * size <= _SMALL:
         return np.empty((rows, size), _DTYPES[dtype])
     if rows * size >= _LARGE:  # which the operating system would have to clear page by page
-        kept = _native.empty_bytes(rows * size * dtype.itemsize)
+        kept: np.ndarray = _native.empty_bytes(rows * size * dtype.itemsize)
         return kept.view(_DTYPES[dtype]).reshape(rows, size)
     return torch.empty(rows, size, dtype=dtype).numpy()
