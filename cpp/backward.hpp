@@ -239,8 +239,14 @@ class Backward {
       with_algebra(context_, item_, g, [&](auto algebra) {
         if (!has_loss_[g]) return;
         const Group& group = plan_.groups[g];
+        const Index ahead = tiles_ahead<T>(group);
         for (Index t = group.part_tiles[part]; t < group.part_tiles[part + 1]; ++t) {
-          if (t + 2 < group.part_tiles[part + 1]) fetch_marginals(group, group.all_tiles[t + 2], grad_mu);
+          if (t + ahead < group.part_tiles[part + 1]) {
+            const FactorTile& later = group.all_tiles[t + ahead];
+            fetch_marginals(group, later, grad_mu);
+            prefetch_tables(group, later, item_.tables.get());
+            prefetch_tables(group, later, grad.tables);
+          }
           with_lanes<T>(plan_, group, group.all_tiles[t], [&](const auto& lanes) {
             reverse_marginals<decltype(algebra), T>(context_, item_, g, lanes, group.all_tiles[t].count, grad_mu, grad,
                                                     member.scratch);
@@ -253,7 +259,7 @@ class Backward {
   // Neighbours in the storage of a plan are far apart in the caller's layout, where the processor foresees nothing.
   template <int Write>
   static void prefetch_some(const T* from, Index count) {
-    constexpr Index kLine = 64 / sizeof(T), kMost = 512 / sizeof(T);
+    constexpr Index kLine = 64 / sizeof(T), kMost = 4096 / sizeof(T);
     const Index size = std::min(count, kMost);
     for (Index k = 0; k < size; k += kLine) __builtin_prefetch(from + k, Write, 2);
     __builtin_prefetch(from + size - 1, Write, 2);
@@ -279,11 +285,19 @@ class Backward {
       const Group& group = plan_.groups[g];
       const Share factors = share(0, group.count, part, plan_.parts);
       for (Index f = factors.begin; f < factors.end; ++f) {
-        if (f + kAhead < factors.end && is_used(f + kAhead))
-          prefetch_some<1>(out[plan_.copy_of(f + kAhead)] + user_table(plan_, group, f + kAhead), group.table_size);
+        if (f + kAhead < factors.end && is_used(f + kAhead)) fetch_gradient(group, f + kAhead, out);
         if (group.shared[f] < 0 && is_used(f)) write_table(g, f, out, scratch);
       }
     }
+  }
+
+  // A line of the gradients of neighbours has one entry of several: each of them asks for some of the lines.
+  void fetch_gradient(const Group& group, Index f, const Rows<T>& out) const {
+    prefetch_some<1>(out[plan_.copy_of(f)] + user_table(plan_, group, f), group.table_size);
+    const Index stride = group.table_stride[f];
+    const T* from = buffers_.tables.get() + group.table[f];
+    for (Index e = stride == 1 ? 0 : f % kLanes<T>; e < group.table_size; e += kLanes<T>)
+      __builtin_prefetch(from + e * stride, 0, 2);
   }
 
   void write_table(std::size_t g, Index f, const Rows<T>& out, Scratch<T>& scratch) const {

@@ -38,10 +38,10 @@ RF_INLINE void add_deferred(const Item<T>& item, const Group& group, int slot, c
       for (int k = 0; k < count; ++k) {
         // So many places at once are more than the processor foresees.
         if (x0 == 0)
-          RF_FOR (y, y0, std::min(y0 + kBlock, others))
+          for (int y = y0; y < std::min(y0 + kBlock, others); ++y)
             __builtin_prefetch(tape[k] + (kTilesAhead * others + y) * kLanes<T>, 0, 2);
         if (y0 == 0)
-          RF_FOR (x, x0, std::min(x0 + kBlock, n))
+          for (int x = x0; x < std::min(x0 + kBlock, n); ++x)
             __builtin_prefetch(rates[k] + (kTilesAhead * n + x) * kLanes<T>, 0, 2);
         V<T> cavity[kBlock];
         RF_FOR (y, 0, kBlock) cavity[y] = load<T>(tape[k] + (S ? y : std::min(y0 + y, others - 1)) * kLanes<T>);

@@ -64,6 +64,7 @@ template <class T>
 struct Gradients {
   T *tables, *tied, *node_theta, *beliefs, *messages[2], *sum, *seen, *of_belief;
   std::vector<std::vector<T>>* counting;  // or null
+  const T* next_table = nullptr;          // to ask for while that of a tile is read
   T* rates = nullptr;                     // for Pass::kDeferred: where to write the gradients of unnormalised messages
   bool streams = false;                   // whether that is past the cache
   V<T> square{};                          // of those of the last sweep, lane by lane

@@ -26,6 +26,10 @@ bool keeps_sums(const Context<T>& context, const Item<T>& item, const Group& gro
 // numbers; or everything but tables, whose gradients deferred.hpp computes later for several sweeps at once.
 enum class Pass { kWhole, kSum, kTables, kCounting, kDeferred };
 
+// A further number of states for which the last of these is unrolled, where there are registers for that; else 0.
+template <class T>
+constexpr int kMostDeferred = kVectorBytes == 64 && !std::is_same<T, Dual>::value ? 8 : 0;
+
 template <Pass P>
 constexpr bool kAddsTables = P != Pass::kSum && P != Pass::kDeferred;
 
@@ -115,40 +119,40 @@ void reverse_marginals(const Context<T>& context, const Item<T>& item, int g, co
   constexpr bool kExpectation = kIsExpectation<Algebra, T>;
   const Plan& plan = *context.plan;
   const Group& group = plan.groups[g];
-  // Losses of node marginals alone have none.
-  auto row = [&](int l) {
-    return grad_mu[plan.copy_of(lanes.factor(l))] + user_marginals(plan, group, lanes.factor(l));
-  };
-  auto is_used = [&](int l) { return plan.copy_of(lanes.factor(l)) < item.num_models(); };
-  bool any = false;
-  for (int l = 0; l < count && !any; ++l) any = is_used(l) && !all_zero(row(l), group.table_size);
-  if (!any) return;
   V<T>* weight = scratch.weights;
-  for (Index e = 0; e < group.table_size; ++e) weight[e] = V<T>{};
+  bool any = false;
   for (int l = 0; l < count; ++l) {
-    if (!is_used(l)) continue;
-    const T* from = row(l);
-    const Index* map = group.entry_maps[group.permutation[lanes.factor(l)]].data();
+    const Index f = lanes.factor(l);
+    if (plan.copy_of(f) >= item.num_models()) continue;
+    const T* from = grad_mu[plan.copy_of(f)] + user_marginals(plan, group, f);
+    if (all_zero(from, group.table_size)) continue;
+    for (Index e = 0; e < group.table_size && !any; ++e) weight[e] = V<T>{};
+    any = true;
+    const Index* map = group.entry_maps[group.permutation[f]].data();
     for (Index e = 0; e < group.table_size; ++e) set_lane<T>(weight[e], l, from[map[e]]);
   }
+  if (!any) return;
   V<T>* joint = joint_marginals<Algebra, T>(context, item, g, lanes, scratch);
-  V<T> scale{};
-  for (Index e = 0; e < group.table_size; ++e) scale += weight[e] * joint[e] * weight[e] * joint[e];
-  grad.scale += lanes.valid(scale);
-  if constexpr (!kExpectation) {
-    V<T> mean{};
-    for (Index e = 0; e < group.table_size; ++e) mean += weight[e] * joint[e];
-    for (Index e = 0; e < group.table_size; ++e) weight[e] -= mean;
+  V<T> mean{}, scale{};
+  for (Index e = 0; e < group.table_size; ++e) {
+    const V<T> share = weight[e] * joint[e];
+    mean += share;
+    scale += share * share;
   }
-  for (Index e = 0; e < group.table_size; ++e) weight[e] *= joint[e];
-  if (keeps_sums(context, item, group, grad.counting != nullptr)) {
+  grad.scale += lanes.valid(scale);
+  if constexpr (kExpectation) mean = V<T>{};
+  const bool sums = keeps_sums(context, item, group, grad.counting != nullptr);
+  for (Index e = 0; e < group.table_size; ++e) {
+    weight[e] = (weight[e] - mean) * joint[e];
+    if (!kExpectation && !sums) lanes.add_table(grad.tables, grad.tied, e, weight[e]);
+  }
+  if (sums) {
     lanes.add_table(grad.tables, grad.tied, 0, weight[0]);
     lanes.add_table(grad.tables, grad.tied, 1, weight[0] + weight[1]);
     lanes.add_table(grad.tables, grad.tied, 2, weight[0] + weight[2]);
-  } else if constexpr (!kExpectation) {
-    for (Index e = 0; e < group.table_size; ++e) lanes.add_table(grad.tables, grad.tied, e, weight[e]);
-    if (grad.counting) add_counting_of_table<Algebra, T>(context, item, g, lanes, weight, grad, scratch);
   }
+  if constexpr (!kExpectation)
+    if (grad.counting) add_counting_of_table<Algebra, T>(context, item, g, lanes, weight, grad, scratch);
   const V<T> inverse = lanes.per_factor(context.inverse[g]);
   for (int slot = 0; slot < group.arity; ++slot)
     spread_to_slot<Algebra, T>(group, slot, weight, lanes, inverse, grad.beliefs, grad.messages[grad.current], scratch);
@@ -312,7 +316,9 @@ RF_INLINE void reverse_message(const Context<T>& context, const Item<T>& item, i
   V<T> fixed[S ? S : 1], update[S ? S : 1], ratio[S ? S : 1];
   auto cavity = [&](int k, V<T>* out)
                     RF_LAMBDA { read_cavity<Algebra, T, S>(lanes, item.beliefs.get(), k, group.dims[k], tape, out); };
-  const Incident<T> made = incident<Algebra, T, S>(item, group, slot, lanes, cavity, fixed, scratch);
+  Incident<T> made = incident<Algebra, T, S>(item, group, slot, lanes, cavity, fixed, scratch);
+  if (P == Pass::kDeferred && (S == 0 || S == kMostDeferred<T>))
+    made.ahead = grad.next_table && lanes.tables_ahead() != 0 ? grad.next_table - made.table : 0;
   V<T>* m = S ? update : scratch.out;
   V<T>* r = S ? ratio : scratch.rates;
   const V<T> scale = kIsExpectation<Algebra, T> ? splat<T>(1) : settings.counting * (1 - settings.damping);
@@ -323,7 +329,7 @@ RF_INLINE void reverse_message(const Context<T>& context, const Item<T>& item, i
     return;
   }
   if constexpr (S > 0 && !kIsExpectation<Algebra, T>)
-    contract_pair<Algebra, T, S>(made.table, made.stride, slot, fixed, S, S, m);
+    contract_pair<Algebra, T, S>(made.table, made.stride, slot, fixed, S, S, m, made.ahead);
   else if constexpr (!kIsExpectation<Algebra, T>)
     contract<Algebra, T, S>(made, states, m);
   if constexpr (P == Pass::kCounting) add_counting_of_message<Algebra, T>(context, g, slot, lanes, m, grad);
