@@ -31,6 +31,7 @@ class Backward {
   void begin(const ConstRows<T>& grad_mu) {
     shared([&](const Member<T>& member) {
       for (int p = member.first; p < member.last; ++p) buffers_.clear(p, plan_.parts, member.scratch.tick);
+      if (member.leads()) find_losses(grad_mu, member.scratch.tick);
       member.meet();
       for (int p = member.first; p < member.last; ++p) {
         const Share nodes = share(0, plan_.num_nodes, p, plan_.parts);
@@ -210,12 +211,31 @@ class Backward {
     for (int x = 0; x < (one_row(n) ? 1 : n); ++x) to[x * stride] += weight(x) / total * (gradient[x] - mean);
   }
 
+  // Losses of node marginals alone are common: whole groups of factors need not be looked at one by one then.
+  void find_losses(const ConstRows<T>& grad_mu, Ticker& tick) {
+    has_loss_.assign(plan_.groups.size(), false);
+    for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
+      std::vector<bool> seen(plan_.user_groups.size(), false);
+      for (const std::int32_t u : plan_.groups[g].user_group) {
+        if (seen[u] || has_loss_[g]) continue;
+        seen[u] = true;
+        const Index size = plan_.user_groups[u].count * plan_.groups[g].table_size;
+        for (int c = 0; c < item_.num_models(); ++c)
+          in_chunks(0, size, 1, tick, [&](Index a, Index b) {
+            const T* from = grad_mu[c] + plan_.user_groups[u].mu_start;
+            has_loss_[g] = has_loss_[g] || !all_zero(from + a, b - a);
+          });
+      }
+    }
+  }
+
   // From the gradients of the factor marginals that belong to a part, and its share of those between parts.
   void from_tiles(int part, const ConstRows<T>& grad_mu, Gradients<T>& grad, const Member<T>& member) const {
     for (int g = 0; g < static_cast<int>(plan_.groups.size()); ++g) {
       const std::vector<Index>& first = plan_.groups[g].part_tiles;
       const Share between = share(first[plan_.parts], first[plan_.parts + 1], part, plan_.parts);
       with_algebra(context_, item_, g, [&](auto algebra) {
+        if (!has_loss_[g]) return;
         from_tiles<decltype(algebra)>(g, first[part], first[part + 1], grad_mu, grad, member);
         from_tiles<decltype(algebra)>(g, between.begin, between.end, grad_mu, grad, member);
       });
@@ -225,8 +245,14 @@ class Backward {
   void from_tiles(int g, Index begin, Index end, const ConstRows<T>& grad_mu, Gradients<T>& grad,
                   const Member<T>& member) const {
     const Group& group = plan_.groups[g];
+    const Index ahead = tiles_ahead<T>(group);
     for (Index t = begin; t < end; ++t) {
-      if (t + 2 < end) fetch_marginals(group, group.all_tiles[t + 2], grad_mu);
+      if (t + ahead < end) {
+        const FactorTile& later = group.all_tiles[t + ahead];
+        fetch_marginals(group, later, grad_mu);
+        prefetch_tables(group, later, item_.tables.get());
+        prefetch_tables(group, later, grad.tables);
+      }
       with_lanes<T>(plan_, group, group.all_tiles[t], [&](const auto& lanes) {
         reverse_marginals<Algebra, T>(context_, item_, g, lanes, group.all_tiles[t].count, grad_mu, grad,
                                       member.scratch);
@@ -240,7 +266,7 @@ class Backward {
     shared([&](const Member<T>& member) {
       for (int p = member.first; p < member.last; ++p) sweeps_.receive_all(p);
       member.meet();
-      for (int p = member.first; p < member.last; ++p) {
+      for (int p = member.first; p < member.last && !gathers_at_once(context_); ++p) {
         const Share own = share(0, static_cast<Index>(plan_.node_tiles.size()), p, plan_.parts);
         sweeps_.reverse_nodes(p, own.begin, own.end, nullptr, member);
       }
@@ -250,7 +276,7 @@ class Backward {
   // Neighbours in the storage of a plan are far apart in the caller's layout, where the processor foresees nothing.
   template <int Write>
   static void prefetch_some(const T* from, Index count) {
-    constexpr Index kLine = 64 / sizeof(T), kMost = 512 / sizeof(T);
+    constexpr Index kLine = 64 / sizeof(T), kMost = 4096 / sizeof(T);
     const Index size = std::min(count, kMost);
     for (Index k = 0; k < size; k += kLine) __builtin_prefetch(from + k, Write, 2);
     __builtin_prefetch(from + size - 1, Write, 2);
@@ -268,19 +294,27 @@ class Backward {
       if (!is_used(p)) continue;
       const T* from = buffers_.node_theta.get() + plan_.node_address[p];
       T* to = out[plan_.copy_of(p)] + plan_.node_start[plan_.variable[p]];
-      const bool ratio = one_row(plan_.states[p]);
+      const bool ratio = one_row(plan_.states[p]);  // then both entries sum to zero
       for (int x = 0; x < plan_.states[p]; ++x)
-        to[x] = ratio && x == 0 ? -from[plan_.node_stride[p]] : from[Index(x) * plan_.node_stride[p]];
+        to[x] = ratio && x == 1 ? -from[0] : from[Index(x) * plan_.node_stride[p]];
     }
     for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
       const Group& group = plan_.groups[g];
       const Share factors = share(0, group.count, part, plan_.parts);
       for (Index f = factors.begin; f < factors.end; ++f) {
-        if (f + kAhead < factors.end && is_used(f + kAhead))
-          prefetch_some<1>(out[plan_.copy_of(f + kAhead)] + user_table(plan_, group, f + kAhead), group.table_size);
+        if (f + kAhead < factors.end && is_used(f + kAhead)) fetch_gradient(group, f + kAhead, out);
         if (group.shared[f] < 0 && is_used(f)) write_table(g, f, out, scratch);
       }
     }
+  }
+
+  // A line of the gradients of neighbours has one entry of several: each of them asks for some of the lines.
+  void fetch_gradient(const Group& group, Index f, const Rows<T>& out) const {
+    prefetch_some<1>(out[plan_.copy_of(f)] + user_table(plan_, group, f), group.table_size);
+    const Index stride = group.table_stride[f];
+    const T* from = buffers_.tables.get() + group.table[f];
+    for (Index e = stride == 1 ? 0 : f % kLanes<T>; e < group.table_size; e += kLanes<T>)
+      __builtin_prefetch(from + e * stride, 0, 2);
   }
 
   void write_table(std::size_t g, Index f, const Rows<T>& out, Scratch<T>& scratch) const {
@@ -312,7 +346,8 @@ class Backward {
   const Workers<T>& workers_;
   const int thread_, team_;
   BackwardSweeps<T> sweeps_;
-  Buffer<T> rates_;  // of the sweeps whose gradients of tables are outstanding
+  std::vector<bool> has_loss_;  // group: whether any of its marginals has a gradient
+  Buffer<T> rates_;             // of the sweeps whose gradients of tables are outstanding
 };
 
 }  // namespace riskfield::RISKFIELD_ISA

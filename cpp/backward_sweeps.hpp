@@ -17,9 +17,16 @@ template <class T>
 class BackwardSweeps {
  public:
   BackwardSweeps(const Context<T>& context, const Item<T>& item, GradientBuffers<T>& buffers)
-      : context_(context), plan_(*context.plan), item_(item), layout_(context, item) {
-    for (int part = 0; part < plan_.parts; ++part) parts_.emplace_back(plan_, buffers, part);
-    positions_.resize(plan_.parts);
+      : context_(context),
+        plan_(*context.plan),
+        item_(item),
+        layout_(context, item),
+        at_node_(gathers_at_once(context)) {
+    for (int part = 0; part < plan_.parts; ++part) {
+      parts_.emplace_back(plan_, buffers, part);
+      parts_[part].streams = exceeds_cache(item);
+    }
+    leads_.resize(plan_.parts);
     find_places();
   }
 
@@ -32,25 +39,31 @@ class BackwardSweeps {
     const bool at_once = plan_.sweep == Sweep::kAllAtOnce;
     const std::int64_t begun = member.steps();
     tape -= tape_size_;
-    for (int p = member.first; p < member.last; ++p) positions_[p] = {tape, rates, plan_.num_stages()};
+    for (int p = member.first; p < member.last && P == Pass::kDeferred; ++p) {
+      Position end;
+      end.stage = plan_.num_stages();
+      leads_[p] = {tape, rates, end, end, 0};
+      for (int k = 0; k < kTablesAhead; ++k) next_table(p);
+    }
     for (Index s = plan_.num_stages() - 1; s >= 0; --s) {
       const Part* parts = &plan_.stages[s * plan_.parts];
       member.begin_stage(plan_, plan_.waits_back, s, begun);
       for (int p = member.first; p < member.last && P != Pass::kTables; ++p) {
         receive(s, p);
+        if (at_node_) continue;
         reverse_nodes(p, parts[p].nodes_begin, parts[p].nodes_end, tape + node_places_[s * plan_.parts + p], member);
       }
       // Messages sent all at once were made from beliefs of the same level.
       if (at_once) member.meet();
       for (int p = member.first; p < member.last; ++p)
         for (int r = parts[p].ranges_end - 1; r >= parts[p].ranges_begin; --r)
-          reverse_tiles<P>(p, r, plan_.ranges[r].begin, at_once ? plan_.ranges[r].between : plan_.ranges[r].end, tape,
-                           rates, member);
+          reverse_tiles<P>(p, r, plan_.ranges[r].begin, own_end(plan_.ranges[r]), tape, rates, member);
       if (at_once)
         reverse_between<P>(parts, tape, rates, member);
       else
         member.end_stage();
     }
+    if (P == Pass::kDeferred && parts_[member.first].streams) finish_streams();
     member.meet();
   }
 
@@ -64,10 +77,10 @@ class BackwardSweeps {
   // threads, so these come one after the other.
   void add_deferred_tables(int count, const T* const* tape, const T* rates, const Member<T>& member) {
     for (const int slot : {1, 0}) {
-      for (Index s = plan_.num_stages() - 1; s >= 0; --s)
+      for (Index s = 0; s < plan_.num_stages(); ++s)  // in the order of the tape
         for (int p = member.first; p < member.last; ++p) {
           const Part& part = plan_.stages[s * plan_.parts + p];
-          for (int r = part.ranges_end - 1; r >= part.ranges_begin; --r) {
+          for (int r = part.ranges_begin; r < part.ranges_end; ++r) {
             const TileRange& range = plan_.ranges[r];
             if (slot == 1) add_tables(p, r, range.begin, range.between, count, tape, rates, member.scratch);
             if (slot == range.slot) add_tables(p, r, range.between, range.end, count, tape, rates, member.scratch);
@@ -127,15 +140,42 @@ class BackwardSweeps {
     return is_deferred(context_, item_, group) ? group.dims[range.slot] * kLanes<T> : 0;
   }
 
-  // How far a part has gone ahead of its messages, to ask for what they will need.
+  // Where the tiles of a range end that the thread of its part goes back through.
+  Index own_end(const TileRange& range) const {
+    return plan_.sweep == Sweep::kAllAtOnce ? range.between : range.end;
+  }
+
+  // A place among the tiles of a part whose tables are deferred, in the order of a sweep back.
   struct Position {
-    const T *tape, *rates;  // of the sweep
-    Index stage;
+    Index stage = 0;
     int range = 0, first = 0;  // of the stage; that of the tiles [tile, end), which are next
     Index tile = 0, end = 0;
-    Index lead = 0;  // numbers asked for that the sweep has not come to yet
+  };
+  // Goes on to where there is a tile; false after the last.
+  bool find_tile(Position& at, int p) const {
+    while (at.tile == at.end) {
+      if (at.range > at.first) {
+        const TileRange& range = plan_.ranges[--at.range];
+        at.tile = range.begin;
+        at.end = rates_of_tile(range) > 0 ? own_end(range) : range.begin;
+      } else {
+        if (at.stage == 0) return false;
+        const Part& part = plan_.stages[--at.stage * plan_.parts + p];
+        at.range = part.ranges_end;
+        at.first = part.ranges_begin;
+      }
+    }
+    return true;
+  }
+
+  // How far a part has gone ahead of its messages, to ask for what they will need.
+  struct Lead {
+    const T *tape = nullptr, *rates = nullptr;  // of the sweep
+    Position at, table;                         // of what is asked for at once, and of large tables
+    Index numbers = 0;                          // asked for that the sweep has not come to yet
   };
   static constexpr Index kLead = 16384 / sizeof(T), kStep = 1024 / sizeof(T);  // numbers
+  static constexpr int kTablesAhead = 2;
 
   // Larger tables are fetched bit by bit while others are read (see `contract`).
   static bool is_small(const Group& group) { return group.table_size <= 32; }
@@ -153,32 +193,34 @@ class BackwardSweeps {
     auto ask = [](const T* from, Index count) {
       for (const T* end = from + count; from < end; from += kLine) __builtin_prefetch(from, 0, 2);
     };
-    Position& at = positions_[p];
-    while (at.lead < kLead) {
-      while (at.tile == at.end) {
-        if (at.range > at.first) {
-          const TileRange& range = plan_.ranges[--at.range];
-          at.tile = range.begin;
-          at.end = rates_of_tile(range) > 0 ? range.end : range.begin;
-        } else {
-          if (at.stage == 0) return;
-          const Part& part = plan_.stages[--at.stage * plan_.parts + p];
-          at.range = part.ranges_end;
-          at.first = part.ranges_begin;
-        }
-      }
+    Lead& lead = leads_[p];
+    Position& at = lead.at;
+    while (lead.numbers < kLead && find_tile(at, p)) {
       const TileRange& range = plan_.ranges[at.range];
       const Group& group = plan_.groups[range.group];
       const Index number = at.tile - range.begin, on_tape = layout_.tile_size(range), of_rates = rates_of_tile(range);
       const FactorTile& tile = plan_.factor_tiles[at.tile++];
-      at.lead += lead_of_tile(range);
-      ask(at.tape + range_places_[at.range].tape + number * on_tape, on_tape);
-      ask(at.rates + range_places_[at.range].rates + number * of_rates, of_rates);
+      lead.numbers += lead_of_tile(range);
+      ask(lead.tape + range_places_[at.range].tape + number * on_tape, on_tape);
+      if (!parts_[p].streams) ask(lead.rates + range_places_[at.range].rates + number * of_rates, of_rates);
       if (!tile.contiguous) continue;
       const Index width = num_entries<LogMessages<T>, 0>(group, group.arity);
       ask(parts_[p].messages[parts_[p].current] + group.gradients + tile.first * width, width * tile.count);
+      const int other = 1 - plan_.ranges[at.range].slot;
+      const Operand& operand = group.operands[tile.operands + other];
+      for (int x = 0; x < group.dims[other]; ++x)
+        __builtin_prefetch(parts_[p].beliefs + operand.node + Index(x) * operand.node_stride, 1, 2);
       if (!tile.shared && is_small(group)) ask(item_.tables.get() + tile.table, group.table_size * kLanes<T>);
     }
+  }
+
+  // The table to ask for while that of a part's next tile is read, or null.
+  const T* next_table(int p) {
+    Position& at = leads_[p].table;
+    while (find_tile(at, p) && is_small(plan_.groups[plan_.ranges[at.range].group])) at.tile = at.end;
+    if (at.tile == at.end) return nullptr;
+    const FactorTile& tile = plan_.factor_tiles[at.tile++];
+    return tile.contiguous && !tile.shared ? item_.tables.get() + tile.table : nullptr;
   }
 
   // The messages between parts that are sent at once, by one thread alone: threads would write to the messages of each
@@ -234,14 +276,17 @@ class BackwardSweeps {
     }
     with_states<LogMessages<T>>(square_states(group), [&](auto states) {
       constexpr int S = decltype(states)::value > 2 ? decltype(states)::value : 0;
+      const Index tables_ahead = tiles_ahead<T>(group), last = static_cast<Index>(plan_.factor_tiles.size()) - 1;
       for (Index t = begin; t < end; ++t) {
         scratch.tick(group.table_size);
         const FactorTile& tile = plan_.factor_tiles[t];
+        const FactorTile& later = plan_.factor_tiles[std::min(t + tables_ahead, last)];
+        const Index ahead = later.contiguous && !later.shared ? later.table : 0;
         if (plan_.is_inside(group, tile))
           add_deferred_inside<T>(plan_, item_, group, range.slot, tile, count, cavities, gradients, parts_[p]);
         else
           with_lanes<T>(plan_, group, tile, [&](const auto& lanes) {
-            add_deferred<T, S>(item_, group, range.slot, lanes, count, cavities, gradients, parts_[p], scratch);
+            add_deferred<T, S>(item_, group, range.slot, lanes, count, cavities, gradients, ahead, parts_[p], scratch);
           });
         for (int k = 0; k < count; ++k) {
           cavities[k] += tape_per_tile;
@@ -263,6 +308,8 @@ class BackwardSweeps {
   static void with_unrolled(int states, Body body) {
     if constexpr (IsLogarithm<Algebra>::value)
       body(std::integral_constant<int, 0>{});
+    else if (P == Pass::kDeferred && states == kMostDeferred<T>)
+      body(std::integral_constant<int, P == Pass::kDeferred ? kMostDeferred<T> : 0>{});
     else if constexpr (P == Pass::kWhole || P == Pass::kSum || P == Pass::kDeferred)
       with_states<Algebra>(states, [&](auto found) {
         constexpr int S = decltype(found)::value;  // tables of binary variables are not deferred
@@ -296,26 +343,36 @@ class BackwardSweeps {
     T* to = grad.messages[plan_.sweep == Sweep::kAllAtOnce ? 1 - grad.current : grad.current];
     with_algebra_of<P>([&](auto algebra) {
       using Algebra = decltype(algebra);
-      const Index ahead = tiles_ahead<T>(group);
-      [[maybe_unused]] const Index lead = lead_of_tile(range);
+      const bool small = is_small(group), leads = begin == range.begin;
+      const Index ahead = tiles_ahead<T>(group), lead = leads ? lead_of_tile(range) : 0;
       with_unrolled<Algebra, P>(square_states(group), [&](auto states) {
         constexpr bool kWhole = decltype(states)::value > 0 || IsLogarithm<Algebra>::value;
-        for (Index t = begin; t < end; ++t) {
-          const FactorTile& tile = plan_.factor_tiles[t];
+        auto look_ahead = [&](Index t) RF_LAMBDA {
           member.scratch.tick(group.table_size);
           if constexpr (P == Pass::kDeferred) {
-            if ((positions_[p].lead -= lead) < kLead - kStep) fetch(p);
+            grad.next_table = !small && leads ? next_table(p) : nullptr;
+            if ((leads_[p].numbers -= lead) < kLead - kStep) fetch(p);
           } else if (t + ahead < end) {
             if (kWhole) prefetch_tables(group, plan_.factor_tiles[t + ahead], item_.tables.get());
             if (kAddsTables<P>) prefetch_tables(group, plan_.factor_tiles[t + ahead], grad.tables);
           }
-          if (tile.contiguous)
-            reverse_message<Algebra, T, decltype(states)::value, P>(context_, item_, range.group, range.slot,
-                                                                    TileLanes<T, true>(plan_, group, tile), tape, from,
-                                                                    to, grad, member.scratch);
-          else
+        };
+        for (Index t = begin; t < end;) {
+          const FactorTile& tile = plan_.factor_tiles[t];
+          if (!tile.contiguous) {
+            look_ahead(t++);
             reverse_gathered<Algebra, P, decltype(states)::value == 2 && P != Pass::kDeferred ? 2 : 0>(
                 range, tile, tape, from, to, grad, member.scratch);
+            continue;
+          }
+          const Index last = std::min<Index>(t + tile.run, end) - 1;
+          const Index step = t < last ? plan_.factor_tiles[t + 1].table - tile.table : 0;
+          for (TileLanes<T, true> lanes(plan_, group, tile); t <= last; ++t, lanes.advance(step)) {
+            lanes.trim(t == last, plan_.factor_tiles[last]);
+            look_ahead(t);
+            reverse_message<Algebra, T, decltype(states)::value, P>(context_, item_, range.group, range.slot, lanes,
+                                                                    tape, from, to, grad, member.scratch);
+          }
         }
       });
     });
@@ -347,8 +404,9 @@ class BackwardSweeps {
   const Plan& plan_;
   const Item<T>& item_;
   const TapeLayout<T> layout_;
+  const bool at_node_;  // whether the gradients of beliefs are where their messages look for them
   std::vector<Gradients<T>> parts_;
-  std::vector<Position> positions_;  // part
+  std::vector<Lead> leads_;          // part
   std::vector<Place> range_places_;  // range
   std::vector<Index> node_places_;   // (stage, part): on the tape
   Index tape_size_ = 0, rates_size_ = 0;

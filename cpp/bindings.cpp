@@ -13,6 +13,7 @@
 #include <type_traits>
 
 #include "interrupt.hpp"
+#include "memory.hpp"
 #include "polling_mutex.hpp"
 #include "run.hpp"
 #include "threads.hpp"
@@ -251,6 +252,13 @@ void bind_forest_run(nb::module_& module, const char* name) {
       .def("backward", &PythonForestRun<T>::backward);
 }
 
+// An array to be filled, in memory that runs keep and use again. Users drop one gradient before they get the next.
+nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>> empty_bytes(std::size_t size) {
+  void* data = riskfield::take(size);
+  const nb::capsule owner(data, [](void* block) noexcept { riskfield::give_back(block); });
+  return {data, {size}, owner};
+}
+
 }  // namespace
 
 NB_MODULE(_native, module) {
@@ -283,6 +291,7 @@ NB_MODULE(_native, module) {
       nb::arg("isa") = "");
   nb::class_<riskfield::ForestPlan>(module, "ForestPlan");
   module.def("make_forest_plan", &make_forest_plan);
+  module.def("empty_bytes", &empty_bytes, nb::arg("size"));
   module.def("assume_crowded", &riskfield::assume_crowded, nb::arg("seconds"));
   bind_forest_run<double>(module, "ForestRunDouble");
   bind_forest_run<float>(module, "ForestRunFloat");

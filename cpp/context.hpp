@@ -90,6 +90,7 @@ struct Scratch {
   V<T>*table, *cavities, *before, *after, *spare, *weights, *out, *rates;
   Ticker tick;           // of the thread that uses this
   T* tape = nullptr;     // where to write down what updates were made from; null for none
+  bool streams = false;  // whether that is past the cache
   bool measure = false;  // whether to look at the change of beliefs
   V<T> change{};         // the largest one, lane by lane
   Gap<T> gap;

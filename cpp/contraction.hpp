@@ -69,15 +69,14 @@ using Sums = std::conditional_t<std::is_same<Algebra, Expectation<T>>::value, Al
 // The same for a pairwise factor. `weight` is that of the states of the other slot, of which there are `others`.
 template <class Algebra, class T, int S>
 RF_INLINE void contract_pair(const T* table, Index stride, int slot, const V<T>* weight, int others, int states,
-                             V<T>* out) {
-  constexpr Index kNoTable = 0;
+                             V<T>* out, Index ahead = 0) {
   if constexpr (S == 0)
     contract_any<Sums<Algebra, T>, T>(table, stride, slot == 1 ? weight : nullptr, slot == 1 ? others : 1, states,
-                                      slot == 1 ? nullptr : weight, slot == 1 ? 1 : others, kNoTable, out);
+                                      slot == 1 ? nullptr : weight, slot == 1 ? 1 : others, ahead, out);
   else if (slot == 1)
-    contract<Algebra, T, S>(table, stride, weight, others, states, nullptr, 1, kNoTable, out);
+    contract<Algebra, T, S>(table, stride, weight, others, states, nullptr, 1, ahead, out);
   else
-    contract<Algebra, T, S>(table, stride, nullptr, 1, states, weight, others, kNoTable, out);
+    contract<Algebra, T, S>(table, stride, nullptr, 1, states, weight, others, ahead, out);
 }
 
 // Exponentials relative to a largest one, where an error of a rounding of that is small enough: in sums with a 1. The

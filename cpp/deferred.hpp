@@ -23,7 +23,8 @@ bool is_deferred(const Context<T>& context, const Item<T>& item, const Group& gr
 // Adds the tables' gradients of one tile. `tape` and `rates` of a sweep start at what belongs to the tile.
 template <class T, int S, class Lanes>
 RF_INLINE void add_deferred(const Item<T>& item, const Group& group, int slot, const Lanes& lanes, int count,
-                            const T* const* tape, const T* const* rates, Gradients<T>& grad, Scratch<T>& scratch) {
+                            const T* const* tape, const T* const* rates, Index ahead, Gradients<T>& grad,
+                            Scratch<T>& scratch) {
   constexpr int kBlock = S ? S : 4, kTilesAhead = 2;
   const int n = S ? S : group.dims[slot], others = S ? S : group.dims[1 - slot];
   Index stride;
@@ -35,10 +36,13 @@ RF_INLINE void add_deferred(const Item<T>& item, const Group& group, int slot, c
       RF_FOR (x, 0, kBlock)
         RF_FOR (y, 0, kBlock) sum[x][y] = V<T>{};
       for (int k = 0; k < count; ++k) {
-        if (x0 == 0 && y0 == 0) {  // so many places at once are more than the processor foresees
-          for (int y = 0; y < others; ++y) __builtin_prefetch(tape[k] + (kTilesAhead * others + y) * kLanes<T>, 0, 2);
-          for (int x = 0; x < n; ++x) __builtin_prefetch(rates[k] + (kTilesAhead * n + x) * kLanes<T>, 0, 2);
-        }
+        // So many places at once are more than the processor foresees.
+        if (x0 == 0)
+          for (int y = y0; y < std::min(y0 + kBlock, others); ++y)
+            __builtin_prefetch(tape[k] + (kTilesAhead * others + y) * kLanes<T>, 0, 2);
+        if (y0 == 0)
+          for (int x = x0; x < std::min(x0 + kBlock, n); ++x)
+            __builtin_prefetch(rates[k] + (kTilesAhead * n + x) * kLanes<T>, 0, 2);
         V<T> cavity[kBlock];
         RF_FOR (y, 0, kBlock) cavity[y] = load<T>(tape[k] + (S ? y : std::min(y0 + y, others - 1)) * kLanes<T>);
         RF_FOR (x, 0, kBlock) {
@@ -50,6 +54,10 @@ RF_INLINE void add_deferred(const Item<T>& item, const Group& group, int slot, c
       for (int x = 0; x < rows; ++x)
         for (int y = 0; y < columns; ++y) {
           const Index e = slot == 0 ? Index(x0 + x) * others + y0 + y : Index(y0 + y) * n + x0 + x;
+          if (ahead != 0) {
+            __builtin_prefetch(item.tables.get() + ahead + e * kLanes<T>, 0, 2);
+            __builtin_prefetch(grad.tables + ahead + e * kLanes<T>, 1, 2);
+          }
           lanes.add_table(grad.tables, grad.tied, e, load<T>(table + e * stride) * sum[x][y]);
         }
     }

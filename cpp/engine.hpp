@@ -179,7 +179,7 @@ class EngineRun final : public Run<T> {
     const auto items = static_cast<Index>(items_.size());
     const Index teams = plan_.parts > 1 && items < threads ? 1 : std::min<Index>(threads, items);  // at the same time
     while (static_cast<Index>(gradients_.size()) < teams)
-      gradients_.push_back(std::make_unique<GradientBuffers<T>>(plan_));
+      gradients_.push_back(std::make_unique<GradientBuffers<T>>(context_));
     for_each_item(threads, [&](Item<T>& item, int thread, int team) {
       Backward<T> back(context_, item, *gradients_[thread], workers_, thread, team, counting);
       back.begin(ConstRows<T>(grad_mu, sizes_.mu_size, item, sizes_.batch));

@@ -6,11 +6,19 @@
 
 namespace riskfield::RISKFIELD_ISA {
 
+// Whether the gradient of a belief can go to `node_theta` without a detour: the log-belief is a plain sum of messages,
+// and no message that the same stage sends was made from the belief before.
+template <class T>
+bool gathers_at_once(const Context<T>& context) {
+  return context.kind == Kind::kSumProduct && !context.node_power && context.plan->sweep != Sweep::kAllAtOnce;
+}
+
 // Gradients with respect to what an item holds, in the same storage.
 //
 // A belief is a sum over its messages, so whatever gradient it gets is also one of each of them. It is not added to
 // them one by one: `messages` holds the rest, what a message's own gradient has more than `node_theta`, which has
-// gathered the gradients of the belief since the beginning.
+// gathered the gradients of the belief since the beginning. `beliefs` has what `node_theta` is still to get when the
+// update of the belief is reached. Of variables whose messages are ratios, both hold the gradient of state 0 only.
 template <class T>
 struct GradientBuffers {
   Buffer<T> tables, node_theta, beliefs, messages[2];
@@ -22,10 +30,11 @@ struct GradientBuffers {
   std::vector<std::vector<T>> counting;
   Buffer<T> seen, of_belief;
 
-  explicit GradientBuffers(const Plan& plan) {
+  explicit GradientBuffers(const Context<T>& context) {
+    const Plan& plan = *context.plan;
     tables.allocate(plan.table_size);
     node_theta.allocate(plan.node_size);
-    beliefs.allocate(plan.node_size);
+    if (!gathers_at_once(context)) beliefs.allocate(plan.node_size);
     messages[0].allocate(plan.gradient_size);
     if (plan.sweep == Sweep::kAllAtOnce) messages[1].allocate(plan.gradient_size);
     tied.allocate((plan.parts - 1) * tied_size(plan));
@@ -57,7 +66,9 @@ template <class T>
 struct Gradients {
   T *tables, *tied, *node_theta, *beliefs, *parcels, *messages[2], *sum, *seen, *of_belief;
   std::vector<std::vector<T>>* counting;  // or null
+  const T* next_table = nullptr;          // to ask for while that of a tile is read
   T* rates = nullptr;                     // for Pass::kDeferred: where to write the gradients of unnormalised messages
+  bool streams = false;                   // whether that is past the cache
   V<T> square{};                          // of those of the last sweep, lane by lane
   V<T> scale{};                           // squares of mu g, lane by lane, to compare it with
   int current = 0;  // gradient of the present messages; the other buffer serves schedules that send all at once
@@ -66,7 +77,7 @@ struct Gradients {
       : tables(in.tables.get()),
         tied(part == 0 ? tables : in.tied.get() + (part - 1) * in.tied_size(plan)),
         node_theta(in.node_theta.get()),
-        beliefs(in.beliefs.get()),
+        beliefs(in.beliefs.get() ? in.beliefs.get() : in.node_theta.get()),
         parcels(in.parcels.get()),
         messages{in.messages[0].get(), in.messages[1].get()},
         sum(in.sum.get()),

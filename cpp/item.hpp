@@ -41,6 +41,14 @@ struct Item {
   const Model& model_in(int copy) const { return models[std::min(copy, num_models() - 1)]; }
 };
 
+// Whether what sweeps read does not stay in a core's share of the cache.
+template <class T>
+bool exceeds_cache(const Item<T>& item) {
+  constexpr Index kBytes = Index(12) << 20;
+  const Index numbers = item.tables.size() + item.messages[0].size() + item.beliefs.size() + item.node_theta.size();
+  return numbers * static_cast<Index>(sizeof(T)) > kBytes;
+}
+
 // Smallest and largest finite entry.
 template <class T>
 struct Range {

@@ -277,7 +277,7 @@ class Lookahead {
  public:
   // For the parts [first, last) of every stage.
   Lookahead(const Plan& plan, const Item<T>& item, int first, int last)
-      : plan_(plan), item_(item), first_(first), last_(last), on_(worth_it(item)) {}
+      : plan_(plan), item_(item), first_(first), last_(last), on_(exceeds_cache(item)) {}
 
   // To be called before the update of each contiguous tile of factors, with the size of its tables, and of nodes.
   RF_INLINE void at_factors(Index numbers) {
@@ -299,12 +299,6 @@ class Lookahead {
     Index lead = 0;                       // numbers asked for that the sweep has not come to yet
   };
 
-  // Whether the item is too large for a cache.
-  static bool worth_it(const Item<T>& item) {
-    constexpr Index kBytes = Index(12) << 20;
-    const Index numbers = item.tables.size() + item.messages[0].size() + item.beliefs.size() + item.node_theta.size();
-    return numbers * static_cast<Index>(sizeof(T)) > kBytes;
-  }
   static int first_row(const NodeTile& tile) { return tile.states == Ratio<T>::kStates ? Ratio<T>::kFirstStored : 0; }
   // Of potentials, and of beliefs.
   int node_rows(const NodeTile& tile) const {

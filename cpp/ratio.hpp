@@ -65,8 +65,6 @@ struct Ratio {
     r[0] = -r[1] / m[0];
     r[1] = r[1] / m[1];
   }
-  // The gradient of the other state: both sum to zero.
-  static RF_INLINE void complete_gradient(V<T>* u) { u[1] = -u[0]; }
 };
 
 }  // namespace riskfield::RISKFIELD_ISA

@@ -26,11 +26,21 @@ bool keeps_sums(const Context<T>& context, const Item<T>& item, const Group& gro
 // numbers; or everything but tables, whose gradients deferred.hpp computes later for several sweeps at once.
 enum class Pass { kWhole, kSum, kTables, kCounting, kDeferred };
 
+// A further number of states for which the last of these is unrolled, where there are registers for that; else 0.
+template <class T>
+constexpr int kMostDeferred = kVectorBytes == 64 && !std::is_same<T, Dual>::value ? 8 : 0;
+
 template <Pass P>
 constexpr bool kAddsTables = P != Pass::kSum && P != Pass::kDeferred;
 
 template <class Algebra, class T>
 constexpr bool kIsExpectation = std::is_same<Algebra, Expectation<T>>::value;
+
+// What the belief of a slot has gathered in `node_theta`, entry by entry.
+template <class Algebra, class Rows>
+RF_INLINE auto gathered_by(const Rows& rows, int states) {
+  return [rows, states](int x) RF_LAMBDA { return Algebra::keeps_ratio(states) ? -rows.get(0) : rows.get(x); };
+}
 
 // Add the gradient of the logarithm of a slot's cavity b / m to those of its belief and message.
 template <class Algebra, class T, int S, class Lanes>
@@ -81,12 +91,12 @@ template <class Algebra, class T, class Lanes>
 void add_counting_of_message(const Context<T>& context, int g, int slot, const Lanes& lanes, const V<T>* m,
                              Gradients<T>& grad) {
   const int n = context.plan->groups[g].dims[slot], first = Algebra::template first_state<0>(n);
-  const auto nodes = lanes.node_rows(grad.node_theta, slot);
+  const auto nodes = gathered_by<Algebra>(lanes.node_rows(grad.node_theta, slot), n);
   const auto seen = lanes.template gradient_rows<Algebra, 0>(grad.seen, slot),
              of_belief = lanes.template gradient_rows<Algebra, 0>(grad.of_belief, slot);
   V<T> sum{};
   for (int x = first; x < n; ++x) {
-    const V<T> gathered = nodes.get(x), since = gathered - seen.get(x) + context.damping * of_belief.get(x);
+    const V<T> gathered = nodes(x), since = gathered - seen.get(x) + context.damping * of_belief.get(x);
     seen.set(x, gathered);
     of_belief.set(x, since);
     const V<T> message = Algebra::logarithm(m[x]) - (first ? Algebra::logarithm(m[0]) : V<T>{});
@@ -109,40 +119,40 @@ void reverse_marginals(const Context<T>& context, const Item<T>& item, int g, co
   constexpr bool kExpectation = kIsExpectation<Algebra, T>;
   const Plan& plan = *context.plan;
   const Group& group = plan.groups[g];
-  // Losses of node marginals alone have none.
-  auto row = [&](int l) {
-    return grad_mu[plan.copy_of(lanes.factor(l))] + user_marginals(plan, group, lanes.factor(l));
-  };
-  auto is_used = [&](int l) { return plan.copy_of(lanes.factor(l)) < item.num_models(); };
-  bool any = false;
-  for (int l = 0; l < count && !any; ++l) any = is_used(l) && !all_zero(row(l), group.table_size);
-  if (!any) return;
   V<T>* weight = scratch.weights;
-  for (Index e = 0; e < group.table_size; ++e) weight[e] = V<T>{};
+  bool any = false;
   for (int l = 0; l < count; ++l) {
-    if (!is_used(l)) continue;
-    const T* from = row(l);
-    const Index* map = group.entry_maps[group.permutation[lanes.factor(l)]].data();
+    const Index f = lanes.factor(l);
+    if (plan.copy_of(f) >= item.num_models()) continue;
+    const T* from = grad_mu[plan.copy_of(f)] + user_marginals(plan, group, f);
+    if (all_zero(from, group.table_size)) continue;
+    for (Index e = 0; e < group.table_size && !any; ++e) weight[e] = V<T>{};
+    any = true;
+    const Index* map = group.entry_maps[group.permutation[f]].data();
     for (Index e = 0; e < group.table_size; ++e) set_lane<T>(weight[e], l, from[map[e]]);
   }
+  if (!any) return;
   V<T>* joint = joint_marginals<Algebra, T>(context, item, g, lanes, scratch);
-  V<T> scale{};
-  for (Index e = 0; e < group.table_size; ++e) scale += weight[e] * joint[e] * weight[e] * joint[e];
-  grad.scale += lanes.valid(scale);
-  if constexpr (!kExpectation) {
-    V<T> mean{};
-    for (Index e = 0; e < group.table_size; ++e) mean += weight[e] * joint[e];
-    for (Index e = 0; e < group.table_size; ++e) weight[e] -= mean;
+  V<T> mean{}, scale{};
+  for (Index e = 0; e < group.table_size; ++e) {
+    const V<T> share = weight[e] * joint[e];
+    mean += share;
+    scale += share * share;
   }
-  for (Index e = 0; e < group.table_size; ++e) weight[e] *= joint[e];
-  if (keeps_sums(context, item, group, grad.counting != nullptr)) {
+  grad.scale += lanes.valid(scale);
+  if constexpr (kExpectation) mean = V<T>{};
+  const bool sums = keeps_sums(context, item, group, grad.counting != nullptr);
+  for (Index e = 0; e < group.table_size; ++e) {
+    weight[e] = (weight[e] - mean) * joint[e];
+    if (!kExpectation && !sums) lanes.add_table(grad.tables, grad.tied, e, weight[e]);
+  }
+  if (sums) {
     lanes.add_table(grad.tables, grad.tied, 0, weight[0]);
     lanes.add_table(grad.tables, grad.tied, 1, weight[0] + weight[1]);
     lanes.add_table(grad.tables, grad.tied, 2, weight[0] + weight[2]);
-  } else if constexpr (!kExpectation) {
-    for (Index e = 0; e < group.table_size; ++e) lanes.add_table(grad.tables, grad.tied, e, weight[e]);
-    if (grad.counting) add_counting_of_table<Algebra, T>(context, item, g, lanes, weight, grad, scratch);
   }
+  if constexpr (!kExpectation)
+    if (grad.counting) add_counting_of_table<Algebra, T>(context, item, g, lanes, weight, grad, scratch);
   const V<T> inverse = lanes.per_factor(context.inverse[g]);
   for (int slot = 0; slot < group.arity; ++slot)
     spread_to_slot<Algebra, T>(group, slot, weight, lanes, inverse, grad, grad.messages[grad.current], scratch);
@@ -277,13 +287,13 @@ RF_INLINE void take_gradient(const Lanes& lanes, int slot, int states, T damping
     }
     return;
   }
-  const auto gathered = lanes.node_rows(grad.node_theta, slot);
+  const auto gathered = gathered_by<Algebra>(lanes.node_rows(grad.node_theta, slot), n);
   const auto own = lanes.template gradient_rows<Algebra, S>(from, slot),
              left = lanes.template gradient_rows<Algebra, S>(to, slot);
   const T kept = Algebra::kNeedsCounting ? damping : T(0);
   RF_FOR (x, first, n) {
-    out[x] = own.get(x) + gathered.get(x);
-    const V<T> rest = kept * out[x] - gathered.get(x);
+    out[x] = own.get(x) + gathered(x);
+    const V<T> rest = kept * out[x] - gathered(x);
     own.set(x, from == to ? rest : V<T>{});
     if (from != to) left.add(x, rest);
   }
@@ -307,7 +317,9 @@ RF_INLINE void reverse_message(const Context<T>& context, const Item<T>& item, i
   V<T> fixed[S ? S : 1], update[S ? S : 1], ratio[S ? S : 1];
   auto cavity = [&](int k, V<T>* out)
                     RF_LAMBDA { read_cavity<Algebra, T, S>(lanes, item.beliefs.get(), k, group.dims[k], tape, out); };
-  const Incident<T> made = incident<Algebra, T, S>(item, group, slot, lanes, cavity, fixed, scratch);
+  Incident<T> made = incident<Algebra, T, S>(item, group, slot, lanes, cavity, fixed, scratch);
+  if (P == Pass::kDeferred && (S == 0 || S == kMostDeferred<T>))
+    made.ahead = grad.next_table && lanes.tables_ahead() != 0 ? grad.next_table - made.table : 0;
   V<T>* m = S ? update : scratch.out;
   V<T>* r = S ? ratio : scratch.rates;
   const V<T> scale = kIsExpectation<Algebra, T> ? splat<T>(1) : settings.counting * (1 - settings.damping);
@@ -318,14 +330,13 @@ RF_INLINE void reverse_message(const Context<T>& context, const Item<T>& item, i
     return;
   }
   if constexpr (S > 0 && !kIsExpectation<Algebra, T>)
-    contract_pair<Algebra, T, S>(made.table, made.stride, slot, fixed, S, S, m);
+    contract_pair<Algebra, T, S>(made.table, made.stride, slot, fixed, S, S, m, made.ahead);
   else if constexpr (!kIsExpectation<Algebra, T>)
     contract<Algebra, T, S>(made, states, m);
   if constexpr (P == Pass::kCounting) add_counting_of_message<Algebra, T>(context, g, slot, lanes, m, grad);
   reverse_normalisation<Algebra, T, S>(m, states, r);
   if constexpr (P == Pass::kDeferred) {
-    RF_FOR (x, 0, states) store<T>(grad.rates + x * kLanes<T>, r[x]);
-    grad.rates += states * kLanes<T>;
+    write_rows<T>(r, states, grad.streams, grad.rates);
   }
   if constexpr (P == Pass::kDeferred)
     reverse_pair<Algebra, T, S>(made, group, slot, lanes, slot == 0 ? made.after : made.before, r, settings.inverse,
@@ -351,7 +362,6 @@ RF_INLINE void reverse_belief(const Context<T>& context, const NodeTile& tile, c
     u[x] = load<T>(beliefs + Index(x) * tile.stride);
     store_some<T>(beliefs + Index(x) * tile.stride, V<T>{}, tile.count);
   }
-  if (Algebra::keeps_ratio(states)) Ratio<T>::complete_gradient(u);
   if constexpr (kIsExpectation<Algebra, T>) {
     V<T> total{};
     RF_FOR (x, 0, states) total += u[x];
@@ -359,10 +369,10 @@ RF_INLINE void reverse_belief(const Context<T>& context, const NodeTile& tile, c
     tape += states * kLanes<T>;
   } else if (context.node_power) {
     const V<T> inverse = load<T>(context.node_inverse.data() + tile.first);
-    RF_FOR (x, 0, states) u[x] *= inverse;
+    RF_FOR (x, 0, rows) u[x] *= inverse;
   }
   T* theta = grad.node_theta + tile.address;
-  RF_FOR (x, Algebra::template first_state<S>(states), states) {
+  RF_FOR (x, 0, rows) {
     T* at = theta + Index(x) * tile.stride;
     store_some<T>(at, load<T>(at) + u[x], tile.count);
   }

@@ -87,6 +87,25 @@ RF_INLINE void store_some(T* p, V<T> v, int count) {
 #endif
 }
 
+// Store past the caches, for numbers that are not read soon: a cache would fetch what they replace, and drop something
+// else. `p` is aligned to a vector. Where other threads read them, finish_streams() comes first.
+template <class T>
+RF_INLINE void stream(T* p, V<T> v) {
+#if defined(__AVX512F__)
+  if constexpr (std::is_same<T, double>::value) return _mm512_stream_pd(p, v);
+  if constexpr (std::is_same<T, float>::value) return _mm512_stream_ps(p, v);
+#elif defined(__AVX2__)
+  if constexpr (std::is_same<T, double>::value) return _mm256_stream_pd(p, v);
+  if constexpr (std::is_same<T, float>::value) return _mm256_stream_ps(p, v);
+#endif
+  store<T>(p, v);
+}
+RF_INLINE void finish_streams() {
+#if defined(__AVX2__)
+  _mm_sfence();
+#endif
+}
+
 template <class T>
 RF_INLINE void set_lane(V<T>& v, int lane, T x) {
   v[lane] = x;

@@ -146,6 +146,7 @@ class Sweeps {
     T* out = item.messages[at_once ? 1 - item.current : item.current].get();
     const TapeLayout<T> layout(context_, item);
     Lookahead<T> ahead(plan_, item, first, last);
+    scratch.streams = tape && exceeds_cache(item);
     for (Index s = 0; s < plan_.num_stages(); ++s) {
       const Part* parts = &plan_.stages[s * plan_.parts];
       member.begin_stage(plan_, plan_.waits, s, begun);
@@ -169,6 +170,7 @@ class Sweeps {
                 [&](Index a, Index b) { update_nodes(context_, item, a, b, out, scratch, &ahead); });
       at_once ? member.meet() : member.end_stage();
     }
+    if (scratch.streams) finish_streams();
     scratch.tape = nullptr;
   }
 

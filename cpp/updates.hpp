@@ -25,12 +25,20 @@ RF_INLINE void cavity_of(const Lanes& lanes, const Group& group, int slot, const
       out, n, belief, [&](int x) RF_LAMBDA { return lanes.message(messages, slot, x); }, settings);
 }
 
+// Writes down one vector after the other, past the cache if `streams`.
+template <class T>
+RF_INLINE void write_rows(const V<T>* values, int rows, bool streams, T*& to) {
+  if (streams)
+    RF_FOR (x, 0, rows) stream<T>(to + x * kLanes<T>, values[x]);
+  else
+    RF_FOR (x, 0, rows) store<T>(to + x * kLanes<T>, values[x]);
+  to += rows * kLanes<T>;
+}
+
 // Cavities written down one after the other, and read again.
 template <class Algebra, class T, int S>
-RF_INLINE void write_cavity(const V<T>* cavity, int states, T*& tape) {
-  const int rows = Algebra::cavity_rows(S ? S : states);
-  RF_FOR (x, 0, rows) store<T>(tape + x * kLanes<T>, cavity[x]);
-  tape += rows * kLanes<T>;
+RF_INLINE void write_cavity(const V<T>* cavity, int states, Scratch<T>& scratch) {
+  write_rows<T>(cavity, Algebra::cavity_rows(S ? S : states), scratch.streams, scratch.tape);
 }
 
 template <class Algebra, class T, int S, class Lanes>
@@ -160,7 +168,7 @@ template <class Algebra, class T, int S, class Lanes>
 RF_INLINE void other_cavity(const Item<T>& item, const Group& group, int slot, const Lanes& lanes,
                             const MessageSettings<T>& settings, const T* in, Scratch<T>& scratch, V<T>* cavity) {
   cavity_of<Algebra, T, S>(lanes, group, 1 - slot, item, in, settings, cavity);
-  if (scratch.tape) write_cavity<Algebra, T, S>(cavity, S, scratch.tape);
+  if (scratch.tape) write_cavity<Algebra, T, S>(cavity, S, scratch);
 }
 
 // Makes that message.
@@ -188,7 +196,7 @@ RF_INLINE void update_message(const Context<T>& context, const Item<T>& item, in
   V<T> none[1], *m = scratch.out;
   auto cavity = [&](int k, V<T>* to) RF_LAMBDA {
     cavity_of<Algebra, T, 0>(lanes, group, k, item, in, settings, to);
-    if (scratch.tape) write_cavity<Algebra, T, 0>(to, group.dims[k], scratch.tape);
+    if (scratch.tape) write_cavity<Algebra, T, 0>(to, group.dims[k], scratch);
   };
   contract<Algebra, T, 0>(incident<Algebra, T, 0>(item, group, slot, lanes, cavity, none, scratch), states, m);
   Algebra::template finish_message<0>(m, states, settings, [&](int x) { return lanes.message(in, slot, x); });
