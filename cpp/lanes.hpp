@@ -125,7 +125,7 @@ class TileLanes<T, true> {
   // Tables that several factors share are in `tied`, where they have the same addresses.
   RF_INLINE void add_table(T* tables, T* tied, Index entry, V<T> value) const {
     if (!tile_.shared) {
-      T* at = tables + tile_.table + entry * tile_.table_stride;
+      T* at = (tile_.tied ? tied : tables) + tile_.table + entry * tile_.table_stride;
       store_some<T>(at, load<T>(at) + value, tile_.count);
       return;
     }
