@@ -46,8 +46,9 @@ struct FactorTile {
   std::int16_t run;  // so many tiles from this one on are a vector apart in every respect; all but the last are full
   std::int8_t count;
   bool contiguous;
-  bool shared;   // all lanes use one table, stored once
-  bool between;  // its factors join nodes of several parts
+  bool shared;       // all lanes use one table, stored once
+  bool between : 1;  // its factors join nodes of several parts
+  bool tied : 1;     // each lane uses a table of its own that other tiles use, too
 };
 
 struct Operand {

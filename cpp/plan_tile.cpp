@@ -252,7 +252,7 @@ struct Tiler {
     void flush() {
       if (waiting.empty()) return;
       tiles.push_back({static_cast<Index>(group.lanes.size()), 0, 0, 0, 1, static_cast<std::int8_t>(waiting.size()),
-                       false, false, between});
+                       false, false, between, false});
       group.lanes.insert(group.lanes.end(), waiting.begin(), waiting.end());
       waiting.clear();
     }
@@ -264,7 +264,8 @@ struct Tiler {
       pool.tiles.push_back({piece.first, group.table[piece.first], piece.operands,
                             static_cast<std::int16_t>(group.table_stride[piece.first]), 1,
                             static_cast<std::int8_t>(piece.count), true,
-                            plan.copies == 1 && group.shared[piece.first] >= 0, pool.between});
+                            plan.copies == 1 && group.shared[piece.first] >= 0, pool.between,
+                            plan.copies > 1 && group.shared[piece.first] >= 0});
     else
       pool.add(piece.first, piece.count);
   }

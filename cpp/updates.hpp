@@ -3,7 +3,7 @@
 
 #include "context.hpp"
 #include "contraction.hpp"
-#include "lanes.hpp"
+#include "lookahead.hpp"
 
 namespace riskfield::RISKFIELD_ISA {
 

@@ -138,12 +138,13 @@ def test_threads_share_second_derivatives(name):
 
 @pytest.mark.parametrize("adjoint", [rf.Unroll(), rf.Unroll(checkpoint=3), rf.FixedPoint(tol=1e-9)], ids=str)
 @pytest.mark.parametrize("schedule", [rf.Sequential(), rf.Parallel()], ids=str)
-def test_threads_share_batch_lanes(schedule, adjoint, monkeypatch):
+@pytest.mark.parametrize("tied", [False, True])
+def test_threads_share_batch_lanes(tied, schedule, adjoint, monkeypatch):
     """Also where some of the models have converged and are left as they are."""
     from riskfield.kernels import native
 
     monkeypatch.setattr(native, "_batch_lanes", True)
-    graph = rf.grid(13, 11, 3)
+    graph = rf.grid(13, 11, 3, tied=tied)
     scales = torch.tensor([0.1, 0.3, 0.6], dtype=torch.float64)[:, None]
     theta = scales * torch.randn(3, graph.theta_size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     found = []

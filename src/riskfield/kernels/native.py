@@ -326,14 +326,15 @@ def _plan_of(
     plan = plans.get(whole_key)
     if plan is None:
         compiled = levels()
-        lanes = 1 if batch_lanes else _native.lanes(_isa, theta.dtype == torch.float32)
-        vectors = _stage_entries(graph, compiled, sweep) / lanes
-        parts = max(1, min(most_parts, int(vectors / _WORTH_SHARING) if _WORTH_SHARING else most_parts))
+        # In batch lanes no vector is gathered or partly filled, so that an entry takes less time.
+        per_vector = 2.5 if batch_lanes else _native.lanes(_isa, theta.dtype == torch.float32)
+        worth = _stage_entries(graph, compiled, sweep) / max(per_vector * _WORTH_SHARING, 1e-9)
+        parts = int(max(1, min(most_parts, worth)))
         plan = plans.get((*kind, parts))
         if plan is None:
             tables = _shared_tables(graph) if shared is None else shared
             plan = _make_plan(graph, compiled, sweep, tables, theta.dtype, inside, batch_lanes, parts)
-            plans[(*kind, parts)] = plan
+            plans[*kind, parts] = plan
         plans[whole_key] = plan
         while len(plans) > _MOST_PLANS:
             plans.popitem(last=False)
@@ -353,8 +354,7 @@ def _stage_entries(graph: FactorGraph, levels: Levels, sweep: Sweep) -> float:
     """Table entries read in a stage, on average; a message takes as long as some more of them."""
     entries = 0
     for group in graph.factor_groups:
-        arity = len(group.shape)
-        messages = 2 * arity - 2 if sweep == Sweep.FORWARD_BACKWARD else arity
+        messages = 2 * group.arity - 2 if sweep == Sweep.FORWARD_BACKWARD else group.arity
         entries += group.num_factors * (group.table_size + 4) * max(messages, 1)
     return entries / max(2 * (levels.count - 1) if sweep == Sweep.FORWARD_BACKWARD else levels.count, 1)
 
