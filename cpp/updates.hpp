@@ -150,35 +150,7 @@ RF_INLINE void contract(const Incident<T>& from, int states, V<T>* out) {
                             from.ahead, out);
 }
 
-// How many tiles of one run are updated side by side. The power of a cavity and the logarithm of a message are long
-// chains of operations, of which a processor sees too few at a time if it comes to both of one tile before the next.
-template <class Algebra, class T, int S>
-constexpr int kSideBySide = std::is_same<Algebra, LogMessages<T>>::value && S == 2 ? 8 : 1;
-
-// The cavity from which a pairwise factor makes the message to `slot`.
-template <class Algebra, class T, int S, class Lanes>
-RF_INLINE void other_cavity(const Item<T>& item, const Group& group, int slot, const Lanes& lanes,
-                            const MessageSettings<T>& settings, const T* in, Scratch<T>& scratch, V<T>* cavity) {
-  cavity_of<Algebra, T, S>(lanes, group, 1 - slot, item, in, settings, cavity);
-  if (scratch.tape) write_cavity<Algebra, T, S>(cavity, S, scratch.tape);
-}
-
-// Makes that message.
-template <class Algebra, class T, int S, class Lanes>
-RF_INLINE void send_message(const Item<T>& item, int slot, const Lanes& lanes, const MessageSettings<T>& settings,
-                            const T* in, T* out, Scratch<T>& scratch, const V<T>* cavity) {
-  V<T> m[S];
-  Index stride;
-  const T* table = lanes.template tables<S>(item.tables.get(), scratch.table, stride);
-  if constexpr (IsLogarithm<Algebra>::value)
-    contract_log_binary<T>(table, stride, slot, cavity, m);
-  else
-    contract_pair<Algebra, T, S>(table, stride, slot, cavity, S, S, m);
-  Algebra::template finish_message<S>(m, S, settings, [&](int x) { return lanes.message(in, slot, x); });
-  RF_FOR (x, Algebra::template first_state<S>(S), S) lanes.set_message(out, slot, x, m[x]);
-}
-
-// The same for factors of any kind.
+// Makes the message to `slot`, for factors of any kind; pair_runs.hpp does so for most pairwise ones.
 template <class Algebra, class T, class Lanes>
 RF_INLINE void update_message(const Context<T>& context, const Item<T>& item, int g, int slot, const Lanes& lanes,
                               const T* in, T* out, Scratch<T>& scratch) {
