@@ -18,7 +18,8 @@ struct LoopKind {
 // Calls `body` with the kind of loop that a range needs. With more than two states the last three make no difference
 // that is worth compiling more loops.
 template <class Algebra, class T, int S, class Body>
-RF_INLINE void with_loop_kind(const Context<T>& context, const Item<T>& item, const TileRange& range, Body body) {
+RF_INLINE void with_loop_kind(const Context<T>& context, const Item<T>& item, const TileRange& range,
+                              const Body& body) {
   constexpr bool kChosen = S == 2 && Algebra::keeps_ratio(S), kLogs = kChosen && Algebra::kNeedsCounting;
   auto known = [](auto wanted, bool value, auto next) RF_LAMBDA {
     if constexpr (decltype(wanted)::value) {
@@ -30,8 +31,8 @@ RF_INLINE void with_loop_kind(const Context<T>& context, const Item<T>& item, co
     known(std::bool_constant<kChosen>{}, is_one<Algebra>(item, S), [&](auto one) RF_LAMBDA {
       known(std::bool_constant<kLogs>{}, context.uniform[range.group] > T(0), [&](auto uniform) RF_LAMBDA {
         known(std::bool_constant<kLogs>{}, context.damping > 0, [&](auto damped) RF_LAMBDA {
-          body(LoopKind < decltype(slot)::value, decltype(one)::value, decltype(uniform)::value,
-               decltype(damped)::value || (Algebra::kNeedsCounting && !kLogs) > {});
+          constexpr bool kDamped = decltype(damped)::value || (Algebra::kNeedsCounting && !kLogs);
+          body(LoopKind<decltype(slot)::value, decltype(one)::value, decltype(uniform)::value, kDamped>{});
         });
       });
     });
@@ -54,12 +55,11 @@ class PairRun {
     received_ = in + from.message + kFirst * stride_;
     old_ = in + to.message + kFirst * stride_;
     sent_ = out + to.message + kFirst * stride_;
-    const T c = context.uniform[range.group];
-    uniform_ = c > T(0);
-    settings_ = {splat<T>(c), splat<T>(T(1) / c), Kind::kDamped ? context.damping : T(0)};
     if constexpr (Algebra::kNeedsCounting) {
+      uniform_ = context.uniform[range.group] > T(0);
       counting_ = context.counting[range.group].data() + tile.first;
       inverse_ = context.inverse[range.group].data() + tile.first;
+      settings_ = {load<T>(counting_), load<T>(inverse_), Kind::kDamped ? context.damping : T(0)};
     }
     if (tile.shared) {
       T* copy = reinterpret_cast<T*>(scratch.table);
@@ -106,8 +106,10 @@ class PairRun {
   RF_INLINE void send(Index shift, const T* table, Index table_stride, int count) {
     V<T> other[S], m[S];
     cavity(shift, other);
-    if constexpr (IsLogarithm<Algebra>::value)
+    if constexpr (IsLogarithm<Algebra>::value && S == 2)
       contract_log_binary<T>(table, table_stride, Kind::kSlot, other, m);
+    else if constexpr (IsLogarithm<Algebra>::value)
+      contract_log_square<T, S>(table, table_stride, Kind::kSlot, other, m);
     else
       contract_pair<Algebra, T, S>(table, table_stride, Kind::kSlot, other, S, S, m);
     auto old = [&](int x) RF_LAMBDA { return load<T>(old_ + shift + (x - kFirst) * stride_); };
@@ -127,7 +129,7 @@ class PairRun {
   T* sent_;
   Index belief_stride_, stride_;
   MessageSettings<T> settings_;
-  bool uniform_;
+  bool uniform_ = true;
 };
 
 }  // namespace riskfield::RISKFIELD_ISA

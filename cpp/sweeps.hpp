@@ -103,7 +103,7 @@ class Sweeps {
         t = last + 1;
       }
     };
-    with_states<Algebra>(square_states(group), [&](auto states) {
+    with_states<Algebra, Algebra::kFixedInSweeps>(square_states(group), [&](auto states) {
       constexpr int S = decltype(states)::value;
       constexpr bool kWhole = S > 0 || IsLogarithm<Algebra>::value;  // else see `contract`
       auto next = [&](const FactorTile& tile) RF_LAMBDA {

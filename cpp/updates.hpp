@@ -190,7 +190,8 @@ V<T> undamped_change(const V<T>* belief, Old old, int states, T damping, Scratch
   return Log::template change<0>(whole, states, [&](int x) { return before[x]; });
 }
 
-template <class Algebra, class T, int S, bool Contiguous>
+// One: see is_one.
+template <class Algebra, class T, int S, bool Contiguous, bool One>
 RF_INLINE void update_belief(const Context<T>& context, Item<T>& item, const NodeTile& tile, const T* messages,
                              Scratch<T>& scratch, Index shift, int count) {
   const Plan& plan = *context.plan;
@@ -198,9 +199,8 @@ RF_INLINE void update_belief(const Context<T>& context, Item<T>& item, const Nod
   V<T> fixed[S ? S : 1];
   V<T>* b = S ? fixed : scratch.out;
   const int first = Algebra::template first_state<S>(states);
-  const bool one = is_one<Algebra>(item, states);
   RF_FOR (x, 0, states)
-    b[x] = x == 1 && one ? splat<T>(std::is_same<Algebra, LogMessages<T>>::value ? T(0) : T(1))
+    b[x] = x == 1 && One ? splat<T>(std::is_same<Algebra, LogMessages<T>>::value ? T(0) : T(1))
                          : load<T>(item.node_theta.get() + tile.address + shift + Index(x) * tile.stride);
   for (int d = 0; d < tile.degree; ++d) {
     const Connection& connection = plan.connections[tile.connections + d];
@@ -217,8 +217,12 @@ RF_INLINE void update_belief(const Context<T>& context, Item<T>& item, const Nod
       }
     }
   }
-  V<T> possible = Algebra::template finish_belief<S>(b, states, context.node_power,
-                                                     load<T>(context.node_inverse.data() + tile.first + shift));
+  V<T> possible = splat<T>(1);
+  const V<T> inverse_total = load<T>(context.node_inverse.data() + tile.first + shift);
+  if constexpr (One)
+    Algebra::finish_possible_belief(b, context.node_power, inverse_total);
+  else
+    possible = Algebra::template finish_belief<S>(b, states, context.node_power, inverse_total);
   T* beliefs = item.beliefs.get() + tile.address + shift;
   if (scratch.measure) {
     V<T> change{};
@@ -226,20 +230,22 @@ RF_INLINE void update_belief(const Context<T>& context, Item<T>& item, const Nod
     if (context.damping > 0)
       change = undamped_change<Algebra, T>(b, stored, states, context.damping, scratch);
     else
-      change = Algebra::template change<S>(b, states, [&](int x) { return x == 1 && one ? splat<T>(1) : stored(x); });
+      change = Algebra::template change<S>(b, states, [&](int x) { return x == 1 && One ? splat<T>(1) : stored(x); });
     scratch.change = vmax<T>(scratch.change, first_lanes<T>(change, V<T>{}, count));
   }
   RF_FOR (x, 0, states)
-    if (x != 1 || !one) store_some<T>(beliefs + Index(x) * tile.stride, b[x], count);
+    if (x != 1 || !One) store_some<T>(beliefs + Index(x) * tile.stride, b[x], count);
   if (std::is_same<Algebra, Expectation<T>>::value && scratch.tape)
     for (int x = 0; x < states; ++x, scratch.tape += kLanes<T>) store<T>(scratch.tape, b[x]);
+  if constexpr (One) return;
   possible = first_lanes<T>(possible, splat<T>(1), count);
   scratch.least = select<T>(possible < scratch.least, possible, scratch.least);
 }
 
-// Calls `body` with a value of the arithmetic that group g of the item uses.
+// Calls `body` with a value of the arithmetic that group g of the item uses. Here and below it is not copied: short
+// levels would wait for that.
 template <class T, class Body>
-void with_algebra(const Context<T>& context, const Item<T>& item, int g, Body body) {
+void with_algebra(const Context<T>& context, const Item<T>& item, int g, const Body& body) {
   if (context.kind == Kind::kMeanField)
     body(Expectation<T>{});
   else if (context.kind == Kind::kMaxProduct)
@@ -256,7 +262,7 @@ void with_algebra(const Context<T>& context, const Item<T>& item, int g, Body bo
 
 // The arithmetic of beliefs, which is the same for all groups.
 template <class T, class Body>
-void with_node_algebra(const Context<T>& context, const Item<T>& item, Body body) {
+void with_node_algebra(const Context<T>& context, const Item<T>& item, const Body& body) {
   if (context.kind == Kind::kMeanField)
     body(Expectation<T>{});
   else if (item.log_domain)
@@ -269,7 +275,7 @@ void with_node_algebra(const Context<T>& context, const Item<T>& item, Body body
 
 // The arithmetic of gradients, which is the same for all groups, too: they need no powers.
 template <class T, class Body>
-void with_gradient_algebra(const Context<T>& context, const Item<T>& item, Body body) {
+void with_gradient_algebra(const Context<T>& context, const Item<T>& item, const Body& body) {
   if (context.kind == Kind::kMeanField)
     body(Expectation<T>{});
   else if (item.log_domain)
@@ -279,11 +285,11 @@ void with_gradient_algebra(const Context<T>& context, const Item<T>& item, Body 
 }
 
 // Calls `body` with the state count as a compile-time constant where that is worth it, else with 0.
-template <class Algebra, class Body>
-void with_states(int states, Body body) {
-  if constexpr (Algebra::kFixedStates >= 2)
+template <class Algebra, int Most = Algebra::kFixedStates, class Body>
+void with_states(int states, const Body& body) {
+  if constexpr (Most >= 2)
     if (states == 2) return body(std::integral_constant<int, 2>{});
-  if constexpr (Algebra::kFixedStates >= 5) switch (states) {
+  if constexpr (Most >= 5) switch (states) {
       case 3:
         return body(std::integral_constant<int, 3>{});
       case 4:
@@ -300,10 +306,10 @@ inline int square_states(const Group& group) {
 }
 
 // Messages are gathered one by one, so that unrolling more than two states would not be worth it.
-template <class Algebra, class T, int S>
+template <class Algebra, class T, int S, bool One>
 RF_NOINLINE void update_gathered_belief(const Context<T>& context, Item<T>& item, const NodeTile& tile,
                                         const T* messages, Scratch<T>& scratch) {
-  update_belief<Algebra, T, S, false>(context, item, tile, messages, scratch, 0, tile.count);
+  update_belief<Algebra, T, S, false, One>(context, item, tile, messages, scratch, 0, tile.count);
 }
 
 template <class Algebra, class T>
@@ -322,21 +328,27 @@ void update_nodes(const Context<T>& context, Item<T>& item, Index begin, Index e
           ++t;
           continue;
         }
-      with_states<Algebra>(tile.states, [&](auto states) {
+      with_states<Algebra, Algebra::kFixedInSweeps>(tile.states, [&](auto states) {
         constexpr int S = decltype(states)::value;
-        if (tile.contiguous) {
-          const Index last = std::min<Index>(t + tile.run, end) - 1;
-          Index shift = 0;
-          if (ahead) ahead->begin_nodes(tile);
-          for (; t <= last; ++t, shift += kLanes<T>) {
-            if (ahead) ahead->at_nodes();
-            update_belief<Algebra, T, S, true>(context, item, tile, messages, scratch, shift,
-                                               t == last ? context.plan->node_tiles[last].count : kLanes<T>);
+        auto update = [&](auto is_one) RF_LAMBDA {
+          constexpr bool kOne = decltype(is_one)::value;
+          if (tile.contiguous) {
+            const Index last = std::min<Index>(t + tile.run, end) - 1;
+            Index shift = 0;
+            if (ahead) ahead->begin_nodes(tile);
+            for (; t <= last; ++t, shift += kLanes<T>) {
+              if (ahead) ahead->at_nodes();
+              update_belief<Algebra, T, S, true, kOne>(context, item, tile, messages, scratch, shift,
+                                                       t == last ? context.plan->node_tiles[last].count : kLanes<T>);
+            }
+          } else {
+            update_gathered_belief<Algebra, T, S == 2 ? 2 : 0, kOne>(context, item, tile, messages, scratch);
+            ++t;
           }
-        } else {
-          update_gathered_belief<Algebra, T, S == 2 ? 2 : 0>(context, item, tile, messages, scratch);
-          ++t;
-        }
+        };
+        if constexpr (Algebra::keeps_ratio(S))
+          if (item.state1_possible) return update(std::true_type{});
+        update(std::false_type{});
       });
     }
   });
