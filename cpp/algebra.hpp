@@ -72,7 +72,7 @@ struct Probability {
   // What stands beyond the last state of a belief and of a message.
   static constexpr T kNoBelief = T(0), kNoMessage = T(1);
   static constexpr bool kNeedsCounting = false;
-  static constexpr int kFixedStates = kMostUnrolled<T>;
+  static constexpr int kFixedStates = kMostUnrolled<T>, kFixedInSweeps = kFixedStates;
   static RF_INLINE V<T> one() { return splat<T>(1); }
 
   // out[x] = b(x) / m(x) up to a factor; `belief` and `stored` give the entries.
@@ -90,6 +90,7 @@ struct Probability {
   }
   static RF_INLINE V<T> combine(V<T> a, V<T> b) { return a * b; }
   static RF_INLINE V<T> multiply_add(V<T> sum, V<T> table, V<T> weight) { return sum + table * weight; }
+  static RF_INLINE V<T> multiply(V<T> table, V<T> weight) { return table * weight; }
 
   // Normalise an update, and power it.
   template <int S, class Old>
@@ -129,6 +130,8 @@ struct Probability {
     RF_FOR (x, 0, n) b[x] *= scale;
     return total;
   }
+  // The same for ratios where state 1 is known to be possible.
+  static RF_INLINE void finish_possible_belief(V<T>* b, bool, V<T>) { Ratio<T>::normalise_possible_belief(b); }
   // The largest change of a marginal between two beliefs.
   template <int S, class Old>
   static RF_INLINE V<T> change(const V<T>* b, int states, Old old) {
@@ -155,10 +158,11 @@ struct LogMessages {
   static constexpr bool kInside = Inside;
   static constexpr T kNoBelief = kNegInf<T>, kNoMessage = T(0);
   static constexpr bool kNeedsCounting = true;
-  static constexpr int kFixedStates = kMostUnrolled<T>;
+  static constexpr int kFixedStates = kMostUnrolled<T>, kFixedInSweeps = kFixedStates;
   static RF_INLINE V<T> one() { return splat<T>(1); }
   static RF_INLINE V<T> combine(V<T> a, V<T> b) { return a * b; }
   static RF_INLINE V<T> multiply_add(V<T> sum, V<T> table, V<T> weight) { return sum + table * weight; }
+  static RF_INLINE V<T> multiply(V<T> table, V<T> weight) { return table * weight; }
   static RF_INLINE constexpr bool keeps_ratio(int states) { return Plain::keeps_ratio(states); }
   template <int S>
   static RF_INLINE int first_state(int states) {
@@ -179,16 +183,16 @@ struct LogMessages {
 
   template <int S, class Old>
   static RF_INLINE void finish_message(V<T>* m, int states, const MessageSettings<T>& s, Old old) {
-    const int n = S ? S : states, first = first_state<S>(n);
-    if (keeps_ratio(n))
-      m[1] = vlog2_ratio<T>(m[1], m[0]);
-    else
-      RF_FOR (x, 0, n) m[x] = vlog2<T>(m[x]);
+    const int n = S ? S : states;
     const V<T> rate = (1 - s.damping) * s.counting;
-    RF_FOR (x, first, n) m[x] *= rate;
+    if (keeps_ratio(n)) {
+      m[1] = scaled_log2_ratio<T>(m[1], m[0], rate, s.damping > 0 ? s.damping * old(1) : V<T>{});
+      return;
+    }
+    RF_FOR (x, 0, n) m[x] = vlog2<T>(m[x]) * rate;
     if (s.damping > 0)
-      RF_FOR (x, first, n) m[x] += s.damping * old(x);
-    if (!keeps_ratio(n)) shift_to_zero<S>(m, n);
+      RF_FOR (x, 0, n) m[x] += s.damping * old(x);
+    shift_to_zero<S>(m, n);
   }
   static RF_INLINE V<T> join(V<T> belief, V<T> stored) { return belief + stored; }
 
@@ -200,6 +204,11 @@ struct LogMessages {
     if (keeps_ratio(n)) return Ratio<T>::normalise_log_belief(b);
     const V<T> top = shift_to_zero<S>(b, n);
     return select<T>(top > kNegInf<T>, splat<T>(1), V<T>{});
+  }
+  static RF_INLINE void finish_possible_belief(V<T>* b, bool power, V<T> inverse_total) {
+    if (power)
+      RF_FOR (x, 0, Ratio<T>::kStates) b[x] *= inverse_total;
+    Ratio<T>::normalise_possible_log_belief(b);
   }
   template <int S, class Old>
   static RF_INLINE V<T> change(const V<T>* b, int states, Old old) {
@@ -240,11 +249,11 @@ struct Logarithm {
   using OfStates = void;  // no updates with states in the lanes, but the comparison of beliefs
   static constexpr bool kInside = Inside;
   static constexpr bool kNeedsCounting = true;
-  static constexpr int kFixedStates = Max ? 0 : 2;
+  static constexpr int kFixedStates = Max ? 0 : 2, kFixedInSweeps = Max ? 0 : kMostUnrolled<T>;
   static RF_INLINE V<T> one() { return V<T>{}; }
   template <int S, class Belief, class Stored>
   static RF_INLINE void cavity(V<T>* out, int states, Belief belief, Stored stored, const MessageSettings<T>& s) {
-    for (int x = 0; x < states; ++x) {
+    RF_FOR (x, 0, (S ? S : states)) {
       const V<T> m = stored(x);
       // An impossible state stays impossible: 0 / 0 is 0 here.
       out[x] = select<T>(m == kNegInf<T>, splat<T>(kNegInf<T>), belief(x) - m * s.inverse);
@@ -252,9 +261,10 @@ struct Logarithm {
   }
   static RF_INLINE V<T> combine(V<T> a, V<T> b) { return a + b; }
 
-  static RF_INLINE V<T> largest(const V<T>* m, int n) {
+  template <int S = 0>
+  static RF_INLINE V<T> largest(const V<T>* m, int states) {
     V<T> top = m[0];
-    for (int x = 1; x < n; ++x) top = vmax<T>(top, m[x]);
+    RF_FOR (x, 1, (S ? S : states)) top = vmax<T>(top, m[x]);
     return largest_of_states<Inside, T>(top);
   }
   static RF_NOINLINE V<T> log_total(const V<T>* m, int n) {
@@ -268,13 +278,14 @@ struct Logarithm {
   template <int S, class Old>
   static RF_INLINE void finish_message(V<T>* m, int states, const MessageSettings<T>& s, Old old) {
     // The scale is free. The largest entry is cheaper than the sum, which needs exponentials.
-    V<T> shift = finite_or_zero(largest(m, states));
+    const int n = S ? S : states;
+    V<T> shift = finite_or_zero(largest<S>(m, n));
     if (s.damping > 0) {
-      for (int x = 0; x < states; ++x)
+      RF_FOR (x, 0, n)
         m[x] = select<T>(m[x] == kNegInf<T>, m[x], (1 - s.damping) * (m[x] - shift) + s.damping * (old(x) * s.inverse));
-      shift = finite_or_zero(largest(m, states));
+      shift = finite_or_zero(largest<S>(m, n));
     }
-    for (int x = 0; x < states; ++x) m[x] = (m[x] - shift) * s.counting;
+    RF_FOR (x, 0, n) m[x] = (m[x] - shift) * s.counting;
   }
 
   static RF_INLINE constexpr bool keeps_ratio(int) { return false; }
@@ -286,10 +297,11 @@ struct Logarithm {
 
   template <int S>
   static RF_INLINE V<T> finish_belief(V<T>* b, int states, bool power, V<T> inverse_total) {
+    const int n = S ? S : states;
     if (power)
-      for (int x = 0; x < states; ++x) b[x] *= inverse_total;
-    const V<T> top = largest(b, states), shift = finite_or_zero(top);
-    for (int x = 0; x < states; ++x) b[x] -= shift;
+      RF_FOR (x, 0, n) b[x] *= inverse_total;
+    const V<T> top = largest<S>(b, n), shift = finite_or_zero(top);
+    RF_FOR (x, 0, n) b[x] -= shift;
     return select<T>(top > kNegInf<T>, splat<T>(1), V<T>{});
   }
   static RF_INLINE void normalise(V<T>* b, int states) {
@@ -322,7 +334,7 @@ struct Expectation {
   using OfStates = void;
   static constexpr bool kInside = false;
   static constexpr bool kNeedsCounting = false;
-  static constexpr int kFixedStates = kMostUnrolled<T>;
+  static constexpr int kFixedStates = kMostUnrolled<T>, kFixedInSweeps = kFixedStates;
   static RF_INLINE V<T> one() { return splat<T>(1); }
   template <int S, class Belief, class Stored>
   static RF_INLINE void cavity(V<T>* out, int states, Belief belief, Stored, const MessageSettings<T>&) {
@@ -330,6 +342,7 @@ struct Expectation {
   }
   static RF_INLINE V<T> combine(V<T> a, V<T> b) { return a * b; }
   static RF_INLINE V<T> multiply_add(V<T> sum, V<T> table, V<T> weight) { return sum + expected(table, weight); }
+  static RF_INLINE V<T> multiply(V<T> table, V<T> weight) { return expected(table, weight); }
   // 0 * -inf is 0: a joint state that has no probability costs nothing.
   static RF_INLINE V<T> expected(V<T> table, V<T> weight) {
     const V<T> product = table * weight;

@@ -63,6 +63,20 @@ RF_NOINLINE void contract_any(const T* table, Index stride, const V<T>* before, 
   contract<Algebra, T, 0>(table, stride, before, num_before, states, after, num_after, ahead, out);
 }
 
+// The same for a pairwise factor between variables of S states each, in short. `weight` is that of the other slot.
+template <class Algebra, class T, int S>
+RF_INLINE void contract_square(const T* table, Index stride, int slot, const V<T>* weight, Index ahead, V<T>* out) {
+  RF_FOR (x, 0, S) {
+    auto entry = [&](int y) RF_LAMBDA {
+      const T* from = table + (slot == 1 ? y * S + x : x * S + y) * stride;
+      if (ahead != 0) __builtin_prefetch(from + ahead, 0, 2);
+      return load<T>(from);
+    };
+    out[x] = Algebra::multiply(entry(0), weight[0]);
+    RF_FOR (y, 1, S) out[x] = Algebra::multiply_add(out[x], entry(y), weight[y]);
+  }
+}
+
 template <class Algebra, class T>
 using Sums = std::conditional_t<std::is_same<Algebra, Expectation<T>>::value, Algebra, Probability<T, Power::kOne>>;
 
@@ -73,10 +87,8 @@ RF_INLINE void contract_pair(const T* table, Index stride, int slot, const V<T>*
   if constexpr (S == 0)
     contract_any<Sums<Algebra, T>, T>(table, stride, slot == 1 ? weight : nullptr, slot == 1 ? others : 1, states,
                                       slot == 1 ? nullptr : weight, slot == 1 ? 1 : others, ahead, out);
-  else if (slot == 1)
-    contract<Algebra, T, S>(table, stride, weight, others, states, nullptr, 1, ahead, out);
   else
-    contract<Algebra, T, S>(table, stride, nullptr, 1, states, weight, others, ahead, out);
+    contract_square<Algebra, T, S>(table, stride, slot, weight, ahead, out);
 }
 
 // Exponentials relative to a largest one, where an error of a rounding of that is small enough: in sums with a 1. The
@@ -85,7 +97,7 @@ template <class T>
 class Relative {
  public:
   RF_INLINE explicit Relative(V<T> top) : shift_(select<T>(top == kNegInf<T>, V<T>{}, top)) {}
-  RF_INLINE V<T> exp(V<T> x) const { return vexp2<T>((x - shift_) * T(kLog2E<double>)); }
+  RF_INLINE V<T> exp(V<T> x) const { return vexp2_of_many<T>((x - shift_) * T(kLog2E<double>)); }
 
  private:
   V<T> shift_;
@@ -157,6 +169,19 @@ RF_NOINLINE void contract_log(const T* table, Index stride, const V<T>* before, 
   }
 }
 
+// The same between two variables of S states each. The cavity is that of the other slot. The loop is not unrolled, so
+// that what exponentials and logarithms need stays in registers.
+template <class T, int S>
+RF_INLINE void contract_log_square(const T* table, Index stride, int slot, const V<T>* cavity, V<T>* out) {
+  const Index step = (slot == 0 ? 1 : S) * stride, next = (slot == 0 ? S : 1) * stride;
+  LogSum<T> sums[S];
+#pragma GCC unroll 1
+  for (int x = 0; x < S; ++x, table += next)
+    sums[x] = log_sum<T, S>([&](int y) RF_LAMBDA { return load<T>(table + y * step) + cavity[y]; });
+#pragma GCC unroll 1
+  for (int x = 0; x < S; ++x) out[x] = sums[x].logarithm();
+}
+
 // The same between two binary variables, up to a constant: one logarithm, of the ratio of both sums, and no exponential
 // of a largest term. The cavity is that of the other slot.
 template <class T>
@@ -170,7 +195,7 @@ RF_INLINE void contract_log_binary(const T* table, Index stride, int slot, const
     const V<T> low = select<T>(one > other, other, one);
     total[x] = Relative<T>(out[x]).exp(low) + T(1);
   }
-  out[1] += vlog2_ratio<T>(total[1], total[0]) * T(kLn2<double>);
+  out[1] = scaled_log2_ratio<T>(total[1], total[0], splat<T>(T(kLn2<double>)), out[1]);
 }
 
 }  // namespace riskfield::RISKFIELD_ISA

@@ -39,7 +39,7 @@ struct Reduced;
 template <>
 struct Reduced<double> {
   static constexpr double kRound = 422212465065984.0;  // 1.5 * 2^52 / 16
-  static constexpr double kSmallest = -1100;           // powers of 2 below this one are taken for it, which is 0
+  static constexpr double kSmallest = -1022;           // powers of 2 below this one are 0
   static constexpr double kExp[] = {1.0,
                                     0.69314718055994686313,
                                     0.24022650695910084695,
@@ -53,7 +53,7 @@ struct Reduced<double> {
 template <>
 struct Reduced<float> {
   static constexpr float kRound = 393216.0f;  // 1.5 * 2^23 / 32
-  static constexpr float kSmallest = -160;
+  static constexpr float kSmallest = -126;
   static constexpr float kExp[] = {1.0f, 0.69314718055f, 0.240228855143f, 0.0555044341919f};
   static constexpr float kLog[] = {2.8853900772f, 0.96194211315f};
 };
@@ -125,7 +125,7 @@ RF_INLINE V<T> look_up(const T (&table)[N], U<T> index) {
 template <>
 struct Reduced<double> {
   static constexpr double kRound = Format<double>::kRound;
-  static constexpr double kSmallest = -1021;  // powers of 2 below this one are 0
+  static constexpr double kSmallest = -1021;  // as above
   static constexpr double kExp[] = {1.0,
                                     0.69314718055994530925,
                                     0.24022650695910159567,
@@ -157,21 +157,32 @@ constexpr T kLog2E = T(1.44269504088896340736);
 template <class T>
 constexpr T kLn2 = T(0.69314718055994530942);
 
-// A polynomial; the sums of its even and of its odd terms do not wait for each other.
+// A polynomial, in pairs of terms that do not wait for each other, then pairs of pairs, and so on.
 template <class T, std::size_t N>
 RF_INLINE V<T> polynomial(const T (&coefficients)[N], V<T> x) {
   constexpr int n = static_cast<int>(N);
-  const V<T> square = x * x;
-  V<T> first = splat<T>(coefficients[n - 1]), second = splat<T>(coefficients[n - 2]);
-#pragma GCC unroll 16
-  for (int k = n - 3; k >= 0; k -= 2) {
-    first = first * square + coefficients[k];
-    if (k > 0) second = second * square + coefficients[k - 1];
+  V<T> terms[n];
+  RF_FOR (k, 0, n / 2) terms[k] = splat<T>(coefficients[2 * k]) + splat<T>(coefficients[2 * k + 1]) * x;
+  if (n % 2 == 1) terms[n / 2] = splat<T>(coefficients[n - 1]);
+#pragma GCC unroll 4
+  for (int left = (n + 1) / 2; left > 1; left = (left + 1) / 2) {
+    x *= x;
+    RF_FOR (k, 0, left / 2) terms[k] = terms[2 * k] + terms[2 * k + 1] * x;
+    if (left % 2 == 1) terms[left / 2] = terms[left - 1];
   }
-  return n % 2 == 1 ? first + second * x : second + first * x;
+  return terms[0];
 }
 
-// x = n + r with a small r, and a 2^n. With AVX-512, n is a multiple of 1 / N, else an integer.
+// The same in the fewest operations, each of which waits for the one before.
+template <class T, std::size_t N>
+RF_INLINE V<T> horner(const T (&coefficients)[N], V<T> x) {
+  V<T> sum = splat<T>(coefficients[N - 1]);
+#pragma GCC unroll 16
+  for (int k = static_cast<int>(N) - 2; k >= 0; --k) sum = sum * x + coefficients[k];
+  return sum;
+}
+
+// x = n + r with a small r, and 2^n. With AVX-512, n is a multiple of 1 / N, else an integer.
 template <class T>
 struct Rounded {
   V<T> n, r;
@@ -180,16 +191,15 @@ struct Rounded {
     n = shifted_ - Reduced<T>::kRound;
     r = x - n;
   }
-  RF_INLINE V<T> times_power(V<T> a) const {
+  RF_INLINE V<T> power() const {
 #if defined(__AVX512F__)
-    a *= look_up<T>(Tables<T>::kPower, as_bits<T>(shifted_));
+    const V<T> mantissa = look_up<T>(Tables<T>::kPower, as_bits<T>(shifted_));
     if constexpr (sizeof(T) == 8)
-      return _mm512_maskz_scalef_pd(-1, a, n);  // times 2^floor(n)
+      return _mm512_maskz_scalef_pd(-1, mantissa, n);  // times 2^floor(n)
     else
-      return _mm512_maskz_scalef_ps(-1, a, n);
+      return _mm512_maskz_scalef_ps(-1, mantissa, n);
 #else
-    const U<T> power = as_bits<T>(shifted_) << Format<T>::kMantissa;  // the bits of 2^n
-    return a * from_bits<T>(power);
+    return from_bits<T>(as_bits<T>(shifted_) << Format<T>::kMantissa);
 #endif
   }
 
@@ -197,45 +207,43 @@ struct Rounded {
   V<T> shifted_;
 };
 
-// x, but at least `floor`; NaN stays NaN.
+// a b, but 0 where x < kSmallest, whatever a and b are.
 template <class T>
-RF_INLINE V<T> at_least(V<T> floor, V<T> x) {
+RF_INLINE V<T> product_or_zero(V<T> x, V<T> a, V<T> b) {
+  const V<T> smallest = splat<T>(Reduced<T>::kSmallest);
 #if defined(__AVX512F__)
   if constexpr (sizeof(T) == 8)
-    return _mm512_maskz_max_pd(-1, floor, x);
+    return _mm512_maskz_mul_pd(_mm512_cmp_pd_mask(x, smallest, _CMP_NLT_UQ), a, b);
   else
-    return _mm512_maskz_max_ps(-1, floor, x);
+    return _mm512_maskz_mul_ps(_mm512_cmp_ps_mask(x, smallest, _CMP_NLT_UQ), a, b);
 #else
-  return select<T>(x < floor, floor, x);
+  return select<T>(x < smallest, V<T>{}, a * b);
 #endif
 }
 
-// `power` where x is not below `floor`, and 0 elsewhere.
-template <class T>
-RF_INLINE V<T> zero_below([[maybe_unused]] V<T> floor, [[maybe_unused]] V<T> x, V<T> power) {
-#if defined(__AVX512F__)
-  return power;  // 2^kSmallest is 0
-#else
-  return select<T>(x < floor, V<T>{}, power);
-#endif
-}
-
-// 2^x. Results far below the normal range are 0; NaN stays NaN. Not for x whose power overflows.
+// 2^x. Results below the normal range are 0: many processors take hundreds of cycles for subnormal ones. NaN stays NaN.
+// Not for x whose power overflows.
 template <class T>
 RF_INLINE V<T> vexp2(V<T> x) {
-  const V<T> floor = splat<T>(Reduced<T>::kSmallest);
-  const Rounded<T> rounded(at_least<T>(floor, x));
-  return zero_below<T>(floor, x, rounded.times_power(polynomial<T>(Reduced<T>::kExp, rounded.r)));
+  const Rounded<T> rounded(x);
+  return product_or_zero<T>(x, rounded.power(), polynomial<T>(Reduced<T>::kExp, rounded.r));
+}
+
+// The same where many powers are computed side by side.
+template <class T>
+RF_INLINE V<T> vexp2_of_many(V<T> x) {
+  const Rounded<T> rounded(x);
+  return product_or_zero<T>(x, rounded.power(), horner<T>(Reduced<T>::kExp, rounded.r));
 }
 
 // exp(x), likewise: the remainder of x by ln 2 is taken before x is rounded.
 template <class T>
 RF_INLINE V<T> vexp(V<T> x) {
   using F = Format<T>;
-  const V<T> floor = splat<T>(Reduced<T>::kSmallest * kLn2<T>), y = at_least<T>(floor, x);
-  const Rounded<T> rounded(y * kLog2E<T>);
-  const V<T> r = (y - rounded.n * F::kLn2Hi) - rounded.n * F::kLn2Lo;
-  return zero_below<T>(floor, x, rounded.times_power(polynomial<T>(Reduced<T>::kExp, r * kLog2E<T>)));
+  const V<T> y = x * kLog2E<T>;
+  const Rounded<T> rounded(y);
+  const V<T> r = (x - rounded.n * F::kLn2Hi) - rounded.n * F::kLn2Lo;
+  return product_or_zero<T>(y, rounded.power(), polynomial<T>(Reduced<T>::kExp, r * kLog2E<T>));
 }
 
 #if defined(__AVX512F__)
@@ -255,13 +263,17 @@ RF_INLINE V<T> exponent_of(V<T> x) {
     return _mm512_maskz_getexp_ps(-1, x);
 }
 
-// log2(a / b) without the exponent of `near`, a short mantissa times a power of 2 close to a / b.
+// log2(a / b) from `near`, a short mantissa times a power of 2 close to a / b: the logarithm of the mantissa, and that
+// of a / (b near) as the product of two factors.
 template <class T>
-RF_INLINE V<T> log2_near(V<T> near, V<T> a, V<T> b) {
-  const V<T> s = (a - b * near) / (a + b * near);  // log2(a / (b near)) = 2 atanh(s) / ln 2
-  const V<T> log2_mantissa = look_up<T>(Tables<T>::kLog2, as_bits<T>(near) >> (Format<T>::kMantissa - 4));
-  return log2_mantissa + s * polynomial<T>(Reduced<T>::kLog, s * s);
-}
+struct Near {
+  V<T> log2_mantissa, s, slope;
+  RF_INLINE Near(V<T> near, V<T> a, V<T> b) {
+    s = (a - b * near) / (a + b * near);  // log2(a / (b near)) = 2 atanh(s) / ln 2
+    log2_mantissa = look_up<T>(Tables<T>::kLog2, as_bits<T>(near) >> (Format<T>::kMantissa - 4));
+    slope = polynomial<T>(Reduced<T>::kLog, s * s);
+  }
+};
 #endif
 
 // x = m 2^e with m close to 1 or between 1 and 2, for x > 0: e, and log2(m).
@@ -269,7 +281,6 @@ template <class T>
 struct Binary {
   V<T> exponent, log2_mantissa;
   RF_INLINE explicit Binary(V<T> x) {
-    using F = Format<T>;
     V<T> m;
 #if defined(__AVX512F__)
     if constexpr (sizeof(T) == 8)
@@ -278,8 +289,10 @@ struct Binary {
       m = _mm512_maskz_getmant_ps(-1, x, _MM_MANT_NORM_1_2, _MM_MANT_SIGN_zero);
     const V<T> near = short_mantissa<T>(m);  // may be 2
     exponent = exponent_of<T>(x) + exponent_of<T>(near);
-    log2_mantissa = log2_near<T>(near, m, splat<T>(1));
+    const Near<T> parts(near, m, splat<T>(1));
+    log2_mantissa = parts.log2_mantissa + parts.s * parts.slope;
 #else
+    using F = Format<T>;
     using Bits = typename F::Bits;
     const U<T> bits = as_bits<T>(x);
     constexpr Bits kOneBits = F::kBias << F::kMantissa;
@@ -312,9 +325,9 @@ RF_INLINE V<T> vlog2(V<T> x) {
 #endif
 }
 
-// log2(a / b) for positive normal a, b and a / b.
+// offset + scale log2(a / b) for positive normal a, b and a / b. Little is left to do after the division.
 template <class T>
-RF_INLINE V<T> vlog2_ratio(V<T> a, V<T> b) {
+RF_INLINE V<T> scaled_log2_ratio(V<T> a, V<T> b, V<T> scale, V<T> offset) {
 #if defined(__AVX512F__)
   V<T> inverse;
   if constexpr (sizeof(T) == 8)
@@ -322,9 +335,11 @@ RF_INLINE V<T> vlog2_ratio(V<T> a, V<T> b) {
   else
     inverse = _mm512_maskz_rcp14_ps(-1, b);
   const V<T> near = short_mantissa<T>(a * inverse);
-  return exponent_of<T>(near) + log2_near<T>(near, a, b);
+  const Near<T> parts(near, a, b);
+  const V<T> of_near = offset + scale * (exponent_of<T>(near) + parts.log2_mantissa);
+  return of_near + (scale * parts.s) * parts.slope;
 #else
-  return vlog2<T>(a / b);
+  return offset + scale * vlog2<T>(a / b);
 #endif
 }
 

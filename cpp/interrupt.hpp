@@ -66,7 +66,7 @@ class Ticker {
 
 // Calls body(a, b) for pieces [a, b) of [begin, end) and ticks after each. `work` is that of one member.
 template <class Body>
-inline void in_chunks(std::int64_t begin, std::int64_t end, std::int64_t work, Ticker& tick, Body body) {
+inline void in_chunks(std::int64_t begin, std::int64_t end, std::int64_t work, Ticker& tick, const Body& body) {
   constexpr std::int64_t kMost = Ticker::kWorkBetweenPolls;
   // Most pieces are whole; then no time is lost by a division.
   const std::int64_t chunk = (end - begin) * work <= kMost ? end - begin : work < kMost ? kMost / work : 1;

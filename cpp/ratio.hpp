@@ -36,6 +36,11 @@ struct Ratio {
     b[1] = select<T>(zero, V<T>{}, splat<T>(1));
     return possible;
   }
+  // The same where state 1 is known to be possible.
+  static RF_INLINE void normalise_possible_belief(V<T>* b) {
+    b[0] /= b[1];
+    b[1] = splat<T>(1);
+  }
   // The change of the marginal between two beliefs.
   template <class Old>
   static RF_INLINE V<T> change(const V<T>* b, Old old) {
@@ -49,6 +54,10 @@ struct Ratio {
     b[0] = select<T>(zero, V<T>{}, b[0] - b[1]);
     b[1] = select<T>(zero, V<T>{}, splat<T>(1));
     return possible;
+  }
+  static RF_INLINE void normalise_possible_log_belief(V<T>* b) {
+    b[0] -= b[1];
+    b[1] = splat<T>(1);
   }
   // The change of the marginal between the ratios 2^after and 2^before; an impossible state 1 stays impossible.
   static RF_INLINE V<T> log_change(const V<T>* b, V<T> after, V<T> before) {

@@ -109,13 +109,18 @@ RF_INLINE DualVector vexp2<Dual>(DualVector a) {
   return {value, select<double>(value == 0.0, V<double>{}, kLn2<double> * a.slope * value)};
 }
 template <>
+RF_INLINE DualVector vexp2_of_many<Dual>(DualVector a) {
+  return vexp2<Dual>(a);
+}
+template <>
 RF_INLINE DualVector vlog2<Dual>(DualVector a) {
   const V<double> slope = kLog2E<double> * a.slope / a.value;
   return {vlog2<double>(a.value), select<double>(a.value == 0.0, V<double>{}, slope)};
 }
 template <>
-RF_INLINE DualVector vlog2_ratio<Dual>(DualVector a, DualVector b) {
-  return {vlog2_ratio<double>(a.value, b.value), kLog2E<double> * (a.slope / a.value - b.slope / b.value)};
+RF_INLINE DualVector scaled_log2_ratio<Dual>(DualVector a, DualVector b, DualVector scale, DualVector offset) {
+  const V<double> slope = kLog2E<double> * (a.slope / a.value - b.slope / b.value);
+  return offset + scale * DualVector{vlog2<double>(a.value / b.value), slope};
 }
 
 }  // namespace riskfield::RISKFIELD_ISA

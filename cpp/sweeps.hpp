@@ -6,6 +6,7 @@
 #include "gap.hpp"
 #include "inside.hpp"
 #include "packing.hpp"
+#include "pair_runs.hpp"
 #include "tape_layout.hpp"
 #include "workers.hpp"
 
@@ -81,10 +82,8 @@ class Sweeps {
   void update_range(Item<T>& item, const TileRange& range, const T* in, T* out, Scratch<T>& scratch,
                     Lookahead<T>& ahead) const {
     const Group& group = plan_.groups[range.group];
-    const bool uniform = context_.uniform[range.group] > T(0);
-    with_states<Algebra>(square_states(group), [&](auto states) {
-      constexpr int S = decltype(states)::value;
-      constexpr bool kWhole = S > 0 || IsLogarithm<Algebra>::value;  // else see `contract`
+    // Calls body(first, last) for the runs of contiguous tiles.
+    auto for_each_run = [&](auto body) RF_LAMBDA {
       for (Index t = range.begin; t < range.end;) {
         const FactorTile& tile = plan_.factor_tiles[t];
         if (!tile.contiguous) {
@@ -93,38 +92,44 @@ class Sweeps {
           continue;
         }
         const Index last = std::min<Index>(t + tile.run, range.end) - 1;
-        const Index step = t < last ? plan_.factor_tiles[t + 1].table - tile.table : 0;
+        body(t, last);
+        t = last + 1;
+      }
+    };
+    with_states<Algebra, Algebra::kFixedInSweeps>(square_states(group), [&](auto states) {
+      constexpr int S = decltype(states)::value;
+      constexpr bool kWhole = S > 0 || IsLogarithm<Algebra>::value;  // else see `contract`
+      auto next = [&](const FactorTile& tile) RF_LAMBDA {
         const Index fetched = tile.shared || !kWhole ? 0 : group.table_size * kLanes<T>;
-        TileLanes<T, true> lanes(plan_, group, tile), lead = lanes;
-        if constexpr (S == 0) {
-          for (; t <= last; ++t, lanes.advance(step)) {
+        return [&ahead, fetched]() RF_LAMBDA { ahead.at_factors(fetched); };
+      };
+      if constexpr (S == 0) {
+        for_each_run([&](Index first, Index last) RF_LAMBDA {
+          const FactorTile& tile = plan_.factor_tiles[first];
+          const Index step = step_of(first, last);
+          const auto begin_tile = next(tile);
+          TileLanes<T, true> lanes(plan_, group, tile);
+          for (Index t = first; t <= last; ++t, lanes.advance(step)) {
             lanes.trim(t == last, plan_.factor_tiles[last]);
-            ahead.at_factors(fetched);
+            begin_tile();
             update_message<Algebra, T>(context_, item, range.group, range.slot, lanes, in, out, scratch);
           }
-        } else {
-          constexpr int kMost = kSideBySide<Algebra, T, S>;
-          V<T> cavities[kMost][S];
-          MessageSettings<T> settings = settings_of<Algebra, T>(context_, range.group, lanes);
-          auto look_at = [&](const TileLanes<T, true>& tile) RF_LAMBDA {
-            if (Algebra::kNeedsCounting && !uniform) settings = settings_of<Algebra, T>(context_, range.group, tile);
-          };
-          while (t <= last) {
-            const int count = kMost == 1 ? 1 : static_cast<int>(std::min<Index>(kMost, last - t + 1));
-            for (int k = 0; k < count; ++k, lead.advance(step)) {
-              ahead.at_factors(fetched);
-              look_at(lead);
-              other_cavity<Algebra, T, S>(item, group, range.slot, lead, settings, in, scratch, cavities[k]);
-            }
-            for (int k = 0; k < count; ++k, ++t, lanes.advance(step)) {
-              lanes.trim(t == last, plan_.factor_tiles[last]);
-              look_at(lanes);
-              send_message<Algebra, T, S>(item, range.slot, lanes, settings, in, out, scratch, cavities[k]);
-            }
-          }
-        }
+        });
+      } else {
+        with_loop_kind<Algebra, T, S>(context_, item, range, [&](auto kind) {
+          for_each_run([&](Index first, Index last) RF_LAMBDA {
+            const FactorTile& tile = plan_.factor_tiles[first];
+            PairRun<Algebra, T, S, decltype(kind)>(context_, item, range, tile, in, out, scratch)
+                .update(last - first + 1, step_of(first, last), plan_.factor_tiles[last], next(tile));
+          });
+        });
       }
     });
+  }
+
+  // The distance between the tables of the tiles of a run.
+  Index step_of(Index first, Index last) const {
+    return first < last ? plan_.factor_tiles[first + 1].table - plan_.factor_tiles[first].table : 0;
   }
 
   // Space on the tape for one more sweep, if `record` says that so many may be recorded; else null.

@@ -158,35 +158,7 @@ RF_INLINE void contract(const Incident<T>& from, int states, V<T>* out) {
                             from.ahead, out);
 }
 
-// How many tiles of one run are updated side by side. The power of a cavity and the logarithm of a message are long
-// chains of operations, of which a processor sees too few at a time if it comes to both of one tile before the next.
-template <class Algebra, class T, int S>
-constexpr int kSideBySide = std::is_same<Algebra, LogMessages<T>>::value && S == 2 ? 8 : 1;
-
-// The cavity from which a pairwise factor makes the message to `slot`.
-template <class Algebra, class T, int S, class Lanes>
-RF_INLINE void other_cavity(const Item<T>& item, const Group& group, int slot, const Lanes& lanes,
-                            const MessageSettings<T>& settings, const T* in, Scratch<T>& scratch, V<T>* cavity) {
-  cavity_of<Algebra, T, S>(lanes, group, 1 - slot, item, in, settings, cavity);
-  if (scratch.tape) write_cavity<Algebra, T, S>(cavity, S, scratch);
-}
-
-// Makes that message.
-template <class Algebra, class T, int S, class Lanes>
-RF_INLINE void send_message(const Item<T>& item, int slot, const Lanes& lanes, const MessageSettings<T>& settings,
-                            const T* in, T* out, Scratch<T>& scratch, const V<T>* cavity) {
-  V<T> m[S];
-  Index stride;
-  const T* table = lanes.template tables<S>(item.tables.get(), scratch.table, stride);
-  if constexpr (IsLogarithm<Algebra>::value)
-    contract_log_binary<T>(table, stride, slot, cavity, m);
-  else
-    contract_pair<Algebra, T, S>(table, stride, slot, cavity, S, S, m);
-  Algebra::template finish_message<S>(m, S, settings, [&](int x) { return lanes.message(in, slot, x); });
-  RF_FOR (x, Algebra::template first_state<S>(S), S) lanes.set_message(out, slot, x, m[x]);
-}
-
-// The same for factors of any kind.
+// Makes the message to `slot`, for factors of any kind; pair_runs.hpp does so for most pairwise ones.
 template <class Algebra, class T, class Lanes>
 RF_INLINE void update_message(const Context<T>& context, const Item<T>& item, int g, int slot, const Lanes& lanes,
                               const T* in, T* out, Scratch<T>& scratch) {
@@ -226,7 +198,8 @@ V<T> undamped_change(const V<T>* belief, Old old, int states, T damping, Scratch
   return Log::template change<0>(whole, states, [&](int x) { return before[x]; });
 }
 
-template <class Algebra, class T, int S, bool Contiguous>
+// One: see is_one.
+template <class Algebra, class T, int S, bool Contiguous, bool One>
 RF_INLINE void update_belief(const Context<T>& context, Item<T>& item, const NodeTile& tile, const T* messages,
                              Scratch<T>& scratch, Index shift, int count) {
   const Plan& plan = *context.plan;
@@ -234,9 +207,8 @@ RF_INLINE void update_belief(const Context<T>& context, Item<T>& item, const Nod
   V<T> fixed[S ? S : 1];
   V<T>* b = S ? fixed : scratch.out;
   const int first = Algebra::template first_state<S>(states);
-  const bool one = is_one<Algebra>(item, states);
   RF_FOR (x, 0, states)
-    b[x] = x == 1 && one ? splat<T>(std::is_same<Algebra, LogMessages<T>>::value ? T(0) : T(1))
+    b[x] = x == 1 && One ? splat<T>(std::is_same<Algebra, LogMessages<T>>::value ? T(0) : T(1))
                          : load<T>(item.node_theta.get() + tile.address + shift + Index(x) * tile.stride);
   for (int d = 0; d < tile.degree; ++d) {
     const Connection& connection = plan.connections[tile.connections + d];
@@ -253,8 +225,12 @@ RF_INLINE void update_belief(const Context<T>& context, Item<T>& item, const Nod
       }
     }
   }
-  V<T> possible = Algebra::template finish_belief<S>(b, states, context.node_power,
-                                                     load<T>(context.node_inverse.data() + tile.first + shift));
+  V<T> possible = splat<T>(1);
+  const V<T> inverse_total = load<T>(context.node_inverse.data() + tile.first + shift);
+  if constexpr (One)
+    Algebra::finish_possible_belief(b, context.node_power, inverse_total);
+  else
+    possible = Algebra::template finish_belief<S>(b, states, context.node_power, inverse_total);
   T* beliefs = item.beliefs.get() + tile.address + shift;
   if (scratch.measure) {
     V<T> change{};
@@ -262,20 +238,22 @@ RF_INLINE void update_belief(const Context<T>& context, Item<T>& item, const Nod
     if (context.damping > 0)
       change = undamped_change<Algebra, T>(b, stored, states, context.damping, scratch);
     else
-      change = Algebra::template change<S>(b, states, [&](int x) { return x == 1 && one ? splat<T>(1) : stored(x); });
+      change = Algebra::template change<S>(b, states, [&](int x) { return x == 1 && One ? splat<T>(1) : stored(x); });
     scratch.change = vmax<T>(scratch.change, first_lanes<T>(change, V<T>{}, count));
   }
   RF_FOR (x, 0, states)
-    if (x != 1 || !one) store_some<T>(beliefs + Index(x) * tile.stride, b[x], count);
+    if (x != 1 || !One) store_some<T>(beliefs + Index(x) * tile.stride, b[x], count);
   if (std::is_same<Algebra, Expectation<T>>::value && scratch.tape)
     for (int x = 0; x < states; ++x, scratch.tape += kLanes<T>) store<T>(scratch.tape, b[x]);
+  if constexpr (One) return;
   possible = first_lanes<T>(possible, splat<T>(1), count);
   scratch.least = select<T>(possible < scratch.least, possible, scratch.least);
 }
 
-// Calls `body` with a value of the arithmetic that group g of the item uses.
+// Calls `body` with a value of the arithmetic that group g of the item uses. Here and below it is not copied: short
+// levels would wait for that.
 template <class T, class Body>
-void with_algebra(const Context<T>& context, const Item<T>& item, int g, Body body) {
+void with_algebra(const Context<T>& context, const Item<T>& item, int g, const Body& body) {
   if (context.kind == Kind::kMeanField)
     body(Expectation<T>{});
   else if (context.kind == Kind::kMaxProduct)
@@ -292,7 +270,7 @@ void with_algebra(const Context<T>& context, const Item<T>& item, int g, Body bo
 
 // The arithmetic of beliefs, which is the same for all groups.
 template <class T, class Body>
-void with_node_algebra(const Context<T>& context, const Item<T>& item, Body body) {
+void with_node_algebra(const Context<T>& context, const Item<T>& item, const Body& body) {
   if (context.kind == Kind::kMeanField)
     body(Expectation<T>{});
   else if (item.log_domain)
@@ -305,7 +283,7 @@ void with_node_algebra(const Context<T>& context, const Item<T>& item, Body body
 
 // The arithmetic of gradients, which is the same for all groups, too: they need no powers.
 template <class T, class Body>
-void with_gradient_algebra(const Context<T>& context, const Item<T>& item, Body body) {
+void with_gradient_algebra(const Context<T>& context, const Item<T>& item, const Body& body) {
   if (context.kind == Kind::kMeanField)
     body(Expectation<T>{});
   else if (item.log_domain)
@@ -315,11 +293,11 @@ void with_gradient_algebra(const Context<T>& context, const Item<T>& item, Body 
 }
 
 // Calls `body` with the state count as a compile-time constant where that is worth it, else with 0.
-template <class Algebra, class Body>
-void with_states(int states, Body body) {
-  if constexpr (Algebra::kFixedStates >= 2)
+template <class Algebra, int Most = Algebra::kFixedStates, class Body>
+void with_states(int states, const Body& body) {
+  if constexpr (Most >= 2)
     if (states == 2) return body(std::integral_constant<int, 2>{});
-  if constexpr (Algebra::kFixedStates >= 5) switch (states) {
+  if constexpr (Most >= 5) switch (states) {
       case 3:
         return body(std::integral_constant<int, 3>{});
       case 4:
@@ -336,10 +314,10 @@ inline int square_states(const Group& group) {
 }
 
 // Messages are gathered one by one, so that unrolling more than two states would not be worth it.
-template <class Algebra, class T, int S>
+template <class Algebra, class T, int S, bool One>
 RF_NOINLINE void update_gathered_belief(const Context<T>& context, Item<T>& item, const NodeTile& tile,
                                         const T* messages, Scratch<T>& scratch) {
-  update_belief<Algebra, T, S, false>(context, item, tile, messages, scratch, 0, tile.count);
+  update_belief<Algebra, T, S, false, One>(context, item, tile, messages, scratch, 0, tile.count);
 }
 
 template <class Algebra, class T>
@@ -358,21 +336,27 @@ void update_nodes(const Context<T>& context, Item<T>& item, Index begin, Index e
           ++t;
           continue;
         }
-      with_states<Algebra>(tile.states, [&](auto states) {
+      with_states<Algebra, Algebra::kFixedInSweeps>(tile.states, [&](auto states) {
         constexpr int S = decltype(states)::value;
-        if (tile.contiguous) {
-          const Index last = std::min<Index>(t + tile.run, end) - 1;
-          Index shift = 0;
-          if (ahead) ahead->begin_nodes(tile);
-          for (; t <= last; ++t, shift += kLanes<T>) {
-            if (ahead) ahead->at_nodes();
-            update_belief<Algebra, T, S, true>(context, item, tile, messages, scratch, shift,
-                                               t == last ? context.plan->node_tiles[last].count : kLanes<T>);
+        auto update = [&](auto is_one) RF_LAMBDA {
+          constexpr bool kOne = decltype(is_one)::value;
+          if (tile.contiguous) {
+            const Index last = std::min<Index>(t + tile.run, end) - 1;
+            Index shift = 0;
+            if (ahead) ahead->begin_nodes(tile);
+            for (; t <= last; ++t, shift += kLanes<T>) {
+              if (ahead) ahead->at_nodes();
+              update_belief<Algebra, T, S, true, kOne>(context, item, tile, messages, scratch, shift,
+                                                       t == last ? context.plan->node_tiles[last].count : kLanes<T>);
+            }
+          } else {
+            update_gathered_belief<Algebra, T, S == 2 ? 2 : 0, kOne>(context, item, tile, messages, scratch);
+            ++t;
           }
-        } else {
-          update_gathered_belief<Algebra, T, S == 2 ? 2 : 0>(context, item, tile, messages, scratch);
-          ++t;
-        }
+        };
+        if constexpr (Algebra::keeps_ratio(S))
+          if (item.state1_possible) return update(std::true_type{});
+        update(std::false_type{});
       });
     }
   });
