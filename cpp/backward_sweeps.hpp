@@ -8,7 +8,6 @@
 #pragma once
 
 #include "deferred.hpp"
-#include "tape_layout.hpp"
 #include "workers.hpp"
 
 namespace riskfield::RISKFIELD_ISA {
@@ -20,25 +19,24 @@ class BackwardSweeps {
       : context_(context),
         plan_(*context.plan),
         item_(item),
-        layout_(context, item),
+        places_(context, item),
         at_node_(gathers_at_once(context)) {
     for (int part = 0; part < plan_.parts; ++part) {
       parts_.emplace_back(plan_, buffers, part);
       parts_[part].streams = exceeds_cache(item);
     }
     leads_.resize(plan_.parts);
-    find_places();
   }
 
   Gradients<T>& part(int number) { return parts_[number]; }
-  Index rates_size() const { return rates_size_; }
+  Index rates_size() const { return places_.rates_size; }
 
   // A member's share in going back through a sweep. `tape` is where its tape ends; `rates` is for Pass::kDeferred.
   template <Pass P>
   void sweep(const T* tape, const Member<T>& member, T* rates = nullptr) {
     const bool at_once = plan_.sweep == Sweep::kAllAtOnce;
     const std::int64_t begun = member.steps();
-    tape -= tape_size_;
+    tape -= places_.tape_size;
     for (int p = member.first; p < member.last && P == Pass::kDeferred; ++p) {
       Position end;
       end.stage = plan_.num_stages();
@@ -51,7 +49,7 @@ class BackwardSweeps {
       for (int p = member.first; p < member.last && P != Pass::kTables; ++p) {
         receive(s, p);
         if (at_node_) continue;
-        reverse_nodes(p, parts[p].nodes_begin, parts[p].nodes_end, tape + node_places_[s * plan_.parts + p], member);
+        reverse_nodes(p, parts[p].nodes_begin, parts[p].nodes_end, tape + places_.nodes[s * plan_.parts + p], member);
       }
       // Messages sent all at once were made from beliefs of the same level.
       if (at_once) member.meet();
@@ -111,39 +109,8 @@ class BackwardSweeps {
   }
 
  private:
-  // Where what belongs to a range begins: on the tape of a sweep, and among the rates it writes down.
-  struct Place {
-    Index tape, rates;
-  };
-
-  void find_places() {
-    range_places_.reserve(plan_.ranges.size());
-    node_places_.reserve(plan_.stages.size());
-    for (Index s = 0; s < plan_.num_stages(); ++s) {
-      const Part* parts = &plan_.stages[s * plan_.parts];
-      for (int r = parts[0].ranges_begin; r < parts[plan_.parts - 1].ranges_end; ++r) {
-        const TileRange& range = plan_.ranges[r];
-        range_places_.push_back({tape_size_, rates_size_});
-        tape_size_ += layout_.range_size(range);
-        rates_size_ += (range.end - range.begin) * rates_of_tile(range);
-      }
-      for (int p = 0; p < plan_.parts; ++p) {
-        node_places_.push_back(tape_size_);
-        tape_size_ += layout_.nodes_size(parts[p].nodes_begin, parts[p].nodes_end);
-      }
-    }
-  }
-
-  // How many numbers are written down for each tile of a range: none unless its tables are deferred.
-  Index rates_of_tile(const TileRange& range) const {
-    const Group& group = plan_.groups[range.group];
-    return is_deferred(context_, item_, group) ? group.dims[range.slot] * kLanes<T> : 0;
-  }
-
   // Where the tiles of a range end that the thread of its part goes back through.
-  Index own_end(const TileRange& range) const {
-    return plan_.sweep == Sweep::kAllAtOnce ? range.between : range.end;
-  }
+  Index own_end(const TileRange& range) const { return plan_.sweep == Sweep::kAllAtOnce ? range.between : range.end; }
 
   // A place among the tiles of a part whose tables are deferred, in the order of a sweep back.
   struct Position {
@@ -157,7 +124,7 @@ class BackwardSweeps {
       if (at.range > at.first) {
         const TileRange& range = plan_.ranges[--at.range];
         at.tile = range.begin;
-        at.end = rates_of_tile(range) > 0 ? own_end(range) : range.begin;
+        at.end = places_.rates_of_tile(range) > 0 ? own_end(range) : range.begin;
       } else {
         if (at.stage == 0) return false;
         const Part& part = plan_.stages[--at.stage * plan_.parts + p];
@@ -183,7 +150,8 @@ class BackwardSweeps {
   // How many numbers a deferred pass reads and writes for each tile of a range, about.
   Index lead_of_tile(const TileRange& range) const {
     const Group& group = plan_.groups[range.group];
-    return layout_.tile_size(range) + rates_of_tile(range) + (is_small(group) ? group.table_size * kLanes<T> : 0);
+    return places_.tape.tile_size(range) + places_.rates_of_tile(range) +
+           (is_small(group) ? group.table_size * kLanes<T> : 0);
   }
 
   // Asks for what a part needs soon in a deferred pass. Hardware prefetching ends with the tiles of a range, which are
@@ -198,11 +166,12 @@ class BackwardSweeps {
     while (lead.numbers < kLead && find_tile(at, p)) {
       const TileRange& range = plan_.ranges[at.range];
       const Group& group = plan_.groups[range.group];
-      const Index number = at.tile - range.begin, on_tape = layout_.tile_size(range), of_rates = rates_of_tile(range);
+      const Index number = at.tile - range.begin, on_tape = places_.tape.tile_size(range),
+                  of_rates = places_.rates_of_tile(range);
       const FactorTile& tile = plan_.factor_tiles[at.tile++];
       lead.numbers += lead_of_tile(range);
-      ask(lead.tape + range_places_[at.range].tape + number * on_tape, on_tape);
-      if (!parts_[p].streams) ask(lead.rates + range_places_[at.range].rates + number * of_rates, of_rates);
+      ask(lead.tape + places_.ranges[at.range].tape + number * on_tape, on_tape);
+      if (!parts_[p].streams) ask(lead.rates + places_.ranges[at.range].rates + number * of_rates, of_rates);
       if (!tile.contiguous) continue;
       const Index width = num_entries<LogMessages<T>, 0>(group, group.arity);
       ask(parts_[p].messages[parts_[p].current] + group.gradients + tile.first * width, width * tile.count);
@@ -266,13 +235,13 @@ class BackwardSweeps {
   void add_tables(int p, int r, Index begin, Index end, int count, const T* const* tape, const T* rates,
                   Scratch<T>& scratch) {
     const TileRange& range = plan_.ranges[r];
-    const Index rates_per_tile = rates_of_tile(range), tape_per_tile = layout_.tile_size(range);
+    const Index rates_per_tile = places_.rates_of_tile(range), tape_per_tile = places_.tape.tile_size(range);
     if (rates_per_tile == 0 || begin == end) return;
     const Group& group = plan_.groups[range.group];
     const T *cavities[kDeferredSweeps], *gradients[kDeferredSweeps];
     for (int k = 0; k < count; ++k) {
-      cavities[k] = tape[k] - tape_size_ + range_places_[r].tape + (begin - range.begin) * tape_per_tile;
-      gradients[k] = rates + k * rates_size_ + range_places_[r].rates + (begin - range.begin) * rates_per_tile;
+      cavities[k] = tape[k] - places_.tape_size + places_.ranges[r].tape + (begin - range.begin) * tape_per_tile;
+      gradients[k] = rates + k * places_.rates_size + places_.ranges[r].rates + (begin - range.begin) * rates_per_tile;
     }
     with_states<LogMessages<T>>(square_states(group), [&](auto states) {
       constexpr int S = decltype(states)::value > 2 ? decltype(states)::value : 0;
@@ -326,11 +295,11 @@ class BackwardSweeps {
   void reverse_tiles(int p, int r, Index begin, Index end, const T* tape, T* rates, const Member<T>& member) {
     if (begin == end) return;
     const TileRange& range = plan_.ranges[r];
-    tape += range_places_[r].tape + (begin - range.begin) * layout_.tile_size(range);
+    tape += places_.ranges[r].tape + (begin - range.begin) * places_.tape.tile_size(range);
     if constexpr (P == Pass::kDeferred) {
-      const Index rates_per_tile = rates_of_tile(range);
+      const Index rates_per_tile = places_.rates_of_tile(range);
       if (rates_per_tile == 0) return reverse_range<Pass::kWhole>(p, range, begin, end, tape, member);
-      parts_[p].rates = rates + range_places_[r].rates + (begin - range.begin) * rates_per_tile;
+      parts_[p].rates = rates + places_.ranges[r].rates + (begin - range.begin) * rates_per_tile;
     }
     reverse_range<P>(p, range, begin, end, tape, member);
   }
@@ -403,13 +372,10 @@ class BackwardSweeps {
   const Context<T>& context_;
   const Plan& plan_;
   const Item<T>& item_;
-  const TapeLayout<T> layout_;
+  const DeferredLayout<T> places_;
   const bool at_node_;  // whether the gradients of beliefs are where their messages look for them
   std::vector<Gradients<T>> parts_;
-  std::vector<Lead> leads_;          // part
-  std::vector<Place> range_places_;  // range
-  std::vector<Index> node_places_;   // (stage, part): on the tape
-  Index tape_size_ = 0, rates_size_ = 0;
+  std::vector<Lead> leads_;  // part
 };
 
 }  // namespace riskfield::RISKFIELD_ISA

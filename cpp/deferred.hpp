@@ -8,6 +8,7 @@
 
 #include "inside.hpp"
 #include "reverse.hpp"
+#include "tape_layout.hpp"
 
 namespace riskfield::RISKFIELD_ISA {
 
@@ -19,6 +20,51 @@ bool is_deferred(const Context<T>& context, const Item<T>& item, const Group& gr
   return context.kind == Kind::kSumProduct && !item.log_domain && group.arity == 2 && group.dims[0] > 2 &&
          group.dims[1] > 2;
 }
+
+// Where what belongs to a range, or to the nodes of a part, begins in one sweep: on its tape, and among the rates r
+// that the way back through it writes down.
+template <class T>
+class DeferredLayout {
+ public:
+  struct Place {
+    Index tape, rates;
+  };
+
+  DeferredLayout(const Context<T>& context, const Item<T>& item)
+      : tape(context, item), context_(context), plan_(*context.plan), item_(item) {
+    ranges.reserve(plan_.ranges.size());
+    nodes.reserve(plan_.stages.size());
+    for (Index s = 0; s < plan_.num_stages(); ++s) {
+      const Part* parts = &plan_.stages[s * plan_.parts];
+      for (int r = parts[0].ranges_begin; r < parts[plan_.parts - 1].ranges_end; ++r) {
+        const TileRange& range = plan_.ranges[r];
+        ranges.push_back({tape_size, rates_size});
+        tape_size += tape.range_size(range);
+        rates_size += (range.end - range.begin) * rates_of_tile(range);
+      }
+      for (int p = 0; p < plan_.parts; ++p) {
+        nodes.push_back(tape_size);
+        tape_size += tape.nodes_size(parts[p].nodes_begin, parts[p].nodes_end);
+      }
+    }
+  }
+
+  // How many numbers are written down for each tile of a range: none unless its tables are deferred.
+  Index rates_of_tile(const TileRange& range) const {
+    const Group& group = plan_.groups[range.group];
+    return is_deferred(context_, item_, group) ? group.dims[range.slot] * kLanes<T> : 0;
+  }
+
+  const TapeLayout<T> tape;
+  std::vector<Place> ranges;
+  std::vector<Index> nodes;  // (stage, part): on the tape
+  Index tape_size = 0, rates_size = 0;
+
+ private:
+  const Context<T>& context_;
+  const Plan& plan_;
+  const Item<T>& item_;
+};
 
 // Adds the tables' gradients of one tile. `tape` and `rates` of a sweep start at what belongs to the tile.
 template <class T, int S, class Lanes>
