@@ -125,7 +125,7 @@ void reverse_marginals(const Context<T>& context, const Item<T>& item, int g, co
     const Index f = lanes.factor(l);
     if (plan.copy_of(f) >= item.num_models()) continue;
     const T* from = grad_mu[plan.copy_of(f)] + user_marginals(plan, group, f);
-    if (all_zero(from, group.table_size)) continue;
+    if (!any && all_zero(from, group.table_size)) continue;
     for (Index e = 0; e < group.table_size && !any; ++e) weight[e] = V<T>{};
     any = true;
     const Index* map = group.entry_maps[group.permutation[f]].data();
