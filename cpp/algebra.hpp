@@ -90,7 +90,6 @@ struct Probability {
   }
   static RF_INLINE V<T> combine(V<T> a, V<T> b) { return a * b; }
   static RF_INLINE V<T> multiply_add(V<T> sum, V<T> table, V<T> weight) { return sum + table * weight; }
-  static RF_INLINE V<T> multiply(V<T> table, V<T> weight) { return table * weight; }
 
   // Normalise an update, and power it.
   template <int S, class Old>
@@ -162,7 +161,6 @@ struct LogMessages {
   static RF_INLINE V<T> one() { return splat<T>(1); }
   static RF_INLINE V<T> combine(V<T> a, V<T> b) { return a * b; }
   static RF_INLINE V<T> multiply_add(V<T> sum, V<T> table, V<T> weight) { return sum + table * weight; }
-  static RF_INLINE V<T> multiply(V<T> table, V<T> weight) { return table * weight; }
   static RF_INLINE constexpr bool keeps_ratio(int states) { return Plain::keeps_ratio(states); }
   template <int S>
   static RF_INLINE int first_state(int states) {
@@ -342,7 +340,6 @@ struct Expectation {
   }
   static RF_INLINE V<T> combine(V<T> a, V<T> b) { return a * b; }
   static RF_INLINE V<T> multiply_add(V<T> sum, V<T> table, V<T> weight) { return sum + expected(table, weight); }
-  static RF_INLINE V<T> multiply(V<T> table, V<T> weight) { return expected(table, weight); }
   // 0 * -inf is 0: a joint state that has no probability costs nothing.
   static RF_INLINE V<T> expected(V<T> table, V<T> weight) {
     const V<T> product = table * weight;

@@ -261,15 +261,14 @@ class Backward {
     }
   }
 
-  // The beliefs before the first sweep.
+  // The beliefs before the first sweep. One thread alone takes their gradients out: vectors may reach over tiles of
+  // others.
   void reverse_first_beliefs() {
     shared([&](const Member<T>& member) {
       for (int p = member.first; p < member.last; ++p) sweeps_.receive_all(p);
       member.meet();
-      for (int p = member.first; p < member.last && !gathers_at_once(context_); ++p) {
-        const Share own = share(0, static_cast<Index>(plan_.node_tiles.size()), p, plan_.parts);
-        sweeps_.reverse_nodes(p, own.begin, own.end, nullptr, member);
-      }
+      if (member.leads() && !gathers_at_once(context_))
+        sweeps_.reverse_nodes(0, 0, static_cast<Index>(plan_.node_tiles.size()), nullptr, member);
     });
   }
 

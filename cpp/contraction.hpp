@@ -72,8 +72,9 @@ RF_INLINE void contract_square(const T* table, Index stride, int slot, const V<T
       if (ahead != 0) __builtin_prefetch(from + ahead, 0, 2);
       return load<T>(from);
     };
-    out[x] = Algebra::multiply(entry(0), weight[0]);
-    RF_FOR (y, 1, S) out[x] = Algebra::multiply_add(out[x], entry(y), weight[y]);
+    // From 0 on, as `contract` does: the compiler fuses the same products, and results are the same to the last bit.
+    out[x] = V<T>{};
+    RF_FOR (y, 0, S) out[x] = Algebra::multiply_add(out[x], entry(y), weight[y]);
   }
 }
 

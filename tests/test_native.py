@@ -756,3 +756,16 @@ def test_log_messages_of_any_size(states):
     algorithm, stop = rf.MessagePassing(damping=0.5), rf.Stop(60, tol=None)
     messages = [rf.infer(graph, theta, algorithm, stop=stop, kernels=k).messages for k in ("native", "torch")]
     torch.testing.assert_close(*messages, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("num_states", [2, 3, 5])
+@pytest.mark.parametrize("rho", [0.5, 0.7])
+def test_a_graph_gives_the_same_bits_when_joined_with_others(num_states, rho):
+    """Other tiles are filled, gathered or cut short then. With more states, these may fill the vectors."""
+    graphs = [rf.grid(12, 14, num_states), rf.grid(5, 14, num_states)]
+    union, generator = rf.graph.Union(graphs), torch.Generator().manual_seed(0)
+    thetas = [torch.randn(graph.theta_size, dtype=torch.float64, generator=generator) for graph in graphs]
+    algorithm, stop = rf.MessagePassing(rf.TRW(rho)), rf.Stop(5, tol=None)
+    joined = union.split(rf.infer(union.graph, union.join(thetas), algorithm, stop=stop).mu)
+    for graph, theta, mu in zip(graphs, thetas, joined, strict=True):
+        assert torch.equal(mu, rf.infer(graph, theta, algorithm, stop=stop).mu)

@@ -9,7 +9,7 @@ from torch import Tensor
 from riskfield import _native
 
 _SMALL = 1 << 12  # numbers
-_LARGE = 1 << 18
+_LARGE = 1 << 22  # bytes
 _DTYPES = {torch.float32: np.float32, torch.float64: np.float64, torch.complex128: np.complex128}
 
 
@@ -26,7 +26,7 @@ def empty_array(rows: int, size: int, dtype: torch.dtype) -> np.ndarray:
     """An array to be filled. `np.empty` is faster, but the peak of memory is higher with it: it is for small ones."""
     if rows * size <= _SMALL:
         return np.empty((rows, size), _DTYPES[dtype])
-    if rows * size >= _LARGE:  # which the operating system would have to clear page by page
-        kept: np.ndarray = _native.empty_bytes(rows * size * dtype.itemsize)
+    if (size_in_bytes := rows * size * dtype.itemsize) >= _LARGE:  # which would have to be cleared page by page
+        kept: np.ndarray = _native.empty_bytes(size_in_bytes)
         return kept.view(_DTYPES[dtype]).reshape(rows, size)
     return torch.empty(rows, size, dtype=dtype).numpy()
