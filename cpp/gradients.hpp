@@ -6,7 +6,7 @@
 
 namespace riskfield::RISKFIELD_ISA {
 
-// Whether the gradient of a belief can go to `node_theta` without a detour: the log-belief is a plain sum of messages,
+// Whether the gradient of a belief can be added to `node_theta` at once: the log-belief is a plain sum of messages,
 // and no message that the same stage sends was made from the belief before.
 template <class T>
 bool gathers_at_once(const Context<T>& context) {

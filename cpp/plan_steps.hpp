@@ -1,5 +1,5 @@
-// The steps of making a plan: first everything gets its place, then updates are gathered into tiles and stages, then it
-// is found out what threads have to wait for.
+// The steps of making a plan. First everything gets its place. Then updates are gathered into tiles and stages. The
+// last step lists what threads have to wait for.
 #pragma once
 
 #include <algorithm>
@@ -35,7 +35,7 @@ Placement make_placement(Plan& plan, const Index* num_states, const Index* rank,
 // Gather the updates into tiles and these into stages.
 void make_tiles(Plan& plan, const Placement& placement);
 
-// Find out what the threads that share the plan have to wait for.
+// List what the threads that share the plan have to wait for.
 void find_waits(Plan& plan, const Placement& placement);
 
 // What sorting works with, kept from one call to the next.
