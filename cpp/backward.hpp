@@ -299,12 +299,53 @@ class Backward {
     }
     for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
       const Group& group = plan_.groups[g];
-      const Share factors = share(0, group.count, part, plan_.parts);
-      for (Index f = factors.begin; f < factors.end; ++f) {
-        if (f + kAhead < factors.end && is_used(f + kAhead)) fetch_gradient(group, f + kAhead, out);
-        if (group.shared[f] < 0 && is_used(f)) write_table(g, f, out, scratch);
+      const bool sums = keeps_sums(context_, item_, group, !buffers_.counting.empty());
+      const Share tiles = share(0, static_cast<Index>(group.all_tiles.size()), part, plan_.parts);
+      for (Index t = tiles.begin; t < tiles.end; ++t) {
+        if (t + kAhead < tiles.end)
+          for_each_factor(group, group.all_tiles[t + kAhead], [&](Index f, int) { fetch_gradient(group, f, out); });
+        V<T> first[2];
+        if (sums) sums_of(g, group.all_tiles[t], first);
+        for_each_factor(group, group.all_tiles[t], [&](Index f, int l) {
+          if (group.shared[f] >= 0) return;
+          if (sums)
+            write_binary(g, f, buffers_.tables.get()[group.table[f]] * context_.inverse[g][f], first[0][l], first[1][l],
+                         out, scratch);
+          else
+            write_table(g, f, out, scratch);
+        });
       }
     }
+  }
+
+  // Calls body(factor, lane) for the factors of a tile that belong to a model.
+  template <class Body>
+  void for_each_factor(const Group& group, const FactorTile& tile, Body body) const {
+    for (int l = 0; l < tile.count; ++l) {
+      const Index f = tile.contiguous ? tile.first + l : group.lanes[tile.first + l];
+      if (is_used(f)) body(f, l);
+    }
+  }
+
+  // The gradients of the first rows and the first columns of theta, summed (see keeps_sums).
+  void sums_of(std::size_t g, const FactorTile& tile, V<T>* first) const {
+    T* messages = sweeps_.messages();
+    with_gradient_algebra(context_, item_, [&](auto algebra) {
+      with_lanes<T>(plan_, plan_.groups[g], tile, [&](const auto& lanes) {
+        for (int slot = 0; slot < 2; ++slot)
+          first[slot] = lanes.template gradient_rows<decltype(algebra), 0>(messages, slot).get(1);
+      });
+    });
+  }
+
+  // The gradient of a binary table, from that of entry 00 and of the sums of the first row and the first column.
+  void write_binary(std::size_t g, Index f, T corner, T row, T column, const Rows<T>& out, Scratch<T>& scratch) const {
+    const Group& group = plan_.groups[g];
+    scratch.tick(group.table_size);
+    T* to = out[plan_.copy_of(f)] + user_table(plan_, group, f);
+    const Index* map = group.entry_maps[group.permutation[f]].data();
+    const T entries[] = {corner, row - corner, column - corner, corner - row - column};
+    for (int e = 0; e < 4; ++e) to[map[e]] = (group.shared[f] < 0 ? T(0) : to[map[e]]) + entries[e];
   }
 
   // A line of the gradients of neighbours has one entry of several: each of them asks for some of the lines.
@@ -324,19 +365,15 @@ class Backward {
     const Index* map = group.entry_maps[group.permutation[f]].data();
     const T* from = buffers_.tables.get() + group.table[f];
     const T inverse = context_.inverse[g][f];
-    if (keeps_sums(context_, item_, group, !buffers_.counting.empty())) {
-      const T corner = from[0], row = from[stride], column = from[2 * stride];
-      const T entries[] = {corner, row - corner, column - corner, corner - row - column};
-      for (int e = 0; e < 4; ++e) to[map[e]] = (group.shared[f] < 0 ? T(0) : to[map[e]]) + entries[e] * inverse;
-      return;
-    }
+    if (keeps_sums(context_, item_, group, !buffers_.counting.empty()))  // tied
+      return write_binary(g, f, from[0] * inverse, from[stride] * inverse, from[2 * stride] * inverse, out, scratch);
     if (group.shared[f] >= 0)
       for (Index e = 0; e < group.table_size; ++e) to[map[e]] += from[e * stride] * inverse;
     else
       for (Index e = 0; e < group.table_size; ++e) to[map[e]] = from[e * stride] * inverse;
   }
 
-  static constexpr Index kAhead = 16;  // factors
+  static constexpr Index kAhead = 2;  // tiles
 
   const Context<T>& context_;
   const Plan& plan_;

@@ -29,6 +29,7 @@ class BackwardSweeps {
   }
 
   Gradients<T>& part(int number) { return parts_[number]; }
+  T* messages() const { return parts_[0].messages[parts_[0].current]; }  // their gradients
   Index rates_size() const { return places_.rates_size; }
 
   // A member's share in going back through a sweep. `tape` is where its tape ends; `rates` is for Pass::kDeferred.

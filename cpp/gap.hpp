@@ -24,6 +24,7 @@ V<T> log_operands(const Item<T>& item, const Group& group, const Lanes& lanes, i
     message[x] = V<T>{};
     if (x >= first)
       message[x] = Algebra::log_message(lanes.message(item.messages[item.current].get(), slot, x)) * inverse;
+    if (x == 1) message[x] -= growth_of<Algebra, T>(item, group, lanes, slot);
     const I<T> possible = (belief[x] > kNegInf<T>)&(message[x] > kNegInf<T>);
     belief[x] = select<T>(possible, belief[x], splat<T>(kNegInf<T>));
     message[x] = select<T>(possible, message[x], V<T>{});
@@ -84,6 +85,7 @@ void measure_gap(const Context<T>& context, const Item<T>& item, int g, const La
     const int n = group.dims[slot];
     contract<Algebra, T, 0>(incident<Algebra, T, 0>(item, group, slot, lanes, cavity, update, scratch), n, update);
     for (int x = 0; x < n; ++x) update[x] = Algebra::logarithm(update[x]);
+    if (n > 1) update[1] -= growth_of<Algebra, T>(item, group, lanes, slot);
     log_operands<Algebra, T>(item, group, lanes, slot, inverse, belief, message);
     V<T> inconsistency{}, largest{};
     measure_slot<T>(n, context.kind == Kind::kSumProduct, size, counting, belief, message, update, scratch.cavities,

@@ -28,7 +28,9 @@ struct Item {
   std::vector<Model> models;  // of the copies of the plan; further copies repeat the last one
   Buffer<T> tables, beliefs, node_theta;
   Buffer<T> messages[2];
+  Index table_numbers = 0;             // of the tables, that sweeps read
   bool log_domain = false;
+  bool couplings = false;              // whether tables between binary variables are kept as one number
   bool state1_possible = false;        // whether entry 1 of all beliefs kept as ratios is 1 and need not be read
   int current = 0;                     // which of the two message buffers holds the present messages
   Index sweeps = 0;                    // run so far by any of the models
@@ -45,8 +47,14 @@ struct Item {
 template <class T>
 bool exceeds_cache(const Item<T>& item) {
   constexpr Index kBytes = Index(12) << 20;
-  const Index numbers = item.tables.size() + item.messages[0].size() + item.beliefs.size() + item.node_theta.size();
+  const Index numbers = item.table_numbers + item.messages[0].size() + item.beliefs.size() + item.node_theta.size();
   return numbers * static_cast<Index>(sizeof(T)) > kBytes;
+}
+
+// How many numbers of the tables of a vector of factors sweeps read.
+template <class T>
+RF_INLINE Index numbers_of_tables(const Item<T>& item, const Group& group) {
+  return (item.couplings && group.in_rows() ? 1 : group.table_size) * kLanes<T>;
 }
 
 // Smallest and largest finite entry.

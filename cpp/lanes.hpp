@@ -76,10 +76,14 @@ class TileLanes<T, true> {
       store<T>(copy + e * kLanes<T>, tile_.shared ? splat<T>(from[e]) : load<T>(from + e * tile_.table_stride));
     return copy;
   }
+  // One entry of the tables of all lanes.
+  RF_INLINE V<T> table_entry(const T* packed, Index e) const {
+    return tile_.shared ? splat<T>(packed[tile_.table + e]) : load<T>(packed + tile_.table + e * tile_.table_stride);
+  }
   // The distance to tables that are read soon: those of following tiles mostly follow, too.
   RF_INLINE Index tables_ahead() const {
     constexpr Index kAhead = 8192 / sizeof(T);
-    return tile_.shared ? 0 : std::max<Index>(kAhead, group_.table_size * tile_.table_stride);
+    return tile_.shared || group_.in_rows() ? 0 : std::max<Index>(kAhead, group_.table_size * tile_.table_stride);
   }
   RF_INLINE V<T> belief(const T* beliefs, int slot, int x) const {
     return load<T>(beliefs + shift_ + operands_[slot].node + Index(x) * operands_[slot].node_stride);
@@ -133,6 +137,10 @@ class TileLanes<T, true> {
     for (int l = 0; l < tile_.count; ++l) sum += T(value[l]);
     tied[tile_.table + entry] += sum;
   }
+  // The same for those tables only.
+  RF_INLINE void add_tied(T* tied, Index entry, V<T> value) const {
+    if (tile_.shared || tile_.tied) add_table(tied, tied, entry, value);
+  }
 
  private:
   const Group& group_;
@@ -159,6 +167,9 @@ class TileLanes<T, false> {
     const bool lone = S == 0 && tile_.count == 1;
     stride = lone ? group_.table_stride[factor_[0]] : kLanes<T>;
     return lone ? packed + group_.table[factor_[0]] : copied_tables(packed, scratch);
+  }
+  RF_NOINLINE V<T> table_entry(const T* packed, Index e) const {
+    return gather([&](Index f) { return packed[group_.table[f] + e * group_.table_stride[f]]; });
   }
   Index tables_ahead() const { return 0; }
   RF_NOINLINE V<T> belief(const T* beliefs, int slot, int x) const {
@@ -228,6 +239,12 @@ class TileLanes<T, false> {
     for (int l = 0; l < tile_.count; ++l) {
       const Index f = factor_[l];
       (group_.shared[f] < 0 ? tables : tied)[group_.table[f] + entry * group_.table_stride[f]] += value[l];
+    }
+  }
+  RF_NOINLINE void add_tied(T* tied, Index entry, V<T> value) const {
+    for (int l = 0; l < tile_.count; ++l) {
+      const Index f = factor_[l];
+      if (group_.shared[f] >= 0) tied[group_.table[f] + entry * group_.table_stride[f]] += value[l];
     }
   }
 

@@ -48,9 +48,11 @@ class Lookahead {
   RF_NOINLINE void fetch_tables() {
     constexpr Index kLine = 64 / sizeof(T);
     while (tables_.lead < kLead && (tables_.left > 0 || next_run())) {
-      for (const T* end = table_ + table_size_; table_ < end; table_ += kLine) __builtin_prefetch(table_, 0, 2);
+      for (Index row = 0; row < rows_of_table_; ++row)
+        for (Index k = 0; k < row_size_; k += kLine) __builtin_prefetch(table_ + row * row_stride_ + k, 0, 2);
+      table_ += row_size_;
       --tables_.left;
-      tables_.lead += table_size_;
+      tables_.lead += rows_of_table_ * row_size_;
     }
   }
   RF_NOINLINE void fetch_nodes() {
@@ -69,8 +71,11 @@ class Lookahead {
       while (at.tile >= at.end)
         if (!next_range()) return false;
       const FactorTile& tile = plan_.factor_tiles[at.tile];
-      table_size_ = plan_.groups[group_].table_size * kLanes<T>;
       if (!tile.contiguous || tile.shared) continue;
+      const Group& group = plan_.groups[group_];
+      row_size_ = group.table_step(kLanes<T>);
+      rows_of_table_ = numbers_of_tables(item_, group) / row_size_;
+      row_stride_ = tile.table_stride;
       at.left = std::min<Index>(tile.run, at.end - at.tile);
       at.tile += at.left;
       table_ = item_.tables.get() + tile.table;
@@ -143,7 +148,7 @@ class Lookahead {
   Position tables_, nodes_;
   int range_ = 0, ranges_end_ = 0, group_ = 0;
   const T* table_ = nullptr;
-  Index table_size_ = 0;  // of a tile
+  Index row_size_ = 0, rows_of_table_ = 0, row_stride_ = 0;  // of the tables of a tile
   Index shift_ = 0;       // from the first tile of a run of nodes
   int rows_ = 0, rows_used_ = 0;
   const T* row_[kMostRows];

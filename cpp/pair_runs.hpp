@@ -61,6 +61,7 @@ class PairRun {
       inverse_ = context.inverse[range.group].data() + tile.first;
       settings_ = {load<T>(counting_), load<T>(inverse_), Kind::kDamped ? context.damping : T(0)};
     }
+    table_stride_ = S > 2 || tile.shared ? kLanes<T> : tile.table_stride;
     if (tile.shared) {
       T* copy = reinterpret_cast<T*>(scratch.table);
       for (int e = 0; e < S * S; ++e) store<T>(copy + e * kLanes<T>, splat<T>(tables_[e]));
@@ -75,12 +76,9 @@ class PairRun {
     const T* tables = tables_;
     for (Index shift = 0; tiles > 0; --tiles, shift += kLanes<T>, tables += step) {
       next();
-      Index stride = tiles > 1 || last.shared ? kLanes<T> : last.table_stride;
-      if (S > 2 && stride < kLanes<T>) {
-        tables = whole_rows(tables, stride);
-        stride = kLanes<T>;
-      }
-      send(shift, tables, S > 2 ? kLanes<T> : stride, tiles > 1 ? kLanes<T> : last.count);
+      if (S > 2 && tiles == 1 && !last.shared && last.table_stride < kLanes<T>)
+        tables = whole_rows(tables, last.table_stride);
+      send(shift, tables, tiles > 1 ? kLanes<T> : last.count);
     }
   }
 
@@ -103,15 +101,18 @@ class PairRun {
     if (scratch_.tape) write_cavity<Algebra, T, S>(cavity, S, scratch_);
   }
 
-  RF_INLINE void send(Index shift, const T* table, Index table_stride, int count) {
+  RF_INLINE void send(Index shift, const T* table, int count) {
+    const Index stride = S > 2 ? kLanes<T> : table_stride_;
     V<T> other[S], m[S];
     cavity(shift, other);
-    if constexpr (IsLogarithm<Algebra>::value && S == 2)
-      contract_log_binary<T>(table, table_stride, Kind::kSlot, other, m);
+    if constexpr (Algebra::keeps_ratio(S))
+      Ratio<T>::contract(load<T>(table), other, m);
+    else if constexpr (IsLogarithm<Algebra>::value && S == 2)
+      contract_log_binary<T>(table, stride, Kind::kSlot, other, m);
     else if constexpr (IsLogarithm<Algebra>::value)
-      contract_log_square<T, S>(table, table_stride, Kind::kSlot, other, m);
+      contract_log_square<T, S>(table, stride, Kind::kSlot, other, m);
     else
-      contract_pair<Algebra, T, S>(table, table_stride, Kind::kSlot, other, S, S, m);
+      contract_pair<Algebra, T, S>(table, stride, Kind::kSlot, other, S, S, m);
     auto old = [&](int x) RF_LAMBDA { return load<T>(old_ + shift + (x - kFirst) * stride_); };
     Algebra::template finish_message<S>(m, S, settings(shift), old);
     RF_FOR (x, kFirst, S) store_some<T>(sent_ + shift + (x - kFirst) * stride_, m[x], count);
@@ -127,7 +128,7 @@ class PairRun {
   Scratch<T>& scratch_;
   const T *tables_, *beliefs_, *received_, *old_, *counting_ = nullptr, *inverse_ = nullptr;
   T* sent_;
-  Index belief_stride_, stride_;
+  Index belief_stride_, stride_, table_stride_;
   MessageSettings<T> settings_;
   bool uniform_ = true;
 };

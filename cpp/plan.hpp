@@ -42,11 +42,11 @@ struct FactorTile {
   Index first;     // first factor, or start in Group::lanes
   Index table;     // address of the first table
   Index operands;  // contiguous tiles: start in Group::operands, one per slot
-  std::int16_t table_stride;
+  std::int32_t table_stride;
   std::int16_t run;  // so many tiles from this one on are a vector apart in every respect; all but the last are full
   std::int8_t count;
-  bool contiguous;
-  bool shared;       // all lanes use one table, stored once
+  bool contiguous : 1;
+  bool shared : 1;   // all lanes use one table, stored once
   bool between : 1;  // its factors join nodes of several parts
   bool tied : 1;     // each lane uses a table of its own that other tiles use, too
 };
@@ -63,6 +63,7 @@ struct Group {
   Index count = 0;
   Index gradients = 0;  // where the gradients of its messages begin (see TileLanes::gradient_rows)
   Index parcels = 0;    // where those begin that its factors between parts send to beliefs (see TileLanes::belief_rows)
+  Index tables = 0, tables_size = 0;  // where the tables begin that belong to one factor each, and their size
   std::vector<std::int32_t> user_group, user_row, permutation;  // per factor
   std::vector<std::int32_t> position;                           // (factor, slot): packed node
   std::vector<Index> table;                                     // per factor
@@ -78,6 +79,11 @@ struct Group {
   // Every factor once, for marginals and packing: first those within each part, part by part, then those between parts.
   std::vector<FactorTile> all_tiles;
   std::vector<Index> part_tiles;  // part -> its first tile; then where those between parts begin and end
+
+  // Whether entry e of all tables is a row, but for shared tables: sweeps mostly need one entry (see ratio.hpp).
+  bool in_rows() const { return arity == 2 && dims[0] == 2 && dims[1] == 2; }
+  // The distance between the tables of neighbouring vectors of factors that have tables of their own.
+  Index table_step(int lanes) const { return in_rows() ? lanes : lanes * table_size; }
 };
 
 // Messages of one group to one slot. The tiles from `between` on join nodes of this part to others.

@@ -337,7 +337,7 @@ struct Placer {
   }
 
   // Messages of a block stand in rows; tables one vector of them after the other, so that a tile streams through its
-  // tables.
+  // tables, or in rows of the whole group.
   void place_factors(std::size_t g) {
     const std::vector<Block> blocks = find_blocks(g);
     Group& group = plan.groups[g];
@@ -347,6 +347,8 @@ struct Placer {
     group.message_stride.resize(group.count);
     group.shared.resize(group.count);
     out.pieces.emplace_back();
+    plan.table_size = whole_vectors(plan.table_size);
+    group.tables = plan.table_size;
     bool after_row = plan.copies > 1;  // whether the last message so far is a neutral one, or none is needed
     for (const auto& [f, size, long_run, part] : blocks) {
       const Index stride = long_run ? message_row_length(size) : 1;
@@ -372,6 +374,12 @@ struct Placer {
         place_tables(group, g, start, count, plan.parts > 1 && long_run ? plan.lanes - count : 0);
       }
     }
+    plan.table_size = whole_vectors(plan.table_size);
+    const Index row = plan.table_size - group.tables;  // if tables are in rows, the first one
+    if (group.in_rows()) plan.table_size += (group.table_size - 1) * row;
+    for (Index f = 0; f < group.count && group.in_rows(); ++f)
+      if (group.shared[f] < 0) group.table_stride[f] = static_cast<std::int32_t>(row);
+    group.tables_size = plan.table_size - group.tables;
   }
 
   void place_tables(Group& group, std::size_t g, Index start, Index count, Index room) {
@@ -384,7 +392,7 @@ struct Placer {
       group.table[start + i] = shared >= 0 ? plan.shared_tables[shared].address + copy : plan.table_size + i;
       group.table_stride[start + i] = static_cast<std::int32_t>(shared >= 0 ? plan.copies : count);
     }
-    if (shared_key[g][start] < 0) plan.table_size += count * group.table_size + room;
+    if (shared_key[g][start] < 0) plan.table_size += count * (group.in_rows() ? 1 : group.table_size) + room;
   }
 };
 

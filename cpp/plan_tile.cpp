@@ -262,7 +262,7 @@ struct Tiler {
   void add_piece(Group& group, const Piece& piece, Pool& pool) const {
     if (piece.long_run)
       pool.tiles.push_back({piece.first, group.table[piece.first], piece.operands,
-                            static_cast<std::int16_t>(group.table_stride[piece.first]), 1,
+                            group.table_stride[piece.first], 1,
                             static_cast<std::int8_t>(piece.count), true,
                             plan.copies == 1 && group.shared[piece.first] >= 0, pool.between,
                             plan.copies > 1 && group.shared[piece.first] >= 0});
@@ -372,7 +372,7 @@ struct Tiler {
       pool.flush();
       const auto end = static_cast<Index>(plan.factor_tiles.size());
       find_runs(plan.factor_tiles, begin, end, [&](const FactorTile& a, const FactorTile& b) {
-        return follows(group, a, b) && (b.table == a.table || b.table == a.table + plan.lanes * group.table_size);
+        return follows(group, a, b) && (b.table == a.table || b.table == a.table + group.table_step(plan.lanes));
       });
       found.push_back({key, {static_cast<std::int32_t>(g), slot, begin, end, middle}});
     }

@@ -14,8 +14,9 @@
 namespace riskfield::RISKFIELD_ISA {
 
 // Whether the gradients of a group's tables are kept as those of entry 00 and of the sums of the first row and the
-// first column: the gradient of a binary table sums to zero, which gives the fourth number. (Pass::kCounting does
-// without.)
+// first column: the gradient of a binary table sums to zero, which gives the fourth number. Each sum, divided by c, is
+// also what the gradient of the message to that variable has more than that of its belief (see GradientBuffers), so
+// that only tied tables have to keep it. (Pass::kCounting does without.)
 template <class T>
 bool keeps_sums(const Context<T>& context, const Item<T>& item, const Group& group, bool counting) {
   return keeps_ratio(context, item, square_states(group)) && !counting;
@@ -76,10 +77,14 @@ template <class Algebra, class T, class Lanes>
 void add_counting_of_table(const Context<T>& context, const Item<T>& item, int g, const Lanes& lanes,
                            const V<T>* gradient, Gradients<T>& grad, Scratch<T>& scratch) {
   Index stride;
-  const T* table = lanes.tables(item.tables.get(), scratch.table, stride);
+  const Group& group = context.plan->groups[g];
+  const T* table = whole_tables<Algebra, T, 0>(item, group, lanes, scratch.table, stride);
+  const bool coupling = keeps_coupling<Algebra>(group);
   V<T> sum{};
-  for (Index e = 0; e < context.plan->groups[g].table_size; ++e) {
-    const V<T> potential = Algebra::logarithm(load<T>(table + e * stride));
+  for (Index e = 0; e < group.table_size; ++e) {
+    V<T> potential = Algebra::logarithm(load<T>(table + e * stride));
+    if (coupling && e / 2 == 0) potential += growth_of<Algebra, T>(item, group, lanes, 0);
+    if (coupling && e % 2 == 0) potential += growth_of<Algebra, T>(item, group, lanes, 1);
     sum += select<T>(potential > kNegInf<T>, gradient[e] * potential, V<T>{});
   }
   lanes.add_factor((*grad.counting)[g].data(), -sum * lanes.per_factor(context.inverse[g]));
@@ -88,9 +93,10 @@ void add_counting_of_table(const Context<T>& context, const Item<T>& item, int g
 // ... and multiplies the log-messages that make up a belief: the gradient of the belief since a message was sent, times
 // that message. `m` is the message before it was damped.
 template <class Algebra, class T, class Lanes>
-void add_counting_of_message(const Context<T>& context, int g, int slot, const Lanes& lanes, const V<T>* m,
-                             Gradients<T>& grad) {
-  const int n = context.plan->groups[g].dims[slot], first = Algebra::template first_state<0>(n);
+void add_counting_of_message(const Context<T>& context, const Item<T>& item, int g, int slot, const Lanes& lanes,
+                             const V<T>* m, Gradients<T>& grad) {
+  const Group& group = context.plan->groups[g];
+  const int n = group.dims[slot], first = Algebra::template first_state<0>(n);
   const auto nodes = gathered_by<Algebra>(lanes.node_rows(grad.node_theta, slot), n);
   const auto seen = lanes.template gradient_rows<Algebra, 0>(grad.seen, slot),
              of_belief = lanes.template gradient_rows<Algebra, 0>(grad.of_belief, slot);
@@ -99,7 +105,8 @@ void add_counting_of_message(const Context<T>& context, int g, int slot, const L
     const V<T> gathered = nodes(x), since = gathered - seen.get(x) + context.damping * of_belief.get(x);
     seen.set(x, gathered);
     of_belief.set(x, since);
-    const V<T> message = Algebra::logarithm(m[x]) - (first ? Algebra::logarithm(m[0]) : V<T>{});
+    V<T> message = Algebra::logarithm(m[x]) - (first ? Algebra::logarithm(m[0]) : V<T>{});
+    if (first) message -= growth_of<Algebra, T>(item, group, lanes, slot);
     sum += select<T>(message > kNegInf<T>, since * message, V<T>{});
   }
   lanes.add_factor((*grad.counting)[g].data(), (1 - context.damping) * sum);
@@ -148,8 +155,8 @@ void reverse_marginals(const Context<T>& context, const Item<T>& item, int g, co
   }
   if (sums) {
     lanes.add_table(grad.tables, grad.tied, 0, weight[0]);
-    lanes.add_table(grad.tables, grad.tied, 1, weight[0] + weight[1]);
-    lanes.add_table(grad.tables, grad.tied, 2, weight[0] + weight[2]);
+    lanes.add_tied(grad.tied, 1, weight[0] + weight[1]);
+    lanes.add_tied(grad.tied, 2, weight[0] + weight[2]);
   }
   if constexpr (!kExpectation)
     if (grad.counting) add_counting_of_table<Algebra, T>(context, item, g, lanes, weight, grad, scratch);
@@ -182,11 +189,9 @@ RF_INLINE void reverse_normalisation(const V<T>* m, int states, V<T>* r) {
 // A binary pairwise factor in probabilities: from the gradient of the message's logarithm to the table and the other
 // slot. `cavity` is that of the other slot.
 template <class Algebra, class T, Pass P, class Lanes>
-RF_INLINE void reverse_binary(const Incident<T>& made, int slot, const Lanes& lanes, const V<T>* cavity, V<T> gradient,
-                              V<T> inverse, T* to, Gradients<T>& grad) {
-  auto entry = [&](int x, int y) { return load<T>(made.table + (slot == 0 ? x * 2 + y : y * 2 + x) * made.stride); };
-  const V<T> a0 = entry(0, 0) * cavity[0], a1 = entry(1, 0) * cavity[0];
-  const V<T> b0 = entry(0, 1) * cavity[1], b1 = entry(1, 1) * cavity[1];
+RF_INLINE void reverse_binary(V<T> w, int slot, const Lanes& lanes, const V<T>* cavity, V<T> gradient, V<T> inverse,
+                              T* to, Gradients<T>& grad) {
+  const V<T> a0 = w * cavity[0], a1 = cavity[0], b0 = cavity[1], b1 = w * cavity[1];
   const V<T> m0 = a0 + b0, m1 = a1 + b1;
   V<T> corner, sum;
   if constexpr (std::is_same<T, float>::value) {  // where the product below might overflow
@@ -199,8 +204,8 @@ RF_INLINE void reverse_binary(const Incident<T>& made, int slot, const Lanes& la
   }
   if constexpr (kAddsTables<P>) {
     lanes.add_table(grad.tables, grad.tied, 0, corner);
-    lanes.add_table(grad.tables, grad.tied, 1, slot == 0 ? -gradient : sum);
-    lanes.add_table(grad.tables, grad.tied, 2, slot == 0 ? sum : -gradient);
+    lanes.add_tied(grad.tied, 1, slot == 0 ? -gradient : sum);
+    lanes.add_tied(grad.tied, 2, slot == 0 ? sum : -gradient);
   }
   if constexpr (P != Pass::kTables) {
     lanes.template belief_rows<Algebra, 2>(grad.beliefs, grad.parcels, 1 - slot).add(0, sum);
@@ -317,6 +322,13 @@ RF_INLINE void reverse_message(const Context<T>& context, const Item<T>& item, i
   V<T> fixed[S ? S : 1], update[S ? S : 1], ratio[S ? S : 1];
   auto cavity = [&](int k, V<T>* out)
                     RF_LAMBDA { read_cavity<Algebra, T, S>(lanes, item.beliefs.get(), k, group.dims[k], tape, out); };
+  if constexpr (S > 0 && Algebra::keeps_ratio(S)) {
+    cavity(1 - slot, fixed);
+    take_gradient<Algebra, T, S, P>(lanes, slot, states, settings.damping, from, to, grad, ratio);
+    const V<T> w = lanes.table_entry(item.tables.get(), 0),
+               gradient = ratio[1] * (settings.counting * (1 - settings.damping));
+    return reverse_binary<Algebra, T, P>(w, slot, lanes, fixed, gradient, settings.inverse, to, grad);
+  }
   Incident<T> made = incident<Algebra, T, S>(item, group, slot, lanes, cavity, fixed, scratch);
   if (P == Pass::kDeferred && (S == 0 || S == kMostDeferred<T>))
     made.ahead = grad.next_table && lanes.tables_ahead() != 0 ? grad.next_table - made.table : 0;
@@ -325,15 +337,11 @@ RF_INLINE void reverse_message(const Context<T>& context, const Item<T>& item, i
   const V<T> scale = kIsExpectation<Algebra, T> ? splat<T>(1) : settings.counting * (1 - settings.damping);
   take_gradient<Algebra, T, S, P>(lanes, slot, states, settings.damping, from, to, grad, r);
   RF_FOR (x, Algebra::template first_state<S>(states), states) r[x] *= scale;
-  if constexpr (S > 0 && Algebra::keeps_ratio(S)) {
-    reverse_binary<Algebra, T, P>(made, slot, lanes, fixed, r[1], settings.inverse, to, grad);
-    return;
-  }
   if constexpr (S > 0 && !kIsExpectation<Algebra, T>)
     contract_pair<Algebra, T, S>(made.table, made.stride, slot, fixed, S, S, m, made.ahead);
   else if constexpr (!kIsExpectation<Algebra, T>)
     contract<Algebra, T, S>(made, states, m);
-  if constexpr (P == Pass::kCounting) add_counting_of_message<Algebra, T>(context, g, slot, lanes, m, grad);
+  if constexpr (P == Pass::kCounting) add_counting_of_message<Algebra, T>(context, item, g, slot, lanes, m, grad);
   reverse_normalisation<Algebra, T, S>(m, states, r);
   if constexpr (P == Pass::kDeferred) {
     write_rows<T>(r, states, grad.streams, grad.rates);

@@ -100,7 +100,7 @@ class Sweeps {
       constexpr int S = decltype(states)::value;
       constexpr bool kWhole = S > 0 || IsLogarithm<Algebra>::value;  // else see `contract`
       auto next = [&](const FactorTile& tile) RF_LAMBDA {
-        const Index fetched = tile.shared || !kWhole ? 0 : group.table_size * kLanes<T>;
+        const Index fetched = tile.shared || !kWhole ? 0 : numbers_of_tables<T>(item, group);
         return [&ahead, fetched]() RF_LAMBDA { ahead.at_factors(fetched); };
       };
       if constexpr (S == 0) {

@@ -19,7 +19,7 @@ V<T>* joint_marginals(const Context<T>& context, const Item<T>& item, int g, con
   V<T>* joint = scratch.before;
   if constexpr (!std::is_same<Algebra, Expectation<T>>::value) {
     Index stride;
-    const T* table = lanes.tables(item.tables.get(), scratch.table, stride);
+    const T* table = whole_tables<Algebra, T, 0>(item, group, lanes, scratch.table, stride);
     for (Index e = 0; e < group.table_size; ++e) joint[e] = Algebra::combine(joint[e], load<T>(table + e * stride));
     if constexpr (IsLogarithm<Algebra>::value) {
       V<T> top = joint[0];
@@ -78,6 +78,7 @@ void unpack_messages(const Context<T>& context, const Item<T>& item, int g, cons
   const V<T> inverse = lanes.per_factor(context.inverse[g]);
   const bool base_two = keeps_logarithms(context, item), as_logarithms = item.log_domain || base_two;
   const T unit = base_two ? T(kLn2<double>) : T(1);
+  const bool coupling = keeps_ratio(context, item, Ratio<T>::kStates) && group.in_rows();
   for (int slot = 0; slot < group.arity; ++slot) {
     const int n = group.dims[slot];
     V<T>* m = scratch.out;
@@ -86,6 +87,7 @@ void unpack_messages(const Context<T>& context, const Item<T>& item, int g, cons
       const V<T> logarithm = as_logarithms ? stored * unit : vlog<T>(stored);
       m[x] = logarithm * inverse;
     }
+    if (coupling) m[1] -= lanes.table_entry(item.tables.get(), 1 + slot);
     const V<T> shift = Log::finite_or_zero(Log::log_total(m, n));
     for (int x = 0; x < n; ++x) m[x] -= shift;
     for (int l = 0; l < count; ++l) {

@@ -13,6 +13,30 @@ RF_INLINE bool is_one(const Item<T>& item, int states) {
   return Algebra::keeps_ratio(states) && item.state1_possible;
 }
 
+// Whether the tables of a group between two binary variables are kept as one number (see ratio.hpp).
+template <class Algebra>
+RF_INLINE bool keeps_coupling(const Group& group) {
+  return Algebra::keeps_ratio(2) && group.in_rows();
+}
+
+// The tables of all lanes as `lanes.tables` gives them, whatever is kept of them.
+template <class Algebra, class T, int S, class Lanes>
+RF_INLINE const T* whole_tables(const Item<T>& item, const Group& group, const Lanes& lanes, V<T>* scratch,
+                                Index& stride) {
+  if (!keeps_coupling<Algebra>(group)) return lanes.template tables<S>(item.tables.get(), scratch, stride);
+  T* copy = reinterpret_cast<T*>(scratch);
+  const V<T> w = lanes.table_entry(item.tables.get(), 0);
+  for (int e = 0; e < 4; ++e) store<T>(copy + e * kLanes<T>, e % 3 == 0 ? w : splat<T>(1));
+  stride = kLanes<T>;
+  return copy;
+}
+
+// What the logarithm of a message's ratio has grown by where tables are kept as one number: d in ratio.hpp.
+template <class Algebra, class T, class Lanes>
+V<T> growth_of(const Item<T>& item, const Group& group, const Lanes& lanes, int slot) {
+  return keeps_coupling<Algebra>(group) ? lanes.table_entry(item.tables.get(), 1 + slot) : V<T>{};
+}
+
 template <class Algebra, class T, int S, class Lanes>
 RF_INLINE void cavity_of(const Lanes& lanes, const Group& group, int slot, const Item<T>& item, const T* messages,
                          const MessageSettings<T>& settings, V<T>* out) {
@@ -91,12 +115,13 @@ Index tiles_ahead(const Group& group) {
 }
 
 // Ask for the tables of the tile that comes next: hardware prefetching stops at page ends, and large tables fill pages.
+// Of tables in rows, only the first row is worth it.
 template <class T>
 RF_INLINE void prefetch_tables(const Group& group, const FactorTile& tile, const T* tables) {
   constexpr int kLine = 64 / sizeof(T);
   if (!tile.contiguous || tile.shared) return;
   const T* from = tables + tile.table;
-  const Index size = group.table_size * tile.table_stride;
+  const Index size = group.in_rows() ? kLanes<T> : group.table_size * tile.table_stride;
   for (Index k = 0; k < size; k += kLine) __builtin_prefetch(from + k, 0, 2);
 }
 
@@ -126,7 +151,7 @@ template <class Algebra, class T, int S, class Lanes, class Cavity>
 RF_INLINE Incident<T> incident(const Item<T>& item, const Group& group, int slot, const Lanes& lanes, Cavity cavity,
                                V<T>* fixed, Scratch<T>& scratch) {
   Incident<T> from;
-  from.table = lanes.template tables<S>(item.tables.get(), scratch.table, from.stride);
+  from.table = whole_tables<Algebra, T, S>(item, group, lanes, scratch.table, from.stride);
   from.ahead = S ? 0 : lanes.tables_ahead();
   if constexpr (S > 0) {
     cavity(1 - slot, fixed);
@@ -170,7 +195,12 @@ RF_INLINE void update_message(const Context<T>& context, const Item<T>& item, in
     cavity_of<Algebra, T, 0>(lanes, group, k, item, in, settings, to);
     if (scratch.tape) write_cavity<Algebra, T, 0>(to, group.dims[k], scratch);
   };
-  contract<Algebra, T, 0>(incident<Algebra, T, 0>(item, group, slot, lanes, cavity, none, scratch), states, m);
+  if (keeps_coupling<Algebra>(group)) {
+    cavity(1 - slot, scratch.before);
+    Ratio<T>::contract(lanes.table_entry(item.tables.get(), 0), scratch.before, m);
+  } else {
+    contract<Algebra, T, 0>(incident<Algebra, T, 0>(item, group, slot, lanes, cavity, none, scratch), states, m);
+  }
   Algebra::template finish_message<0>(m, states, settings, [&](int x) { return lanes.message(in, slot, x); });
   RF_FOR (x, Algebra::template first_state<0>(states), states) lanes.set_message(out, slot, x, m[x]);
 }
