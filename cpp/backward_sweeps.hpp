@@ -8,6 +8,7 @@
 #pragma once
 
 #include "deferred.hpp"
+#include "reverse_pairs.hpp"
 #include "workers.hpp"
 
 namespace riskfield::RISKFIELD_ISA {
@@ -26,6 +27,14 @@ class BackwardSweeps {
       parts_[part].streams = exceeds_cache(item);
     }
     leads_.resize(plan_.parts);
+    follower_.assign(plan_.ranges.size(), -1);
+    for (int part = 0; part < plan_.parts; ++part)
+      for (Index s = 0, last = -1; s < plan_.num_stages(); ++s)
+        for (int r = plan_.stages[s * plan_.parts + part].ranges_begin;
+             r < plan_.stages[s * plan_.parts + part].ranges_end; ++r) {
+          follower_[r] = static_cast<std::int32_t>(last);
+          last = r;
+        }
   }
 
   Gradients<T>& part(int number) { return parts_[number]; }
@@ -144,6 +153,7 @@ class BackwardSweeps {
   };
   static constexpr Index kLead = 16384 / sizeof(T), kStep = 1024 / sizeof(T);  // numbers
   static constexpr int kTablesAhead = 2;
+  static constexpr Index kTapeLead = 32768 / sizeof(T);
 
   // Larger tables are fetched bit by bit while others are read (see `contract`).
   static bool is_small(const Group& group) { return group.table_size <= 32; }
@@ -182,6 +192,45 @@ class BackwardSweeps {
         __builtin_prefetch(parts_[p].beliefs + operand.node + Index(x) * operand.node_stride, 1, 2);
       if (!tile.shared && is_small(group)) ask(item_.tables.get() + tile.table, group.table_size * kLanes<T>);
     }
+  }
+
+  // What the pass reads and writes at the pairs of binary variables of the range that comes next, tile by tile.
+  struct PairsAhead {
+    Index tiles = 0;
+    bool only = false;  // whether nothing else is to be asked for
+    const T *messages, *table, *gradient, *nodes[2];
+
+    RF_INLINE void fetch() {
+      __builtin_prefetch(messages, 1, 2);
+      __builtin_prefetch(messages + kLanes<T>, 1, 2);
+      __builtin_prefetch(table, 0, 2);
+      __builtin_prefetch(gradient, 1, 2);
+      for (const T*& node : nodes) {
+        __builtin_prefetch(node, 1, 2);
+        node += kLanes<T>;
+      }
+      messages += 2 * kLanes<T>;
+      table += kLanes<T>;
+      gradient += kLanes<T>;
+      --tiles;
+    }
+  };
+  PairsAhead pairs_after(int p, int r) const {
+    PairsAhead next;
+    if (!parts_[p].streams || !item_.couplings) return next;
+    next.only = plan_.groups[plan_.ranges[r].group].in_rows();
+    if (follower_[r] < 0) return next;
+    const TileRange& range = plan_.ranges[follower_[r]];
+    const Group& group = plan_.groups[range.group];
+    const FactorTile& tile = plan_.factor_tiles[range.begin];
+    if (!group.in_rows() || range.begin == range.end || !tile.contiguous || tile.shared) return next;
+    const Gradients<T>& grad = parts_[p];
+    next.tiles = std::min<Index>(tile.run, range.end - range.begin);
+    next.messages = grad.messages[grad.current] + group.gradients + 2 * tile.first;
+    next.table = item_.tables.get() + tile.table;
+    next.gradient = grad.tables + tile.table;
+    for (int slot = 0; slot < 2; ++slot) next.nodes[slot] = grad.beliefs + group.operands[tile.operands + slot].node;
+    return next;
   }
 
   // The table to ask for while that of a part's next tile is read, or null.
@@ -299,14 +348,15 @@ class BackwardSweeps {
     tape += places_.ranges[r].tape + (begin - range.begin) * places_.tape.tile_size(range);
     if constexpr (P == Pass::kDeferred) {
       const Index rates_per_tile = places_.rates_of_tile(range);
-      if (rates_per_tile == 0) return reverse_range<Pass::kWhole>(p, range, begin, end, tape, member);
+      if (rates_per_tile == 0) return reverse_range<Pass::kWhole>(p, r, begin, end, tape, member);
       parts_[p].rates = rates + places_.ranges[r].rates + (begin - range.begin) * rates_per_tile;
     }
-    reverse_range<P>(p, range, begin, end, tape, member);
+    reverse_range<P>(p, r, begin, end, tape, member);
   }
 
   template <Pass P>
-  void reverse_range(int p, const TileRange& range, Index begin, Index end, const T* tape, const Member<T>& member) {
+  void reverse_range(int p, int r, Index begin, Index end, const T* tape, const Member<T>& member) {
+    const TileRange& range = plan_.ranges[r];
     const Group& group = plan_.groups[range.group];
     Gradients<T>& grad = parts_[p];
     T* from = P == Pass::kTables ? grad.sum : grad.messages[grad.current];
@@ -315,6 +365,7 @@ class BackwardSweeps {
       using Algebra = decltype(algebra);
       const bool small = is_small(group), leads = begin == range.begin;
       const Index ahead = tiles_ahead<T>(group), lead = leads ? lead_of_tile(range) : 0;
+      PairsAhead next = pairs_after(p, r);
       with_unrolled<Algebra, P>(square_states(group), [&](auto states) {
         constexpr bool kWhole = decltype(states)::value > 0 || IsLogarithm<Algebra>::value;
         auto look_ahead = [&](Index t) RF_LAMBDA {
@@ -322,7 +373,11 @@ class BackwardSweeps {
           if constexpr (P == Pass::kDeferred) {
             grad.next_table = !small && leads ? next_table(p) : nullptr;
             if ((leads_[p].numbers -= lead) < kLead - kStep) fetch(p);
-          } else if (t + ahead < end) {
+          } else {
+            // The tape is read backwards, but for the tiles of a range, which are fewer.
+            __builtin_prefetch(tape - kTapeLead, 0, 2);
+            if (next.tiles > 0) next.fetch();
+            if (next.only || t + ahead >= end) return;
             if (kWhole) prefetch_tables(group, plan_.factor_tiles[t + ahead], item_.tables.get());
             if (kAddsTables<P>) prefetch_tables(group, plan_.factor_tiles[t + ahead], grad.tables);
           }
@@ -336,6 +391,17 @@ class BackwardSweeps {
             continue;
           }
           const Index last = std::min<Index>(t + tile.run, end) - 1;
+          if constexpr (P == Pass::kWhole && decltype(states)::value == 2 && Algebra::keeps_ratio(2))
+            if (from == to && ReversePairs<T>::suits(group, tile)) {
+              ReversePairs<T> pairs(context_, item_, range, tile, from, grad);
+              pairs.run(last + 1 - t, plan_.factor_tiles[last].count, tape, [&](const T* at) RF_LAMBDA {
+                __builtin_prefetch(at - kTapeLead, 0, 2);
+                if (next.tiles > 0) next.fetch();
+              });
+              member.scratch.tick((last + 1 - t) * group.table_size);
+              t = last + 1;
+              continue;
+            }
           const Index step = t < last ? plan_.factor_tiles[t + 1].table - tile.table : 0;
           for (TileLanes<T, true> lanes(plan_, group, tile); t <= last; ++t, lanes.advance(step)) {
             lanes.trim(t == last, plan_.factor_tiles[last]);
@@ -376,7 +442,8 @@ class BackwardSweeps {
   const DeferredLayout<T> places_;
   const bool at_node_;  // whether the gradients of beliefs are where their messages look for them
   std::vector<Gradients<T>> parts_;
-  std::vector<Lead> leads_;  // part
+  std::vector<Lead> leads_;               // part
+  std::vector<std::int32_t> follower_;  // range: the one that its part goes back through next, or -1
 };
 
 }  // namespace riskfield::RISKFIELD_ISA

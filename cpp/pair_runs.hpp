@@ -69,13 +69,14 @@ class PairRun {
     }
   }
 
-  // Sends the messages of its tiles, whose tables lie `step` apart; `last` is the last of the `tiles`. Before each,
-  // `next` is called.
-  template <class Next>
-  RF_INLINE void update(Index tiles, Index step, const FactorTile& last, Next next) {
+  // Sends the messages of its tiles, whose tables lie `step` apart; `last` is the last of the `tiles`. Before some of
+  // them, `begin` is called with the number that are left; it returns how many to go on with.
+  template <class Begin>
+  RF_INLINE void update(Index tiles, Index step, const FactorTile& last, Begin begin) {
     const T* tables = tables_;
-    for (Index shift = 0; tiles > 0; --tiles, shift += kLanes<T>, tables += step) {
-      next();
+    Index shift = 0;
+    while (tiles > 0)
+    for (const Index stop = tiles - begin(tiles); tiles > stop; --tiles, shift += kLanes<T>, tables += step) {
       if (S > 2 && tiles == 1 && !last.shared && last.table_stride < kLanes<T>)
         tables = whole_rows(tables, last.table_stride);
       send(shift, tables, tiles > 1 ? kLanes<T> : last.count);

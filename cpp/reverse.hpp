@@ -186,30 +186,38 @@ RF_INLINE void reverse_normalisation(const V<T>* m, int states, V<T>* r) {
   }
 }
 
-// A binary pairwise factor in probabilities: from the gradient of the message's logarithm to the table and the other
-// slot. `cavity` is that of the other slot.
+// At a pair of binary variables in probabilities: from the gradient of the message's logarithm to that of entry 00 of
+// the table, and of the logarithm of the cavity, that of the other slot.
+template <class T>
+struct BinaryGradient {
+  V<T> corner, sum;
+
+  RF_INLINE BinaryGradient(V<T> w, V<T> cavity0, V<T> cavity1, V<T> gradient) {
+    const V<T> a0 = w * cavity0, a1 = cavity0, b0 = cavity1, b1 = w * cavity1;
+    const V<T> m0 = a0 + b0, m1 = a1 + b1;
+    if constexpr (std::is_same<T, float>::value) {  // where the product below might overflow
+      corner = -gradient / m0 * a0;
+      sum = corner + gradient / m1 * a1;
+    } else {
+      const V<T> rate = gradient / (m0 * m1);
+      corner = -rate * m1 * a0;
+      sum = rate * (a1 * b0 - a0 * b1);
+    }
+  }
+};
+
 template <class Algebra, class T, Pass P, class Lanes>
 RF_INLINE void reverse_binary(V<T> w, int slot, const Lanes& lanes, const V<T>* cavity, V<T> gradient, V<T> inverse,
                               T* to, Gradients<T>& grad) {
-  const V<T> a0 = w * cavity[0], a1 = cavity[0], b0 = cavity[1], b1 = w * cavity[1];
-  const V<T> m0 = a0 + b0, m1 = a1 + b1;
-  V<T> corner, sum;
-  if constexpr (std::is_same<T, float>::value) {  // where the product below might overflow
-    corner = -gradient / m0 * a0;
-    sum = corner + gradient / m1 * a1;
-  } else {
-    const V<T> rate = gradient / (m0 * m1);
-    corner = -rate * m1 * a0;
-    sum = rate * (a1 * b0 - a0 * b1);
-  }
+  const BinaryGradient<T> made(w, cavity[0], cavity[1], gradient);
   if constexpr (kAddsTables<P>) {
-    lanes.add_table(grad.tables, grad.tied, 0, corner);
-    lanes.add_tied(grad.tied, 1, slot == 0 ? -gradient : sum);
-    lanes.add_tied(grad.tied, 2, slot == 0 ? sum : -gradient);
+    lanes.add_table(grad.tables, grad.tied, 0, made.corner);
+    lanes.add_tied(grad.tied, 1, slot == 0 ? -gradient : made.sum);
+    lanes.add_tied(grad.tied, 2, slot == 0 ? made.sum : -gradient);
   }
   if constexpr (P != Pass::kTables) {
-    lanes.template belief_rows<Algebra, 2>(grad.beliefs, grad.parcels, 1 - slot).add(0, sum);
-    lanes.template gradient_rows<Algebra, 2>(to, 1 - slot).add(1, sum * inverse);
+    lanes.template belief_rows<Algebra, 2>(grad.beliefs, grad.parcels, 1 - slot).add(0, made.sum);
+    lanes.template gradient_rows<Algebra, 2>(to, 1 - slot).add(1, made.sum * inverse);
   }
 }
 
