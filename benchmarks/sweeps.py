@@ -8,7 +8,8 @@ messages per factor. Potentials are uniform on [-1, 1], or on a larger range, fo
 time to move the bytes that a sweep must move, at the bandwidth of a triad a = b + 3 c with the same working set. Every
 pass reads each table and one message per factor, writes the other message, reads theta and the old belief of every
 node, and writes its new belief, with one number per state. The bound ignores write-allocation, indices and arithmetic.
-A message to a binary variable, its belief and its theta count as the one number each that a sweep reads or writes.
+A message to a binary variable, its belief, its theta, and a table between two binary variables count as the one number
+each that a sweep reads or writes.
 Large grids and batches are also measured on 2 threads, and on 4, 8 and 16 where there are as many processors.
 """
 
@@ -63,7 +64,7 @@ def _numbers(states: int) -> int:
 
 def bytes_per_sweep(graph: rf.FactorGraph, width: int) -> tuple[float, float]:
     """Return the bytes that a forward-backward sweep of a pairwise graph must move, and its working set in bytes."""
-    tables = sum(g.num_factors * g.table_size for g in graph.factor_groups)
+    tables = sum(g.num_factors * (1 if g.shape == (2, 2) else g.table_size) for g in graph.factor_groups)
     messages = sum(g.num_factors * sum(_numbers(n) for n in g.shape) for g in graph.factor_groups)
     nodes = sum(_numbers(n) for n in graph.num_states)
     per_pass = tables + messages + 3 * nodes

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "backward_sweeps.hpp"
+#include "reverse_marginals.hpp"
 
 namespace riskfield::RISKFIELD_ISA {
 
@@ -253,9 +254,19 @@ class Backward {
         prefetch_tables(group, later, item_.tables.get());
         prefetch_tables(group, later, grad.tables);
       }
+      auto reverse = [&](auto states, const auto& lanes) {
+        constexpr int S = decltype(states)::value;
+        const int count = group.all_tiles[t].count;
+        if constexpr (S > 0)
+          reverse_pair_marginals<Algebra, T, S>(context_, item_, g, lanes, count, grad_mu, grad, member.scratch);
+        else
+          reverse_marginals<Algebra, T>(context_, item_, g, lanes, count, grad_mu, grad, member.scratch);
+      };
       with_lanes<T>(plan_, group, group.all_tiles[t], [&](const auto& lanes) {
-        reverse_marginals<Algebra, T>(context_, item_, g, lanes, group.all_tiles[t].count, grad_mu, grad,
-                                      member.scratch);
+        if constexpr (IsLogarithm<Algebra>::value || kIsExpectation<Algebra, T>)
+          reverse(std::integral_constant<int, 0>{}, lanes);
+        else
+          with_states<Algebra>(square_states(group), [&](auto states) { reverse(states, lanes); });
       });
       member.scratch.tick(group.table_size * kLanes<T>);
     }

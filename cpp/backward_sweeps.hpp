@@ -7,7 +7,7 @@
 // alone does the same in the same order.
 #pragma once
 
-#include "deferred.hpp"
+#include "backward_lookahead.hpp"
 #include "reverse_pairs.hpp"
 #include "workers.hpp"
 
@@ -21,20 +21,12 @@ class BackwardSweeps {
         plan_(*context.plan),
         item_(item),
         places_(context, item),
-        at_node_(gathers_at_once(context)) {
+        at_node_(gathers_at_once(context)),
+        lookahead_(plan_, item, places_, parts_) {
     for (int part = 0; part < plan_.parts; ++part) {
       parts_.emplace_back(plan_, buffers, part);
       parts_[part].streams = exceeds_cache(item);
     }
-    leads_.resize(plan_.parts);
-    follower_.assign(plan_.ranges.size(), -1);
-    for (int part = 0; part < plan_.parts; ++part)
-      for (Index s = 0, last = -1; s < plan_.num_stages(); ++s)
-        for (int r = plan_.stages[s * plan_.parts + part].ranges_begin;
-             r < plan_.stages[s * plan_.parts + part].ranges_end; ++r) {
-          follower_[r] = static_cast<std::int32_t>(last);
-          last = r;
-        }
   }
 
   Gradients<T>& part(int number) { return parts_[number]; }
@@ -47,12 +39,7 @@ class BackwardSweeps {
     const bool at_once = plan_.sweep == Sweep::kAllAtOnce;
     const std::int64_t begun = member.steps();
     tape -= places_.tape_size;
-    for (int p = member.first; p < member.last && P == Pass::kDeferred; ++p) {
-      Position end;
-      end.stage = plan_.num_stages();
-      leads_[p] = {tape, rates, end, end, 0};
-      for (int k = 0; k < kTablesAhead; ++k) next_table(p);
-    }
+    for (int p = member.first; p < member.last && P == Pass::kDeferred; ++p) lookahead_.begin_deferred(p, tape, rates);
     for (Index s = plan_.num_stages() - 1; s >= 0; --s) {
       const Part* parts = &plan_.stages[s * plan_.parts];
       member.begin_stage(plan_, plan_.waits_back, s, begun);
@@ -65,7 +52,7 @@ class BackwardSweeps {
       if (at_once) member.meet();
       for (int p = member.first; p < member.last; ++p)
         for (int r = parts[p].ranges_end - 1; r >= parts[p].ranges_begin; --r)
-          reverse_tiles<P>(p, r, plan_.ranges[r].begin, own_end(plan_.ranges[r]), tape, rates, member);
+          reverse_tiles<P>(p, r, plan_.ranges[r].begin, lookahead_.own_end(plan_.ranges[r]), tape, rates, member);
       if (at_once)
         reverse_between<P>(parts, tape, rates, member);
       else
@@ -119,129 +106,6 @@ class BackwardSweeps {
   }
 
  private:
-  // Where the tiles of a range end that the thread of its part goes back through.
-  Index own_end(const TileRange& range) const { return plan_.sweep == Sweep::kAllAtOnce ? range.between : range.end; }
-
-  // A place among the tiles of a part whose tables are deferred, in the order of a sweep back.
-  struct Position {
-    Index stage = 0;
-    int range = 0, first = 0;  // of the stage; that of the tiles [tile, end), which are next
-    Index tile = 0, end = 0;
-  };
-  // Goes on to where there is a tile; false after the last.
-  bool find_tile(Position& at, int p) const {
-    while (at.tile == at.end) {
-      if (at.range > at.first) {
-        const TileRange& range = plan_.ranges[--at.range];
-        at.tile = range.begin;
-        at.end = places_.rates_of_tile(range) > 0 ? own_end(range) : range.begin;
-      } else {
-        if (at.stage == 0) return false;
-        const Part& part = plan_.stages[--at.stage * plan_.parts + p];
-        at.range = part.ranges_end;
-        at.first = part.ranges_begin;
-      }
-    }
-    return true;
-  }
-
-  // How far a part has gone ahead of its messages, to ask for what they will need.
-  struct Lead {
-    const T *tape = nullptr, *rates = nullptr;  // of the sweep
-    Position at, table;                         // of what is asked for at once, and of large tables
-    Index numbers = 0;                          // asked for that the sweep has not come to yet
-  };
-  static constexpr Index kLead = 16384 / sizeof(T), kStep = 1024 / sizeof(T);  // numbers
-  static constexpr int kTablesAhead = 2;
-  static constexpr Index kTapeLead = 32768 / sizeof(T);
-
-  // Larger tables are fetched bit by bit while others are read (see `contract`).
-  static bool is_small(const Group& group) { return group.table_size <= 32; }
-
-  // How many numbers a deferred pass reads and writes for each tile of a range, about.
-  Index lead_of_tile(const TileRange& range) const {
-    const Group& group = plan_.groups[range.group];
-    return places_.tape.tile_size(range) + places_.rates_of_tile(range) +
-           (is_small(group) ? group.table_size * kLanes<T> : 0);
-  }
-
-  // Asks for what a part needs soon in a deferred pass. Hardware prefetching ends with the tiles of a range, which are
-  // few.
-  RF_NOINLINE void fetch(int p) {
-    constexpr int kLine = 64 / sizeof(T);
-    auto ask = [](const T* from, Index count) {
-      for (const T* end = from + count; from < end; from += kLine) __builtin_prefetch(from, 0, 2);
-    };
-    Lead& lead = leads_[p];
-    Position& at = lead.at;
-    while (lead.numbers < kLead && find_tile(at, p)) {
-      const TileRange& range = plan_.ranges[at.range];
-      const Group& group = plan_.groups[range.group];
-      const Index number = at.tile - range.begin, on_tape = places_.tape.tile_size(range),
-                  of_rates = places_.rates_of_tile(range);
-      const FactorTile& tile = plan_.factor_tiles[at.tile++];
-      lead.numbers += lead_of_tile(range);
-      ask(lead.tape + places_.ranges[at.range].tape + number * on_tape, on_tape);
-      if (!parts_[p].streams) ask(lead.rates + places_.ranges[at.range].rates + number * of_rates, of_rates);
-      if (!tile.contiguous) continue;
-      const Index width = num_entries<LogMessages<T>, 0>(group, group.arity);
-      ask(parts_[p].messages[parts_[p].current] + group.gradients + tile.first * width, width * tile.count);
-      const int other = 1 - plan_.ranges[at.range].slot;
-      const Operand& operand = group.operands[tile.operands + other];
-      for (int x = 0; x < group.dims[other]; ++x)
-        __builtin_prefetch(parts_[p].beliefs + operand.node + Index(x) * operand.node_stride, 1, 2);
-      if (!tile.shared && is_small(group)) ask(item_.tables.get() + tile.table, group.table_size * kLanes<T>);
-    }
-  }
-
-  // What the pass reads and writes at the pairs of binary variables of the range that comes next, tile by tile.
-  struct PairsAhead {
-    Index tiles = 0;
-    bool only = false;  // whether nothing else is to be asked for
-    const T *messages, *table, *gradient, *nodes[2];
-
-    RF_INLINE void fetch() {
-      __builtin_prefetch(messages, 1, 2);
-      __builtin_prefetch(messages + kLanes<T>, 1, 2);
-      __builtin_prefetch(table, 0, 2);
-      __builtin_prefetch(gradient, 1, 2);
-      for (const T*& node : nodes) {
-        __builtin_prefetch(node, 1, 2);
-        node += kLanes<T>;
-      }
-      messages += 2 * kLanes<T>;
-      table += kLanes<T>;
-      gradient += kLanes<T>;
-      --tiles;
-    }
-  };
-  PairsAhead pairs_after(int p, int r) const {
-    PairsAhead next;
-    if (!parts_[p].streams || !item_.couplings) return next;
-    next.only = plan_.groups[plan_.ranges[r].group].in_rows();
-    if (follower_[r] < 0) return next;
-    const TileRange& range = plan_.ranges[follower_[r]];
-    const Group& group = plan_.groups[range.group];
-    const FactorTile& tile = plan_.factor_tiles[range.begin];
-    if (!group.in_rows() || range.begin == range.end || !tile.contiguous || tile.shared) return next;
-    const Gradients<T>& grad = parts_[p];
-    next.tiles = std::min<Index>(tile.run, range.end - range.begin);
-    next.messages = grad.messages[grad.current] + group.gradients + 2 * tile.first;
-    next.table = item_.tables.get() + tile.table;
-    next.gradient = grad.tables + tile.table;
-    for (int slot = 0; slot < 2; ++slot) next.nodes[slot] = grad.beliefs + group.operands[tile.operands + slot].node;
-    return next;
-  }
-
-  // The table to ask for while that of a part's next tile is read, or null.
-  const T* next_table(int p) {
-    Position& at = leads_[p].table;
-    while (find_tile(at, p) && is_small(plan_.groups[plan_.ranges[at.range].group])) at.tile = at.end;
-    if (at.tile == at.end) return nullptr;
-    const FactorTile& tile = plan_.factor_tiles[at.tile++];
-    return tile.contiguous && !tile.shared ? item_.tables.get() + tile.table : nullptr;
-  }
-
   // The messages between parts that are sent at once, by one thread alone: threads would write to the messages of each
   // other.
   template <Pass P>
@@ -363,21 +227,20 @@ class BackwardSweeps {
     T* to = grad.messages[plan_.sweep == Sweep::kAllAtOnce ? 1 - grad.current : grad.current];
     with_algebra_of<P>([&](auto algebra) {
       using Algebra = decltype(algebra);
-      const bool small = is_small(group), leads = begin == range.begin;
-      const Index ahead = tiles_ahead<T>(group), lead = leads ? lead_of_tile(range) : 0;
-      PairsAhead next = pairs_after(p, r);
+      const bool small = lookahead_.is_small(group), leads = begin == range.begin;
+      const Index ahead = tiles_ahead<T>(group), lead = leads ? lookahead_.lead_of_tile(range) : 0;
+      PairsAhead<T> next = lookahead_.pairs_after(p, r);
       with_unrolled<Algebra, P>(square_states(group), [&](auto states) {
         constexpr bool kWhole = decltype(states)::value > 0 || IsLogarithm<Algebra>::value;
         auto look_ahead = [&](Index t) RF_LAMBDA {
           member.scratch.tick(group.table_size);
           if constexpr (P == Pass::kDeferred) {
-            grad.next_table = !small && leads ? next_table(p) : nullptr;
-            if ((leads_[p].numbers -= lead) < kLead - kStep) fetch(p);
+            grad.next_table = !small && leads ? lookahead_.next_table(p) : nullptr;
+            lookahead_.at_deferred(p, lead);
           } else {
-            // The tape is read backwards, but for the tiles of a range, which are fewer.
-            __builtin_prefetch(tape - kTapeLead, 0, 2);
-            if (next.tiles > 0) next.fetch();
-            if (next.only || t + ahead >= end) return;
+            lookahead_.fetch_tape(tape);
+            next.fetch();
+            if (t + ahead >= end) return;
             if (kWhole) prefetch_tables(group, plan_.factor_tiles[t + ahead], item_.tables.get());
             if (kAddsTables<P>) prefetch_tables(group, plan_.factor_tiles[t + ahead], grad.tables);
           }
@@ -395,8 +258,8 @@ class BackwardSweeps {
             if (from == to && ReversePairs<T>::suits(group, tile)) {
               ReversePairs<T> pairs(context_, item_, range, tile, from, grad);
               pairs.run(last + 1 - t, plan_.factor_tiles[last].count, tape, [&](const T* at) RF_LAMBDA {
-                __builtin_prefetch(at - kTapeLead, 0, 2);
-                if (next.tiles > 0) next.fetch();
+                lookahead_.fetch_tape(at);
+                next.fetch();
               });
               member.scratch.tick((last + 1 - t) * group.table_size);
               t = last + 1;
@@ -442,8 +305,7 @@ class BackwardSweeps {
   const DeferredLayout<T> places_;
   const bool at_node_;  // whether the gradients of beliefs are where their messages look for them
   std::vector<Gradients<T>> parts_;
-  std::vector<Lead> leads_;               // part
-  std::vector<std::int32_t> follower_;  // range: the one that its part goes back through next, or -1
+  BackwardLookahead<T> lookahead_;
 };
 
 }  // namespace riskfield::RISKFIELD_ISA

@@ -151,7 +151,7 @@ class Lookahead {
   int range_ = 0, ranges_end_ = 0, group_ = 0;
   const T* table_ = nullptr;
   Index row_size_ = 0, rows_of_table_ = 0, row_stride_ = 0;  // of the tables of a tile
-  Index shift_ = 0;       // from the first tile of a run of nodes
+  Index shift_ = 0;                                          // from the first tile of a run of nodes
   int rows_ = 0;
   const T* row_[kMostRows];
 };

@@ -2,8 +2,7 @@
 #pragma once
 
 #include "copies.hpp"
-#include "threads.hpp"
-#include "updates.hpp"
+#include "couplings.hpp"
 #include "user_layout.hpp"
 
 namespace riskfield::RISKFIELD_ISA {
@@ -92,105 +91,14 @@ class Packer {
       item->log_domain = log_domain_;
       item->table_numbers = plan_.table_size;
       pack_nodes(*item, theta);
-      if (probabilities()) finish_tables(threads, *item);
+      if (probabilities()) finish_tables(threads, plan_, *item);
     }
     pack_messages(threads);
     for (const auto& [item, theta] : items_)
-      if (probabilities() && !log_messages())
-        exponentiate(threads, item->node_theta.get(), item->node_theta.size());
+      if (probabilities() && !log_messages()) exponentiate<T>(threads, item->node_theta.get(), item->node_theta.size());
   }
 
  private:
-  // Calls body(0) ... body(count - 1); `work` is how much each of them does (see Ticker).
-  template <class Body>
-  static void in_shares(int threads, Index count, Index work, Body body) {
-    parallel(threads, [&](int thread) {
-      const Share part = share(0, count, thread, threads);
-      Ticker tick;
-      for (Index k = part.begin; k < part.end; ++k) {
-        body(k);
-        tick(work);
-      }
-    });
-  }
-
-  static void exponentiate(int threads, T* values, Index count) {
-    constexpr Index kBlock = 4096;
-    in_shares(threads, (count + kBlock - 1) / kBlock, kBlock, [&](Index block) {
-      const Index end = std::min(count, (block + 1) * kBlock);
-      for (Index k = block * kBlock; k < end; k += kLanes<T>)
-        store_some<T>(values + k, vexp<T>(load<T>(values + k)), static_cast<int>(std::min<Index>(kLanes<T>, end - k)));
-    });
-  }
-
-  // From logarithms to probabilities or, between binary variables, to one number and what belongs to the variables (see
-  // ratio.hpp).
-  void finish_tables(int threads, Item<T>& item) const {
-    T* tables = item.tables.get();
-    for (const SharedTable& shared : plan_.shared_tables) {
-      const Group& group = plan_.groups[shared.group];
-      if (group.in_rows())
-        couple(1, tables + shared.address, plan_.copies, plan_.copies);
-      else
-        exponentiate(1, tables + shared.address, group.table_size * plan_.copies);
-    }
-    for (const Group& group : plan_.groups) {
-      item.couplings |= group.in_rows();
-      if (group.in_rows()) {
-        const Index row = group.tables_size / group.table_size;
-        couple(threads, tables + group.tables, row, row);
-        item.table_numbers -= group.tables_size - row;
-      } else {
-        exponentiate(threads, tables + group.tables, group.tables_size);
-      }
-    }
-  }
-  static void couple(int threads, T* tables, Index stride, Index count) {
-    in_shares(threads, (count + kLanes<T> - 1) / kLanes<T>, 4 * kLanes<T>, [&](Index k) {
-      T* at = tables + k * kLanes<T>;
-      const int lanes = static_cast<int>(std::min<Index>(kLanes<T>, count - k * kLanes<T>));
-      const V<T> a = load_some<T>(at, lanes), b = load_some<T>(at + stride, lanes),
-                 c = load_some<T>(at + 2 * stride, lanes), d = load_some<T>(at + 3 * stride, lanes);
-      const T half = T(0.5);
-      store_some<T>(at, vexp<T>(half * ((a - b) - (c - d))), lanes);
-      store_some<T>(at + stride, half * ((a + b) - (c + d)), lanes);
-      store_some<T>(at + 2 * stride, half * ((a + c) - (b + d)), lanes);
-    });
-  }
-
-  // Potentials and first messages grow where tables are kept as one number. Added up as beliefs are, in an order that
-  // does not depend on the threads.
-  void grow(int threads, Item<T>& item) const {
-    Buffer<T> growth;
-    growth.allocate(plan_.message_size);
-    growth.fill(0);
-    for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
-      const Group& group = plan_.groups[g];
-      if (!group.in_rows()) continue;
-      in_shares(threads, group.all_tiles.size(), 2 * kLanes<T>, [&](Index t) {
-        with_lanes<T>(plan_, group, group.all_tiles[t], [&](const auto& lanes) {
-          const V<T> c = lanes.per_factor(context_.counting[g]) * unit();
-          for (int slot = 0; slot < 2; ++slot)
-            lanes.set_message(growth.get(), slot, 1, c * lanes.table_entry(item.tables.get(), 1 + slot));
-        });
-      });
-    }
-    in_shares(threads, plan_.node_tiles.size(), kLanes<T>, [&](Index t) {
-      const NodeTile& tile = plan_.node_tiles[t];
-      for (int l = 0; l < tile.count && tile.states == Ratio<T>::kStates; ++l) {
-        T& potential = item.node_theta.get()[tile.address + l];
-        for (Index d = tile.connections; d < tile.connections + tile.degree; ++d) {
-          const Connection& from = plan_.connections[d];
-          potential += growth.get()[from.contiguous ? from.message + l + from.stride
-                                                    : plan_.lane_messages[from.message + l] +
-                                                          plan_.lane_strides[from.message + l]];
-        }
-      }
-    });
-    T* messages = item.messages[0].get();
-    in_shares(threads, plan_.message_size, 1, [&](Index k) { messages[k] += growth.get()[k]; });
-  }
-
   bool probabilities() const { return context_.kind == Kind::kSumProduct && !log_domain_; }
   bool log_messages() const { return probabilities() && context_.log_messages; }
   // By what natural logarithms of messages and beliefs are multiplied: where tables are probabilities, their base is 2.
@@ -372,8 +280,8 @@ class Packer {
     for (std::size_t k = 1; k < items_.size(); ++k)
       for (int buffer = 0; buffer < buffers; ++buffer) items_[k].item->messages[buffer].copy(first.messages[buffer]);
     for (const auto& [item, theta] : items_) {
-      if (item->couplings) grow(threads, *item);
-      if (made && !as_logarithms) exponentiate(threads, item->messages[0].get(), item->messages[0].size());
+      if (item->couplings) grow(threads, context_, unit(), *item);
+      if (made && !as_logarithms) exponentiate<T>(threads, item->messages[0].get(), item->messages[0].size());
     }
   }
 

@@ -76,11 +76,11 @@ class PairRun {
     const T* tables = tables_;
     Index shift = 0;
     while (tiles > 0)
-    for (const Index stop = tiles - begin(tiles); tiles > stop; --tiles, shift += kLanes<T>, tables += step) {
-      if (S > 2 && tiles == 1 && !last.shared && last.table_stride < kLanes<T>)
-        tables = whole_rows(tables, last.table_stride);
-      send(shift, tables, tiles > 1 ? kLanes<T> : last.count);
-    }
+      for (const Index stop = tiles - begin(tiles); tiles > stop; --tiles, shift += kLanes<T>, tables += step) {
+        if (S > 2 && tiles == 1 && !last.shared && last.table_stride < kLanes<T>)
+          tables = whole_rows(tables, last.table_stride);
+        send(shift, tables, tiles > 1 ? kLanes<T> : last.count);
+      }
   }
 
  private:

@@ -14,13 +14,6 @@ namespace {
 // to be gathered.
 constexpr Index kLongestBlock = 4096;
 
-// Degrees below 8 share a bucket; hubs must not stand in one tile with leaves, which would be padded to their degree.
-int degree_bucket(Index degree) {
-  int bucket = 0;
-  for (degree /= 8; degree > 0; degree /= 2) ++bucket;
-  return bucket;
-}
-
 struct Placer {
   Plan& plan;
   const Index* num_states;
@@ -337,18 +330,15 @@ struct Placer {
   }
 
   // Messages of a block stand in rows; tables one vector of them after the other, so that a tile streams through its
-  // tables, or in rows of the whole group.
+  // tables, or each of their entries in a row (see Group::in_rows).
   void place_factors(std::size_t g) {
     const std::vector<Block> blocks = find_blocks(g);
     Group& group = plan.groups[g];
     group.table.resize(group.count);
-    group.table_stride.resize(group.count);
     group.message.resize(group.count * group.arity);
-    group.message_stride.resize(group.count);
-    group.shared.resize(group.count);
+    for (auto* numbers : {&group.table_stride, &group.message_stride, &group.shared}) numbers->resize(group.count);
     out.pieces.emplace_back();
-    plan.table_size = whole_vectors(plan.table_size);
-    group.tables = plan.table_size;
+    group.tables = plan.table_size = whole_vectors(plan.table_size);
     bool after_row = plan.copies > 1;  // whether the last message so far is a neutral one, or none is needed
     for (const auto& [f, size, long_run, part] : blocks) {
       const Index stride = long_run ? message_row_length(size) : 1;
@@ -375,10 +365,12 @@ struct Placer {
       }
     }
     plan.table_size = whole_vectors(plan.table_size);
-    const Index row = plan.table_size - group.tables;  // if tables are in rows, the first one
-    if (group.in_rows()) plan.table_size += (group.table_size - 1) * row;
-    for (Index f = 0; f < group.count && group.in_rows(); ++f)
-      if (group.shared[f] < 0) group.table_stride[f] = static_cast<std::int32_t>(row);
+    if (group.in_rows()) {  // so far, the first row
+      const Index row = plan.table_size - group.tables;
+      plan.table_size += (group.table_size - 1) * row;
+      for (Index f = 0; f < group.count; ++f)
+        if (group.shared[f] < 0) group.table_stride[f] = static_cast<std::int32_t>(row);
+    }
     group.tables_size = plan.table_size - group.tables;
   }
 

@@ -38,6 +38,13 @@ void make_tiles(Plan& plan, const Placement& placement);
 // List what the threads that share the plan have to wait for.
 void find_waits(Plan& plan, const Placement& placement);
 
+// Degrees below 8 share a bucket; hubs must not stand in one tile with leaves, which would be padded to their degree.
+inline int degree_bucket(Index degree) {
+  int bucket = 0;
+  for (degree /= 8; degree > 0; degree /= 2) ++bucket;
+  return bucket;
+}
+
 // What sorting works with, kept from one call to the next.
 struct SortSpace {
   std::vector<Index> keys, next;

@@ -261,8 +261,7 @@ struct Tiler {
   // The factors of a long run lie side by side in every respect.
   void add_piece(Group& group, const Piece& piece, Pool& pool) const {
     if (piece.long_run)
-      pool.tiles.push_back({piece.first, group.table[piece.first], piece.operands,
-                            group.table_stride[piece.first], 1,
+      pool.tiles.push_back({piece.first, group.table[piece.first], piece.operands, group.table_stride[piece.first], 1,
                             static_cast<std::int8_t>(piece.count), true,
                             plan.copies == 1 && group.shared[piece.first] >= 0, pool.between,
                             plan.copies > 1 && group.shared[piece.first] >= 0});

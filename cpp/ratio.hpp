@@ -7,15 +7,16 @@
 // (see Item::state1_possible).
 // Gradients are with respect to the logarithm of the ratio that is kept.
 //
-// A table between two binary variables takes one number, too. Any finite theta_c(x, y) is a constant, a function of x, a
-// function of y, and gamma / 4 times the product of two signs, with gamma = theta_c(0, 0) - theta_c(0, 1) -
+// A table between two binary variables takes one number, too. Any finite theta_c(x, y) is a constant, a function of x,
+// a function of y, and gamma / 4 times the product of two signs, with gamma = theta_c(0, 0) - theta_c(0, 1) -
 // theta_c(1, 0) + theta_c(1, 1). The functions of one variable move to its potentials, and out of its message:
 //
 //     log b(0) / b(1) of theta_i grows by c d,   log m(1) / m(0) grows by d,   the table is (w, 1; 1, w)
 //
 // with w = exp(gamma / 2c) and d = (theta(0, 0) + theta(0, 1) - theta(1, 0) - theta(1, 1)) / 2c for the first variable.
 // Beliefs, marginals and the derivatives of each update stay what they are; only messages given and returned, and the
-// measurement of convergence, have to take out d. A packed table has w in row 0, and d of its variables in rows 1 and 2.
+// measurement of convergence, have to take out d. A packed table has w in row 0, and d of its variables in rows 1
+// and 2.
 #pragma once
 
 #include "simd_dual.hpp"

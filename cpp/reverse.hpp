@@ -112,59 +112,6 @@ void add_counting_of_message(const Context<T>& context, const Item<T>& item, int
   lanes.add_factor((*grad.counting)[g].data(), (1 - context.damping) * sum);
 }
 
-template <class T>
-bool all_zero(const T* numbers, Index count) {
-  bool found = false;
-  for (Index k = 0; k < count; ++k) found |= !is_zero(numbers[k]);
-  return !found;
-}
-
-// From the gradient of a tile's factor marginals.
-template <class Algebra, class T, class Lanes>
-void reverse_marginals(const Context<T>& context, const Item<T>& item, int g, const Lanes& lanes, int count,
-                       const ConstRows<T>& grad_mu, Gradients<T>& grad, Scratch<T>& scratch) {
-  constexpr bool kExpectation = kIsExpectation<Algebra, T>;
-  const Plan& plan = *context.plan;
-  const Group& group = plan.groups[g];
-  V<T>* weight = scratch.weights;
-  bool any = false;
-  for (int l = 0; l < count; ++l) {
-    const Index f = lanes.factor(l);
-    if (plan.copy_of(f) >= item.num_models()) continue;
-    const T* from = grad_mu[plan.copy_of(f)] + user_marginals(plan, group, f);
-    if (!any && all_zero(from, group.table_size)) continue;
-    for (Index e = 0; e < group.table_size && !any; ++e) weight[e] = V<T>{};
-    any = true;
-    const Index* map = group.entry_maps[group.permutation[f]].data();
-    for (Index e = 0; e < group.table_size; ++e) set_lane<T>(weight[e], l, from[map[e]]);
-  }
-  if (!any) return;
-  V<T>* joint = joint_marginals<Algebra, T>(context, item, g, lanes, scratch);
-  V<T> mean{}, scale{};
-  for (Index e = 0; e < group.table_size; ++e) {
-    const V<T> share = weight[e] * joint[e];
-    mean += share;
-    scale += share * share;
-  }
-  grad.scale += lanes.valid(scale);
-  if constexpr (kExpectation) mean = V<T>{};
-  const bool sums = keeps_sums(context, item, group, grad.counting != nullptr);
-  for (Index e = 0; e < group.table_size; ++e) {
-    weight[e] = (weight[e] - mean) * joint[e];
-    if (!kExpectation && !sums) lanes.add_table(grad.tables, grad.tied, e, weight[e]);
-  }
-  if (sums) {
-    lanes.add_table(grad.tables, grad.tied, 0, weight[0]);
-    lanes.add_tied(grad.tied, 1, weight[0] + weight[1]);
-    lanes.add_tied(grad.tied, 2, weight[0] + weight[2]);
-  }
-  if constexpr (!kExpectation)
-    if (grad.counting) add_counting_of_table<Algebra, T>(context, item, g, lanes, weight, grad, scratch);
-  const V<T> inverse = lanes.per_factor(context.inverse[g]);
-  for (int slot = 0; slot < group.arity; ++slot)
-    spread_to_slot<Algebra, T>(group, slot, weight, lanes, inverse, grad, grad.messages[grad.current], scratch);
-}
-
 // r[x] = the gradient of the updated message's unnormalised entry m[x], from that of the stored one.
 template <class Algebra, class T, int S>
 RF_INLINE void reverse_normalisation(const V<T>* m, int states, V<T>* r) {
