@@ -16,20 +16,18 @@ class Lookahead {
   Lookahead(const Plan& plan, const Item<T>& item, int first, int last)
       : plan_(plan), item_(item), first_(first), last_(last), on_(exceeds_cache(item)) {}
 
-  // How many of the tiles that are left in a run to update before the next call of at_factors or at_nodes: these look
-  // for what to ask for, and the loop over tiles is faster without.
-  RF_INLINE Index pace(Index left) const { return on_ ? std::min(left, kPace) : left; }
-  // To be called before so many contiguous tiles of factors, with the size of the tables of each, or of nodes.
-  RF_INLINE void at_factors(Index tiles, Index numbers) {
-    if (on_ && (tables_.lead -= tiles * numbers) < kLead - kStep) fetch_tables();
+  // To be called before the update of each contiguous tile of factors, with the size of its tables, and of nodes.
+  RF_INLINE void at_factors(Index numbers) {
+    if (on_ && (tables_.lead -= numbers) < kLead - kStep) fetch_tables();
   }
-  RF_INLINE void at_nodes(Index tiles, const NodeTile& first) {
-    if (on_ && (nodes_.lead -= tiles * num_rows(first) * kLanes<T>) < kLead - kStep) fetch_nodes();
+  RF_INLINE void at_nodes() {
+    if (on_ && (nodes_.lead -= rows_used_ * kLanes<T>) < kLead - kStep) fetch_nodes();
   }
+  // The nodes of a tile are about to be updated, or those of a run that it begins.
+  RF_INLINE void begin_nodes(const NodeTile& tile) { rows_used_ = on_ ? num_rows(tile) : 0; }
 
  private:
   static constexpr Index kLead = 16384 / sizeof(T), kStep = 1024 / sizeof(T);  // numbers
-  static constexpr Index kPace = 16;
   static constexpr int kMostRows = 64;
 
   struct Position {
@@ -152,7 +150,7 @@ class Lookahead {
   const T* table_ = nullptr;
   Index row_size_ = 0, rows_of_table_ = 0, row_stride_ = 0;  // of the tables of a tile
   Index shift_ = 0;                                          // from the first tile of a run of nodes
-  int rows_ = 0;
+  int rows_ = 0, rows_used_ = 0;
   const T* row_[kMostRows];
 };
 

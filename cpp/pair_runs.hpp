@@ -47,8 +47,8 @@ class PairRun {
                     const T* in, T* out, Scratch<T>& scratch)
       : scratch_(scratch), tables_(item.tables.get() + tile.table) {
     const Group& group = context.plan->groups[range.group];
-    const Operand *operands = &group.operands[tile.operands], &from = operands[1 - Kind::kSlot],
-                  &to = operands[Kind::kSlot];
+    const Operand *operands = &group.operands[tile.operands], &from = operands[1 - range.slot],
+                  &to = operands[range.slot];
     beliefs_ = item.beliefs.get() + from.node;
     belief_stride_ = from.node_stride;
     stride_ = from.message_stride;
@@ -69,18 +69,17 @@ class PairRun {
     }
   }
 
-  // Sends the messages of its tiles, whose tables lie `step` apart; `last` is the last of the `tiles`. Before some of
-  // them, `begin` is called with the number that are left; it returns how many to go on with.
-  template <class Begin>
-  RF_INLINE void update(Index tiles, Index step, const FactorTile& last, Begin begin) {
+  // Sends the messages of its tiles, whose tables lie `step` apart; `last` is the last of the `tiles`. Before each,
+  // next(shift) is called with the distance from the first tile.
+  template <class Next>
+  RF_INLINE void update(Index tiles, Index step, const FactorTile& last, Next next) {
     const T* tables = tables_;
-    Index shift = 0;
-    while (tiles > 0)
-      for (const Index stop = tiles - begin(tiles); tiles > stop; --tiles, shift += kLanes<T>, tables += step) {
-        if (S > 2 && tiles == 1 && !last.shared && last.table_stride < kLanes<T>)
-          tables = whole_rows(tables, last.table_stride);
-        send(shift, tables, tiles > 1 ? kLanes<T> : last.count);
-      }
+    for (Index shift = 0; tiles > 0; --tiles, shift += kLanes<T>, tables += step) {
+      next(shift);
+      if (S > 2 && tiles == 1 && !last.shared && last.table_stride < kLanes<T>)
+        tables = whole_rows(tables, last.table_stride);
+      send(shift, tables, tiles > 1 ? kLanes<T> : last.count);
+    }
   }
 
  private:

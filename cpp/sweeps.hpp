@@ -1,6 +1,7 @@
 // The forward pass: sweeps over one item, by one thread or by several that share its levels.
 #pragma once
 
+#include "binary_sweeps.hpp"
 #include "checkpoints.hpp"
 #include "copies.hpp"
 #include "gap.hpp"
@@ -101,11 +102,7 @@ class Sweeps {
       constexpr bool kWhole = S > 0 || IsLogarithm<Algebra>::value;  // else see `contract`
       auto begin = [&](const FactorTile& tile) RF_LAMBDA {
         const Index fetched = tile.shared || !kWhole ? 0 : numbers_of_tables<T>(item, group);
-        return [&ahead, fetched](Index left) RF_LAMBDA {
-          const Index tiles = ahead.pace(left);
-          ahead.at_factors(tiles, fetched);
-          return tiles;
-        };
+        return [&ahead, fetched](Index) RF_LAMBDA { ahead.at_factors(fetched); };
       };
       if constexpr (S == 0) {
         for_each_run([&](Index first, Index last) RF_LAMBDA {
@@ -115,7 +112,7 @@ class Sweeps {
           TileLanes<T, true> lanes(plan_, group, tile);
           for (Index t = first; t <= last; ++t, lanes.advance(step)) {
             lanes.trim(t == last, plan_.factor_tiles[last]);
-            begin_tile(1);
+            begin_tile(0);
             update_message<Algebra, T>(context_, item, range.group, range.slot, lanes, in, out, scratch);
           }
         });
@@ -156,6 +153,20 @@ class Sweeps {
     const TapeLayout<T> layout(context_, item);
     Lookahead<T> ahead(plan_, item, first, last);
     scratch.streams = tape && exceeds_cache(item);
+    if (is_binary(plan_, item)) {
+      with_algebra(context_, item, 0, [&](auto algebra) {
+        using Algebra = decltype(algebra);
+        if constexpr (Algebra::keeps_ratio(2))
+          with_loop_kind<Algebra, T, 2>(context_, item, TileRange{}, [&](auto kind) {
+            BinarySweep<Algebra, T, decltype(kind)>(context_, item, member)
+                .run(tape, layout, [&](const TileRange& range, const FactorTile& tile) {
+                  update_gathered<Algebra>(item, range, tile, in, out, scratch);
+                });
+          });
+      });
+      if (scratch.streams) finish_streams();
+      return;
+    }
     for (Index s = 0; s < plan_.num_stages(); ++s) {
       const Part* parts = &plan_.stages[s * plan_.parts];
       member.begin_stage(plan_, plan_.waits, s, begun);

@@ -373,12 +373,11 @@ void update_nodes(const Context<T>& context, Item<T>& item, Index begin, Index e
           if (tile.contiguous) {
             const Index last = std::min<Index>(t + tile.run, end) - 1;
             Index shift = 0;
-            while (t <= last) {
-              const Index tiles = ahead ? ahead->pace(last + 1 - t) : last + 1 - t;
-              if (ahead) ahead->at_nodes(tiles, tile);
-              for (const Index stop = t + tiles; t < stop; ++t, shift += kLanes<T>)
-                update_belief<Algebra, T, S, true, kOne>(context, item, tile, messages, scratch, shift,
-                                                         t == last ? context.plan->node_tiles[last].count : kLanes<T>);
+            if (ahead) ahead->begin_nodes(tile);
+            for (; t <= last; ++t, shift += kLanes<T>) {
+              if (ahead) ahead->at_nodes();
+              update_belief<Algebra, T, S, true, kOne>(context, item, tile, messages, scratch, shift,
+                                                       t == last ? context.plan->node_tiles[last].count : kLanes<T>);
             }
           } else {
             update_gathered_belief<Algebra, T, S == 2 ? 2 : 0, kOne>(context, item, tile, messages, scratch);
