@@ -498,6 +498,26 @@ def test_rounding_does_not_grow():
 
 
 @on_engine
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_gradients_do_not_depend_on_the_order_of_threads(dtype):
+    from riskfield.kernels.gpu.run import MessagePassingRun
+
+    graph = rf.grid(*((60, 80) if DEVICE == "cuda" else (3, 3)), 2)  # many programs of several warps
+    theta = (0.5 * numbers(graph)).to(DEVICE).requires_grad_()
+    problem = MessagePassingProblem(graph, rf.TRW(0.5).counting(graph), rf.Coloured())
+    reference = Reference(problem, theta, None)
+    run = MessagePassingRun(problem, theta.to(dtype), None, record=kernels.EVERY_SWEEP)
+    for one in (run, reference):
+        one.advance(3, -1.0)
+    expected = reference.marginals()
+    grad = torch.randn(expected.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2)).to(DEVICE)
+    (gradient,) = torch.autograd.grad(expected, theta, grad)
+    tol = 1e-10 if dtype == torch.float64 else 1e-4
+    for _ in range(2 if DEVICE == "cpu" else 5):
+        torch.testing.assert_close(run.backward(grad.to(dtype)).double(), gradient, rtol=tol, atol=tol)
+
+
+@on_engine
 @pytest.mark.parametrize("record", [kernels.LAST_SWEEP, 1])
 def test_an_interrupted_backward_pass_leaves_the_run_as_it_was(monkeypatch, record):
     from riskfield.kernels.gpu.backward import _Backward

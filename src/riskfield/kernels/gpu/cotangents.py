@@ -122,7 +122,10 @@ def message_cotangent(
     v = _recorded(tape + tape_start, place, y1, y2, y3, read, OTHERS, D1, D2, D3, Q1 * Q2 * Q3, BN)
     full = _table(table, tables, e, r, item, batch, x, joint, exists, sent, S, D1 * D2 * D3, SHARED, STREAM) + v[None]
     u, share = _shares(full)
+    if KEEP:  # few states of one variable and many of another: as in `node_cotangent`, all read before one writes
+        tl.debug_barrier()
     if clear != 0:
+        tl.debug_barrier()
         tl.store(cavity_in + message_at, tl.zeros([SX, BN], g.dtype), mask=mine)
     # Messages are normalised, so their cotangents sum to zero over states. Rounding breaks that, and the error would
     # grow with every sweep.
@@ -191,6 +194,8 @@ def node_cotangent(
     own, stored = (x < S)[:, None] & exists[None], (x < S)[:, None] & live[None]
     if direct != 0:
         total += tl.load(direct_grad + node_at, mask=own, other=0.0)
+        # There are more threads than nodes, so that several hold the same number: all read before one writes.
+        tl.debug_barrier()
         tl.store(direct_grad + node_at, tl.zeros([SX, BN], total.dtype), mask=stored)
     total *= tl.load(rate + node * rate_step, mask=exists, other=1.0)[None]
     tl.store(theta_grad + node_at, tl.load(theta_grad + node_at, mask=own, other=0.0) + total, mask=stored)
