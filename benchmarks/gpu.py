@@ -46,13 +46,20 @@ def copy_bandwidth():
 
 
 def bytes_moved(graph, batch, sweeps):
-    """Bytes of all sweeps: of a message its table, the other's belief and message, itself; of a belief it and theta."""
-    numbers = 0
+    """Bytes of all sweeps: of a message its table, the other's belief and message, itself; of a belief it and theta.
+
+    Of the table of a pair, row 0 and column 0 are not read; where all variables are binary, a belief or message is one
+    number: both as in `riskfield.kernels.gpu.canonical`.
+    """
+    binary = bool((graph.num_states == 2).all())
+    size = graph.num_variables if binary else graph.node_size
+    numbers = 2 * size
     for group in graph.factor_groups:
-        for slot, states in enumerate(group.shape):
-            others = sum(group.shape) - group.shape[slot]
-            numbers += group.num_factors * (group.table_size + 2 * others + states)
-    return 4 * sweeps * batch * (numbers + 2 * graph.node_size)
+        for slot in range(2):
+            own, other = (1, 1) if binary else (group.shape[slot], group.shape[1 - slot])
+            table = (group.shape[0] - 1) * (group.shape[1] - 1)
+            numbers += group.num_factors * (table + 2 * other + own)
+    return 4 * sweeps * batch * numbers
 
 
 def engine_times(graph, batch, schedule, sweeps, entropy, calls=True):

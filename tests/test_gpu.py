@@ -50,14 +50,20 @@ def tied():
 
 GRAPHS = {
     "grid": lambda: rf.grid(3, 3, 2),
+    "pairs": lambda: rf.FactorGraph([2, 3, 2, 3], [(0, 1), (1, 2), (2, 0), (3, 1)]),
     "bipartite": lambda: rf.FactorGraph([3] * 6, [(0, 1), (2, 1), (2, 3), (0, 3), (0, 4)], tables=[0, 0, 1, 1, 1]),
     "mixed": mixed,
     "tied": tied,
     "four": lambda: rf.FactorGraph([2, 2, 3, 2], [(2, 0, 1, 3)]),
     "no factors": lambda: rf.FactorGraph([2, 3], []),
 }
-CASES = [  # graph, entropy, schedule, damping, whether some states are impossible
+# Graph, entropy, schedule, damping, and which states are impossible: none, some of variables, or of factors, too.
+CASES = [
     ("grid", rf.TRW(0.5), rf.Coloured(), 0.0, True),
+    ("grid", rf.TRW(0.5), rf.Coloured(), 0.0, "of variables"),
+    ("grid", rf.Bethe(), rf.Parallel(), 0.3, "of variables"),
+    ("pairs", rf.Bethe(), rf.Sequential(), 0.3, "of variables"),
+    ("pairs", rf.TRW(torch.tensor([0.7, 0.6, 0.8, 1.0])), rf.Coloured(), 0.0, False),
     ("bipartite", rf.TRW(0.7), rf.Coloured(), 0.0, False),
     ("mixed", rf.Bethe(), rf.Sequential(), 0.0, True),
     ("four", rf.Bethe(), rf.Parallel(), 0.2, True),
@@ -66,6 +72,8 @@ CASES = [  # graph, entropy, schedule, damping, whether some states are impossib
 ]
 MORE = [
     ("grid", rf.Bethe(), rf.Sequential(), 0.0, False),
+    ("grid", rf.Bethe(), rf.Sequential(), 0.2, "of variables"),
+    ("pairs", rf.Bethe(), rf.Parallel(), 0.0, "of variables"),
     ("mixed", rf.Bethe(), rf.Coloured(), 0.3, True),
     ("tied", rf.TRW(0.7), rf.Parallel(), 0.0, False),
     ("four", rf.Bethe(), rf.Sequential(), 0.0, False),
@@ -78,8 +86,9 @@ def numbers(graph, batch=2, seed=0, impossible=False):
     theta = 2 * torch.randn(batch, graph.theta_size, dtype=torch.float64, generator=generator)
     if impossible:
         for k, variable in enumerate(np.flatnonzero(graph.num_states > 1)):
-            graph.node(theta, variable)[k % batch, 0] = -torch.inf
-        theta[:, graph.node_size] = -torch.inf
+            graph.node(theta, variable)[k % batch, k // batch % graph.num_states[variable]] = -torch.inf
+        if impossible is True:
+            theta[:, graph.node_size] = -torch.inf
     return theta
 
 
@@ -194,6 +203,14 @@ def test_with_the_interpreter_of_triton():
 # On the engine --------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(autouse=INTERPRETED)
+def unwritten_numbers_are_nan():
+    """Fill new memory with NaN, so that a number that is read before it is written shows in results."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
 @pytest.fixture
 def gpu(monkeypatch):
     """Let the engine serve the device of the tests."""
@@ -211,6 +228,8 @@ def check(name, entropy, schedule, damping, impossible, sweeps=2):
     problem = MessagePassingProblem(graph, entropy.counting(graph), schedule, damping, False)
     reference = Reference(problem, theta, messages)
     run = MessagePassingRun(problem, theta, messages, record=kernels.EVERY_SWEEP)
+    assert bool(run._engine.canonical) == (name in ("grid", "pairs", "mixed") and impossible is not True)
+    assert run._engine.odds == (name == "grid" and impossible is not True)
     for count in (sweeps + 1, sweeps, 1):
         residuals = [one.advance(count, -1.0)[0] for one in (run, reference)]
         if name != "no factors":
@@ -498,6 +517,26 @@ def test_rounding_does_not_grow():
 
 
 @on_engine
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_gradients_do_not_depend_on_the_order_of_threads(dtype):
+    from riskfield.kernels.gpu.run import MessagePassingRun
+
+    graph = rf.grid(*((60, 80) if DEVICE == "cuda" else (3, 3)), 2)  # many programs of several warps
+    theta = (0.5 * numbers(graph)).to(DEVICE).requires_grad_()
+    problem = MessagePassingProblem(graph, rf.TRW(0.5).counting(graph), rf.Coloured())
+    reference = Reference(problem, theta, None)
+    run = MessagePassingRun(problem, theta.to(dtype), None, record=kernels.EVERY_SWEEP)
+    for one in (run, reference):
+        one.advance(3, -1.0)
+    expected = reference.marginals()
+    grad = torch.randn(expected.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2)).to(DEVICE)
+    (gradient,) = torch.autograd.grad(expected, theta, grad)
+    tol = 1e-10 if dtype == torch.float64 else 1e-4
+    for _ in range(2 if DEVICE == "cpu" else 5):
+        torch.testing.assert_close(run.backward(grad.to(dtype)).double(), gradient, rtol=tol, atol=tol)
+
+
+@on_engine
 @pytest.mark.parametrize("record", [kernels.LAST_SWEEP, 1])
 def test_an_interrupted_backward_pass_leaves_the_run_as_it_was(monkeypatch, record):
     from riskfield.kernels.gpu.backward import _Backward
@@ -534,7 +573,7 @@ def test_an_interrupted_backward_pass_leaves_the_run_as_it_was(monkeypatch, reco
 def test_all_launches_go_to_the_device_and_buffers_stay_on_their_stream(gpu, monkeypatch):
     from contextlib import contextmanager
 
-    from riskfield.kernels.gpu import backward, buffers, chains, engine, mean_field
+    from riskfield.kernels.gpu import backward, buffers, chains, engine, mean_field, packing
     from riskfield.kernels.gpu.run import MessagePassingRun
 
     entered, launched = [], []
@@ -545,7 +584,7 @@ def test_all_launches_go_to_the_device_and_buffers_stay_on_their_stream(gpu, mon
         yield
         entered.pop()
 
-    for module in (backward, buffers, chains, engine, mean_field):
+    for module in (backward, buffers, chains, engine, mean_field, packing):
         monkeypatch.setattr(module, "on_device", on_device)
     if INTERPRETED:
         from triton.runtime.interpreter import GridExecutor as Launch
@@ -641,8 +680,10 @@ def test_addresses_of_64_bits():
     problem = MessagePassingProblem(graph, rf.Bethe().counting(graph), rf.Sequential(), 0.0, False)
     found = []
     for wide in (False, True):
-        engine_of(problem, theta).wide = wide
+        engine_of(problem, theta, canonical=True).wide = wide
         run = MessagePassingRun(problem, theta, None, record=kernels.EVERY_SWEEP)
+        assert run._engine.canonical
+        assert run._engine.wide == wide
         run.advance(1, -1.0)
         found.append([run.marginals(), run.backward(theta.new_ones(2, graph.mu_size).cumsum(1))])
     for narrow, wide in zip(*found, strict=True):
@@ -650,16 +691,69 @@ def test_addresses_of_64_bits():
 
 
 @on_engine
-def test_max_product_in_single_precision():
+@pytest.mark.parametrize("name", ["mixed", "pairs", "grid"])
+def test_max_product_in_single_precision(name):
     from riskfield.kernels.gpu.run import MessagePassingRun
 
-    graph = mixed()
+    graph = GRAPHS[name]()
     theta = numbers(graph).to(DEVICE, torch.float32)
     problem = MessagePassingProblem(graph, rf.Bethe().counting(graph), rf.Coloured(), 0.0, True)
     run, reference = MessagePassingRun(problem, theta, None), Reference(problem, theta, None)
     for one in (run, reference):
         one.advance(2, -1.0)
     torch.testing.assert_close(run.marginals(), reference.marginals(), rtol=1e-4, atol=1e-5)
+
+
+@on_engine
+@pytest.mark.parametrize("name", ["grid", "pairs"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_tables_are_canonical_up_to_their_limit(name, dtype):
+    from riskfield.kernels.gpu.packing import _LARGEST
+    from riskfield.kernels.gpu.run import MessagePassingRun
+
+    graph, entropy, limit = GRAPHS[name](), rf.TRW(0.5), 0.5 * _LARGEST[dtype]
+    generator = torch.Generator().manual_seed(0)
+    theta = limit * (2 * torch.rand(2, graph.theta_size, dtype=torch.float64, generator=generator) - 1)
+    theta[:, graph.node_size] = -limit
+    problem = MessagePassingProblem(graph, entropy.counting(graph), rf.Coloured())
+    messages = 0.1 * limit * torch.randn(2, graph.message_size, dtype=torch.float64, generator=generator)
+    tol = 1e-9 if dtype == torch.float64 else 1e-3
+    for scale in (1.0, 1.01, 30.0):
+        theta, messages = (scale * theta).to(DEVICE, dtype), messages.to(DEVICE, dtype)
+        exact = theta.double().requires_grad_()
+        run = MessagePassingRun(problem, theta, messages, record=kernels.EVERY_SWEEP)
+        assert bool(run._engine.canonical) == (scale == 1.0)
+        reference = Reference(problem, exact, messages.double())
+        for one in (run, reference):
+            one.advance(3, -1.0)
+        expected = reference.marginals()
+        torch.testing.assert_close(run.marginals().double(), expected, rtol=tol, atol=tol)
+        (gradient,) = torch.autograd.grad((expected**2).sum(), exact)
+        found = run.backward(2 * expected.detach().to(dtype))
+        torch.testing.assert_close(found.double(), gradient, rtol=tol, atol=tol)
+
+
+@pytest.mark.skipif(not TRITON, reason="Triton is not installed")
+def test_which_tables_can_be_canonical():
+    from riskfield.kernels.gpu.packing import _LARGEST, is_bounded
+
+    def bounded(graph, *entries, dtype=torch.float32, entropy=None):
+        theta = graph.zeros()[None].to(dtype)
+        theta[0, 0] = -torch.inf  # of a variable
+        theta[0, graph.node_size : graph.node_size + len(entries)] = torch.tensor(entries)
+        return is_bounded(MessagePassingProblem(graph, (entropy or rf.Bethe()).counting(graph), rf.Coloured()), theta)
+
+    graph, limit = rf.FactorGraph([2, 2, 3], [(0, 1), (1, 2), (2, 1)]), _LARGEST[torch.float32]
+    assert bounded(graph, limit, -limit)
+    assert bounded(graph, 2 * limit, dtype=torch.float64)
+    for entry in (1.1 * limit, -1.1 * limit, -torch.inf, torch.nan):
+        assert not bounded(graph, entry)
+    least = rf.TRW(torch.tensor([1.0, 0.5, 1.0]))
+    assert bounded(graph, 0.5 * limit, entropy=least)
+    assert not bounded(graph, 0.6 * limit, entropy=least)  # of the table divided by its counting number
+    assert not bounded(tied())
+    assert not bounded(rf.FactorGraph([2, 2, 2], [(0, 1, 2), (1,)]))
+    assert bounded(rf.FactorGraph([2, 2, 2], [(0, 1), (0, 1, 2)]), 0, 0, 0, 0, -torch.inf)
 
 
 @on_engine

@@ -49,8 +49,9 @@ def sweeps_that_fit(problem: Problem, theta: Tensor, max_bytes: int | None) -> f
 def _numbers_per_sweep(graph: FactorGraph, schedule: type, on_gpu: bool) -> int:
     """For every message sent the cavities of the other variables, of which binary ones are one number.
 
-    On a GPU they are two numbers. There, the cotangents of all messages of a tape are in memory, too, and a launch has
-    room for all messages to its variables, even to those that receive few in this half of a sweep.
+    On a GPU they are one number or two, depending on theta; two are counted. There, the cotangents of all messages of a
+    tape are in memory, too, and a launch has room for all messages to its variables, even to those that receive few in
+    this half of a sweep.
     """
     total = 0
     for group in graph.factor_groups:

@@ -12,17 +12,19 @@ from torch import Tensor
 from riskfield.entropy import Counting
 from riskfield.graph._scopes import index_tensor
 from riskfield.kernels.gpu.buffers import Buffers, State, on_device
+from riskfield.kernels.gpu.canonical import odds_table_cotangent
 from riskfield.kernels.gpu.cotangents import (
     belief_cotangent,
     counting_cotangent,
     message_cotangent,
     table_cotangent,
 )
-from riskfield.kernels.gpu.ends import factor_gradient, factor_marginal_cotangent, node_marginal_cotangent
+from riskfield.kernels.gpu.ends import factor_marginal_cotangent, node_marginal_cotangent
 from riskfield.kernels.gpu.engine import Engine
 from riskfield.kernels.gpu.incidences import Kind
+from riskfield.kernels.gpu.packing import gather, other_tables, rows, turn
 from riskfield.kernels.gpu.plan import Block, Part
-from riskfield.kernels.gpu.storage import NODES, column_tile, factor_tile, norms, power_of_two, programs, rows
+from riskfield.kernels.gpu.storage import NODES, norms, power_of_two, programs
 from riskfield.kernels.gpu.two_colours import go_back, two_coloured
 
 LOOK_EVERY = 4  # backward sweeps at a fixed point between two looks at their size
@@ -46,7 +48,7 @@ def backward(engine: Engine, buffers: Buffers, sweeps: Tensor, grad_mu: Tensor, 
     """
     ran = segments[-1].first + segments[-1].sweeps if segments else 0
     going = _passes(engine, buffers, max((segment.sweeps for segment in segments), default=0))
-    going.grad_mu.copy_(grad_mu.t())
+    turn(grad_mu, going.grad_mu)
     going.ended.copy_(sweeps)
     if len(segments) == 1 and segments[0].checkpoint is None and bool((sweeps == ran).all()):
         key = "backward", ran, buffers.current
@@ -76,7 +78,7 @@ def backward_counting(
     in this sum, which are sums over all updates, give that of c^_i: it is -1 / c^_i times their products with both.
     """
     going = _passes(engine, buffers, max((segment.sweeps for segment in segments), default=0))
-    going.grad_mu.copy_(grad_mu.t())
+    turn(grad_mu, going.grad_mu)
     going.ended.copy_(sweeps)
     going.counting = torch.zeros(engine.size_size, dtype=engine.dtype, device=engine.device)
     try:
@@ -128,7 +130,7 @@ def backward_fixed_point(
         buffers.settled, buffers.recorded = False, 0
         engine.sweep(buffers, 1, record=True)
         going = _passes(engine, buffers, 1)
-        going.grad_mu.copy_(grad_mu.t())
+        turn(grad_mu, going.grad_mu)
         going.ended.fill_(1)
         floor = NEGLIGIBLE * torch.linalg.vector_norm(torch.where(mu > 0, mu * grad_mu, 0.0), dim=1)
         share, ran = going.run_at_fixed_point(buffers.state(), steps, tol, floor.double())
@@ -153,14 +155,6 @@ def _passes(engine: Engine, buffers: Buffers, sweeps: int) -> _Backward:
         found = buffers.backward = _Backward(engine, buffers, sweeps)
         buffers.graphs = {key: graph for key, graph in buffers.graphs.items() if key[0] != "backward"}
     return found
-
-
-def other_tables(engine: Engine) -> dict[Kind, Tensor]:
-    """For each kind, where the tables begin as the other variables of its factors see them."""
-    return {
-        kind: torch.tensor([engine.table_start[k] for k in own.other_kinds] or [0], device=engine.device)
-        for kind, own in engine.plan.kinds.items()
-    }
 
 
 class _Backward:
@@ -226,7 +220,10 @@ class _Backward:
         self._marginals(1)
         self.grads.zero_()  # empty slots, too, since sizes are measured
         launches = zip(self.engine.launches(), self.engine.tape, strict=True)
-        pieces = [(start, part.kind[0], part.degree * block.count) for (block, part), (_, start) in launches]
+        pieces = [
+            (start, self.engine.numbers(part.kind[0]), part.degree * block.count)
+            for (block, part), (_, start) in launches
+        ]
         total, ran = torch.zeros_like(self.grads), 0
         share = torch.full((self.engine.batch,), torch.inf, dtype=torch.float64)
         while ran < steps and not bool((share <= tol).all()):
@@ -254,7 +251,7 @@ class _Backward:
         messages, beliefs = self.final.messages, self.final.beliefs
         begin_at_nodes(engine, beliefs, self.grad_mu, self.direct, self.ended, sweep)
         for kind, own in engine.plan.kinds.items():
-            shape = factor_tile(kind, own.mu.count * engine.batch, engine.wide)
+            shape = engine.state_tile(kind, own.mu.count * engine.batch)
             if own.mu.count:
                 factor_marginal_cotangent[programs(own.mu.count * engine.batch, shape["BN"])](
                     buffers.tables[kind], messages, beliefs, self.grad_mu, self.cavities[self.now], self.tables,
@@ -294,7 +291,7 @@ class _Backward:
                 self.now = 1 - self.now
 
     def _beliefs(self, block: Block, sweep: int) -> None:
-        engine, start = self.engine, self.engine.node_start[block.states]
+        engine, start, numbers = self.engine, self.engine.node_start[block.states], self.engine.numbers(block.states)
         parts: list[Part | None] = list(block.parts) or [None]
         for k, part in enumerate(parts):
             first, degree, own = 0, 0, 0  # nodes without factors
@@ -304,7 +301,7 @@ class _Backward:
                 self.cavities[self.now], self.belief[start:], self.direct[start:], self.theta[start:],
                 self.buffers.rates[block.states], self.ended, first, degree, block.first, block.count, engine.batch,
                 own, engine.rate_step, sweep, int(k == 0 and block in self.pending),
-                S=block.states, SX=power_of_two(block.states), BN=NODES, WIDE=engine.wide,
+                S=numbers, SX=power_of_two(numbers), BN=NODES, WIDE=engine.wide,
                 FIRST=k == 0, LAST=k == len(parts) - 1,
             )  # fmt: skip
         self.pending.discard(block)
@@ -333,7 +330,8 @@ class _Backward:
     ) -> None:
         engine, buffers = self.engine, self.buffers
         members = part.degree * block.count * engine.batch
-        own, shape = engine.plan.kinds[part.kind], factor_tile(part.kind, members, engine.wide, (16, 1))
+        medium = (32, 1) if part.kind in engine.canonical else (16, 1)  # fewer exponentials leave more registers
+        own, shape = engine.plan.kinds[part.kind], engine.tile(part.kind, members, medium)
         after = self.cavities[1 - self.now] if engine.plan.at_once else self.cavities[0]
         split = engine.plan.at_once and len(part.kind) > 2
         for slot in range(len(part.kind) if split else 1):
@@ -353,14 +351,19 @@ class _Backward:
         """Add what the messages of the sweeps on the tape, from number `first` on, passed on to their tables."""
         engine, buffers = self.engine, self.buffers
         for (block, part), tape in zip(engine.launches(), engine.tape, strict=True):
-            members = part.degree * block.count
-            own = engine.plan.kinds[part.kind]
-            shape = factor_tile(part.kind, members * engine.batch, engine.wide, (8, 2))
-            table_cotangent[programs(members * engine.batch, shape["BN"])](
-                buffers.tables[part.kind], self.tables[engine.table_start[part.kind] :], own.neighbours, own.tables,
-                buffers.tape, self.grads, self.sizes, self.ended, part.first, members, engine.batch, first, sweeps,
-                *tape, SHARED=own.shared, **shape,
-            )  # fmt: skip
+            members, own = part.degree * block.count, engine.plan.kinds[part.kind]
+            medium = (8, 1) if part.kind in engine.canonical else (8, 2)
+            shape, tables = engine.tile(part.kind, members * engine.batch, medium), buffers.tables[part.kind]
+            to, grid = self.tables[engine.table_start[part.kind] :], programs(members * engine.batch, shape["BN"])
+            given = buffers.tape, self.grads, self.sizes, self.ended
+            numbers = part.first, members, engine.batch, first, sweeps, *tape
+            if shape.pop("ODDS"):
+                tile = {name: shape[name] for name in ("BN", "WIDE", "num_warps")}
+                odds_table_cotangent[grid](tables, to, own.neighbours, *given, *numbers, **tile)
+            else:
+                table_cotangent[grid](
+                    tables, to, own.neighbours, own.tables, *given, *numbers, SHARED=own.shared, **shape
+                )
 
     def _finish(self) -> None:
         """The gradient, factor by factor, in the layout of mu."""
@@ -376,22 +379,5 @@ def begin_at_nodes(engine: Engine, beliefs: Tensor, grad_mu: Tensor, direct: Ten
         first = engine.node_start[states]
         node_marginal_cotangent[programs(nodes.count * engine.batch, NODES)](
             beliefs[first:], grad_mu, direct[first:], ended, nodes.start, sweep, nodes.count, engine.batch,
-            S=states, SX=power_of_two(states), BN=NODES, WIDE=engine.wide,
+            S=states, SX=power_of_two(states), BN=NODES, WIDE=engine.wide, ODDS=engine.odds,
         )  # fmt: skip
-
-
-def gather(
-    engine: Engine, buffers: Buffers, theta: Tensor, tables: Tensor, table_starts: dict[Kind, Tensor], gradient: Tensor
-) -> None:
-    """Cotangents of nodes, and of the tables of all slots, in storage -> the gradient in columns of mu."""
-    for states, nodes in engine.plan.nodes.items():
-        engine.unpack(theta[engine.node_start[states] :], gradient, nodes)
-    for kind, own in engine.plan.kinds.items():
-        if own.mu.count:
-            tile = column_tile(own.mu.entries, engine.batch)
-            factor_gradient[programs(own.mu.count * engine.batch, tile["BN"])](
-                tables, gradient, buffers.counting[kind], own.primary, own.mu.start, own.mu.order,
-                own.mu.offsets, own.cavities, own.maps, table_starts[kind], own.slots,
-                engine.table_start[kind], len(own.mu.offsets), own.mu.count, engine.batch, engine.counting_step,
-                OTHERS=len(kind) - 1, WIDE=engine.wide, **tile,
-            )  # fmt: skip

@@ -48,6 +48,7 @@ class Buffers:
     table_rates: dict[Kind, Tensor]
     rates: dict[int, Tensor]
     damping: Tensor
+    shifts: Tensor  # of the messages from canonical tables
     messages: list[Tensor]  # where all are sent at once there are two, and `current` is the one to read
     beliefs: list[Tensor]
     accumulator: Tensor

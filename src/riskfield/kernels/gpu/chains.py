@@ -16,7 +16,7 @@ from torch import Tensor
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.kernels.gpu.buffers import on_device
 from riskfield.kernels.gpu.plan import ties_of
-from riskfield.kernels.gpu.storage import power_of_two, rows
+from riskfield.kernels.gpu.storage import power_of_two
 from riskfield.kernels.initial_state import messages_like
 from riskfield.kernels.protocols import ExactRun, Run
 
@@ -286,7 +286,7 @@ class ChainRun(OneSweepRun):
     def _collapse(self, mu: Tensor) -> Tensor:
         """Sums over factors with one table. Those of `graph.collapse` have no fixed order on a GPU."""
         ties = ties_of(self._graph, mu.device)
-        return mu if ties.sums is None else rows(ties.collapse(mu.t()))
+        return mu if ties.sums is None else ties.collapse(mu.t()).t().contiguous()
 
     def _find_impossible(self) -> Tensor:
         return self._log_z == -torch.inf

@@ -6,17 +6,32 @@ import triton
 import triton.language as tl
 
 from riskfield.kernels.gpu.sweeps import _SIZES
-from riskfield.kernels.gpu.tiles import NEG, _at, _lse, _others, _pass_on, _places, _table, _to_others
+from riskfield.kernels.gpu.tiles import NEG, _at, _lse, _others, _pass_on, _places, _slope, _table, _to_others, _weights
 
 
 @triton.jit
-def _shares(full):
-    """The logarithm of the sum over joint states of the others, and the share of each in it: 0 where there is none."""
-    top = tl.max(full, axis=1)
-    shift = tl.where(top > NEG, top, 0.0)
-    e = tl.exp(full - shift[:, None, :])
-    total = tl.sum(e, axis=1)
-    return shift + tl.log(total), e * tl.where(total > 0, 1.0 / total, 0.0)[:, None, :]
+def _shares(table, v, S: tl.constexpr, CANONICAL: tl.constexpr, ODDS: tl.constexpr):
+    """The normalised message from log-cavities v, and the share of each joint state of the others in it.
+
+    The shares are 0 where the sum is. If S is 1, ODDS makes them the derivative of one number by the other.
+    """
+    if ODDS and S == 1:
+        return v, _slope(tl.sum(table, axis=1), v)[None]
+    else:
+        if CANONICAL:
+            e = table * _weights(v)[None]
+            total = tl.sum(e, axis=1)
+            whole = tl.sum(total, axis=0)
+            message = total * tl.where(whole > 0, 1.0 / whole, 0.0)[None]
+        else:
+            full = table + v[None]
+            top = tl.max(full, axis=1)
+            shift = tl.where(top > NEG, top, 0.0)
+            e = tl.exp(full - shift[:, None, :])
+            total = tl.sum(e, axis=1)
+            u = shift + tl.log(total)
+            message = tl.where(u > NEG, tl.exp(u - _lse(u, 0)[None]), 0.0)
+        return message, e * tl.where(total > 0, 1.0 / total, 0.0)[:, None, :]
 
 
 @triton.jit
@@ -86,7 +101,7 @@ def message_cotangent(
     S: tl.constexpr, SX: tl.constexpr, OTHERS: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, D3: tl.constexpr,
     Q1: tl.constexpr, Q2: tl.constexpr, Q3: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr,
     SHARED: tl.constexpr, MASKED: tl.constexpr, DAMPED: tl.constexpr, KEEP: tl.constexpr, SPLIT: tl.constexpr,
-    STREAM: tl.constexpr,
+    STREAM: tl.constexpr, CANONICAL: tl.constexpr, ODDS: tl.constexpr,
 ):  # fmt: skip
     """From the cotangents of the messages a block received to those of the cavities and tables behind them.
 
@@ -120,13 +135,17 @@ def message_cotangent(
     y1, y2, y3, exists, joint = _others(D1, D2, D3, Q1, Q2, Q3)
     read = sent[None] & exists[:, None]
     v = _recorded(tape + tape_start, place, y1, y2, y3, read, OTHERS, D1, D2, D3, Q1 * Q2 * Q3, BN)
-    full = _table(table, tables, e, r, item, batch, x, joint, exists, sent, S, D1 * D2 * D3, SHARED, STREAM) + v[None]
-    u, share = _shares(full)
+    t = _table(table, tables, e, r, item, batch, x, joint, exists, sent, S, D1 * D2 * D3, SHARED, STREAM, CANONICAL)
+    message, share = _shares(t, v, S, CANONICAL, ODDS)
+    if KEEP:  # few states of one variable and many of another: as in `node_cotangent`, all read before one writes
+        tl.debug_barrier()
     if clear != 0:
+        tl.debug_barrier()
         tl.store(cavity_in + message_at, tl.zeros([SX, BN], g.dtype), mask=mine)
     # Messages are normalised, so their cotangents sum to zero over states. Rounding breaks that, and the error would
-    # grow with every sweep.
-    g -= tl.where(u > NEG, tl.exp(u - _lse(u, 0)[None]), 0.0) * tl.sum(g, axis=0)[None]
+    # grow with every sweep. (Log-odds leave no room for it.)
+    if not ODDS:
+        g -= message * tl.sum(g, axis=0)[None]
     kept = 0.0
     if DAMPED:
         kept = tl.load(damping)
@@ -161,12 +180,11 @@ def _slots(degree, count, batch, K: tl.constexpr, BN: tl.constexpr, WIDE: tl.con
     ]
 )
 def node_cotangent(
-    table, cavity_grad, direct_grad, theta_grad, rate, grad_tape, counting, neighbours, cavities, tables, starts, tape,
-    ended,
+    table, cavity_grad, direct_grad, theta_grad, rate, grad_tape, counting, cavities, tables, starts, tape, ended,
     first_slot, degree, slots, first_node, count, batch, tape_start, grad_start, own_messages, counting_step,
     rate_step, sweep, direct, add, clear,
     S: tl.constexpr, SX: tl.constexpr, D1: tl.constexpr, Q1: tl.constexpr, K: tl.constexpr, BN: tl.constexpr,
-    WIDE: tl.constexpr, SHARED: tl.constexpr, STREAM: tl.constexpr,
+    WIDE: tl.constexpr, SHARED: tl.constexpr, STREAM: tl.constexpr, CANONICAL: tl.constexpr, ODDS: tl.constexpr,
 ):  # fmt: skip
     """`belief_cotangent`, then `message_cotangent`, where other launches update the neighbours of the nodes.
 
@@ -180,7 +198,8 @@ def node_cotangent(
     r = e * batch + item_of_slot
     # Loads do not wait for what tells which slots and items there are; stores do.
     live = exists & (tl.load(ended + item, mask=exists, other=-1) > sweep)
-    valid = inside & (tl.load(neighbours + e, mask=inside, other=-1) >= 0)
+    slot = tl.load(cavities + e, mask=inside, other=-1)
+    valid = inside & (slot >= 0)
     valid = valid & (tl.load(ended + item_of_slot, mask=inside, other=-1) > sweep)
     x = tl.arange(0, SX)
     mine = (x < S)[:, None] & valid[None]
@@ -191,6 +210,8 @@ def node_cotangent(
     own, stored = (x < S)[:, None] & exists[None], (x < S)[:, None] & live[None]
     if direct != 0:
         total += tl.load(direct_grad + node_at, mask=own, other=0.0)
+        # There are more threads than nodes, so that several hold the same number: all read before one writes.
+        tl.debug_barrier()
         tl.store(direct_grad + node_at, tl.zeros([SX, BN], total.dtype), mask=stored)
     total *= tl.load(rate + node * rate_step, mask=exists, other=1.0)[None]
     tl.store(theta_grad + node_at, tl.load(theta_grad + node_at, mask=own, other=0.0) + total, mask=stored)
@@ -201,13 +222,14 @@ def node_cotangent(
     y, y2, y3, there, joint = _others(D1, 1, 1, Q1, 1, 1)
     read = inside[None] & there[:, None]
     v = _recorded(tape + tape_start, place, y, y2, y3, read, 1, D1, 1, 1, Q1, K * BN)
-    full = _table(table, tables, e, r, item_of_slot, batch, x, joint, there, inside, S, D1, SHARED, STREAM) + v[None]
-    u, share = _shares(full)
+    t = _table(table, tables, e, r, item_of_slot, batch, x, joint, there, inside, S, D1, SHARED, STREAM, CANONICAL)
+    message, share = _shares(t, v, S, CANONICAL, ODDS)
     # As in `message_cotangent`: rounding must not let the cotangents of a message sum to other than 0.
-    g -= tl.where(u > NEG, tl.exp(u - _lse(u, 0)[None]), 0.0) * tl.sum(g, axis=0)[None]
+    if not ODDS:
+        g -= message * tl.sum(g, axis=0)[None]
     tl.store(grad_tape + grad_start + _at(place[None], x[:, None], S), g, mask=mine)
     passed = tl.sum(share * tl.where(valid[None], g, 0.0)[:, None, :], axis=0)
-    _pass_on(cavity_grad, cavities, starts, 0, slots, e, item_of_slot, batch, valid, passed, D1, Q1, add)
+    _pass_on(cavity_grad, starts, 0, slot, item_of_slot, batch, valid, passed, D1, Q1, add)
 
 
 @triton.jit(
@@ -242,7 +264,7 @@ def table_cotangent(
     first_slot, members, batch, first, sweeps, tape_start, grad_start,
     S: tl.constexpr, SX: tl.constexpr, OTHERS: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, D3: tl.constexpr,
     Q1: tl.constexpr, Q2: tl.constexpr, Q3: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr,
-    SHARED: tl.constexpr,
+    SHARED: tl.constexpr, CANONICAL: tl.constexpr,
 ):  # fmt: skip
     """Add to the cotangent of each factor's table what its messages of all sweeps on the tape passed on.
 
@@ -255,23 +277,25 @@ def table_cotangent(
     valid = inside & (tl.load(neighbours + e, mask=inside, other=-1) >= 0)
     x = tl.arange(0, SX)
     y1, y2, y3, exists, joint = _others(D1, D2, D3, Q1, Q2, Q3)
-    t = _table(table, tables, e, r, item, batch, x, joint, exists, valid, S, D1 * D2 * D3, SHARED)
+    t = _table(table, tables, e, r, item, batch, x, joint, exists, valid, S, D1 * D2 * D3, SHARED, False, CANONICAL)
     entry = x[:, None] * (D1 * D2 * D3) + joint[None]
     there = ((x < S)[:, None] & exists[None])[:, :, None] & valid[None, None]
     table_at = _at(r[None, None], entry[:, :, None], S * D1 * D2 * D3)
     total = tl.load(table_grad + table_at, mask=there, other=0.0)
     tape_size, grad_size = tl.load(sizes), tl.load(sizes + 1)
-    last = tl.load(ended + item, mask=inside, other=0) - first
+    last = tl.minimum(tl.load(ended + item, mask=inside, other=0) - first, sweeps)
+    tape += tape_start
+    grads = grad_tape + grad_start + _at(place[None], x[:, None], S)
+    own = (x < S)[:, None]
+    ran = valid & (last > 0)
+    v = _recorded(tape, place, y1, y2, y3, ran[None] & exists[:, None], OTHERS, D1, D2, D3, Q1 * Q2 * Q3, BN)
+    g = tl.load(grads, mask=own & ran[None], other=0.0)
     for k in range(sweeps):
-        ran = valid & (k < last)
-        read = ran[None] & exists[:, None]
-        at = tape + tape_start + tape_size * k
-        v = _recorded(at, place, y1, y2, y3, read, OTHERS, D1, D2, D3, Q1 * Q2 * Q3, BN)
-        g = tl.load(
-            grad_tape + grad_start + grad_size * k + _at(place[None], x[:, None], S),
-            mask=(x < S)[:, None] & ran[None],
-            other=0.0,
-        )
-        _, share = _shares(t + v[None])
+        _, share = _shares(t, v, S, CANONICAL, False)
         total += tl.where(g[:, None, :] != 0, share * g[:, None, :], 0.0)
+        ran = valid & (k + 1 < last)  # loaded one sweep ahead
+        tape += tape_size
+        grads += grad_size
+        v = _recorded(tape, place, y1, y2, y3, ran[None] & exists[:, None], OTHERS, D1, D2, D3, Q1 * Q2 * Q3, BN)
+        g = tl.load(grads, mask=own & ran[None], other=0.0)
     tl.store(table_grad + table_at, total, mask=there)

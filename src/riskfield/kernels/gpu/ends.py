@@ -9,7 +9,19 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from riskfield.kernels.gpu.tiles import NEG, _at, _cavity, _lse, _others, _places, _table, _to_others
+from riskfield.kernels.gpu.tiles import (
+    NEG,
+    _at,
+    _cavity,
+    _log_states,
+    _lse,
+    _others,
+    _places,
+    _stored,
+    _table,
+    _to_others,
+    _weights,
+)
 
 
 @triton.jit
@@ -30,6 +42,19 @@ def _store_columns(columns, at, v, there, TURN: tl.constexpr):
         tl.store(columns + turned, tl.trans(v), mask=tl.trans(there))
     else:
         tl.store(columns + at, v, mask=there)
+
+
+@triton.jit(do_not_specialize=["height", "width", "stride"])
+def transpose(source, target, height, width, stride, H: tl.constexpr, W: tl.constexpr, WIDE: tl.constexpr):
+    """Rows -> columns, H by W numbers at a time."""
+    pid = tl.program_id(0)
+    if WIDE:
+        pid = pid.to(tl.int64)
+    across = tl.cdiv(width, W)
+    i, j = pid // across * H + tl.arange(0, H), pid % across * W + tl.arange(0, W)
+    there = (i < height)[:, None] & (j < width)[None]
+    v = tl.load(source + i[:, None] * stride + j[None], mask=there, other=0.0)
+    tl.store(target + j[:, None] * height + i[None], tl.trans(v), mask=tl.trans(there))
 
 
 @triton.jit(do_not_specialize=["count", "batch"])
@@ -74,7 +99,7 @@ def unpack(
 @triton.jit(do_not_specialize=["count", "batch", "rate_step"])
 def uniform_beliefs(
     node_theta, rate, beliefs, count, batch, rate_step,
-    S: tl.constexpr, SX: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr,
+    S: tl.constexpr, SX: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr, ODDS: tl.constexpr,
 ):  # fmt: skip
     """Log-beliefs where all messages are uniform."""
     q, k, _, inside = _places(count, batch, BN, WIDE)
@@ -82,7 +107,9 @@ def uniform_beliefs(
     own = (x < S)[:, None] & inside[None]
     at = _at(q[None], x[:, None], S)
     b = tl.load(node_theta + at, mask=own, other=NEG) * tl.load(rate + k * rate_step, mask=inside, other=1.0)[None]
-    tl.store(beliefs + at, b - _lse(b, 0)[None], mask=own)
+    if not ODDS:
+        b = b - _lse(b, 0)[None]
+    tl.store(beliefs + at, b, mask=own)
 
 
 @triton.jit
@@ -90,17 +117,22 @@ def _joint(
     table, messages, beliefs, nodes, neighbours, cavities, tables, starts, slots, own_nodes, own_messages,
     k, e, item, inside, batch, x, y1, y2, y3, exists, joint,
     S: tl.constexpr, OTHERS: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, D3: tl.constexpr, SHARED: tl.constexpr,
+    CANONICAL: tl.constexpr, ODDS: tl.constexpr,
 ):  # fmt: skip
     """Factor marginals: (own state, joint state of the others, place). NaN where all states are impossible."""
     r = e * batch + item
     node = tl.load(nodes + k, mask=inside, other=0).to(e.dtype)
-    mine = (x < S)[:, None] & inside[None]
-    b = tl.load(beliefs + own_nodes + _at((node * batch + item)[None], x[:, None], S), mask=mine, other=NEG)
-    m = tl.load(messages + own_messages + _at(r[None], x[:, None], S), mask=mine, other=NEG)
+    b = _log_states(beliefs + own_nodes, node * batch + item, x, inside, S, ODDS, NEG)
+    m = _log_states(messages + own_messages, r, x, inside, S, ODDS, NEG)
     cavity = tl.where(m == NEG, NEG, b - m)
-    full = (
-        _table(table, tables, e, r, item, batch, x, joint, exists, inside, S, D1 * D2 * D3, SHARED) + cavity[:, None, :]
-    )
+    full = _table(table, tables, e, r, item, batch, x, joint, exists, inside, S, D1 * D2 * D3, SHARED, False, CANONICAL)
+    if CANONICAL:
+        other = _cavity(
+            beliefs, messages, neighbours, cavities, starts, 0, slots, e, item, batch, y1, D1, inside, inside, ODDS
+        )
+        full *= _weights(cavity)[:, None, :] * _weights(other)[None]
+        return full * (1.0 / tl.sum(tl.sum(full, axis=1), axis=0))[None, None]
+    full += cavity[:, None, :]
     if OTHERS > 0:
         full += _cavity(
             beliefs, messages, neighbours, cavities, starts, 0, slots, e, item, batch, y1, D1, inside, inside
@@ -123,6 +155,7 @@ def factor_marginals(
     neighbours, cavities, tables, starts, slots, own_nodes, own_messages, count, batch,
     S: tl.constexpr, SX: tl.constexpr, OTHERS: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, D3: tl.constexpr,
     Q1: tl.constexpr, Q2: tl.constexpr, Q3: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr, SHARED: tl.constexpr,
+    CANONICAL: tl.constexpr, ODDS: tl.constexpr,
 ):  # fmt: skip
     """Marginals of the factors whose first variable sees them as this kind, in columns."""
     _, k, item, inside = _places(count, batch, BN, WIDE)
@@ -131,7 +164,7 @@ def factor_marginals(
     y1, y2, y3, exists, joint = _others(D1, D2, D3, Q1, Q2, Q3)
     p = _joint(
         table, messages, beliefs, nodes, neighbours, cavities, tables, starts, slots, own_nodes, own_messages,
-        k, e, item, inside, batch, x, y1, y2, y3, exists, joint, S, OTHERS, D1, D2, D3, SHARED,
+        k, e, item, inside, batch, x, y1, y2, y3, exists, joint, S, OTHERS, D1, D2, D3, SHARED, CANONICAL, ODDS,
     )  # fmt: skip
     at = _in_columns(mu_start, order, offsets, k, item, inside, batch, x, joint, S, D1 * D2 * D3)
     tl.store(mu + at, p, mask=((x < S)[:, None] & exists[None])[:, :, None] & inside[None, None])
@@ -149,18 +182,18 @@ def _in_columns(start, order, offsets, k, item, inside, batch, x, joint, S: tl.c
 @triton.jit(do_not_specialize=["count", "batch", "sweep"])
 def node_marginal_cotangent(
     beliefs, grad_mu, direct_grad, ended, start, sweep, count, batch,
-    S: tl.constexpr, SX: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr,
+    S: tl.constexpr, SX: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr, ODDS: tl.constexpr,
 ):  # fmt: skip
     """From cotangents of node marginals to those of log-beliefs before normalisation, of items that ended here."""
     q, k, item, inside = _places(count, batch, BN, WIDE)
     inside = inside & (tl.load(ended + item, mask=inside, other=-1) == sweep)
     x = tl.arange(0, SX)
     own = (x < S)[:, None] & inside[None]
-    at = _at(q[None], x[:, None], S)
-    p = tl.exp(tl.load(beliefs + at, mask=own, other=NEG))
+    p = tl.exp(_log_states(beliefs, q, x, inside, S, ODDS, NEG))
     first = tl.load(start + k, mask=inside, other=0)
     g = tl.load(grad_mu + (first[None] + x[:, None]) * batch + item[None], mask=own, other=0.0)
-    tl.store(direct_grad + at, p * (g - tl.sum(p * g, axis=0)[None]), mask=own)
+    at, kept = _stored(q, x, inside, S, ODDS)
+    tl.store(direct_grad + at, p * (g - tl.sum(p * g, axis=0)[None]), mask=kept)
 
 
 @triton.jit(do_not_specialize=["slots", "own_nodes", "own_messages", "own_tables", "count", "batch", "sweep"])
@@ -169,6 +202,7 @@ def factor_marginal_cotangent(
     neighbours, cavities, tables, starts, slots, own_nodes, own_messages, own_tables, sweep, count, batch,
     S: tl.constexpr, SX: tl.constexpr, OTHERS: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, D3: tl.constexpr,
     Q1: tl.constexpr, Q2: tl.constexpr, Q3: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr, SHARED: tl.constexpr,
+    CANONICAL: tl.constexpr, ODDS: tl.constexpr,
 ):  # fmt: skip
     """From cotangents of factor marginals to those of cavities and tables, of items that ended here.
 
@@ -181,7 +215,7 @@ def factor_marginal_cotangent(
     y1, y2, y3, exists, joint = _others(D1, D2, D3, Q1, Q2, Q3)
     p = _joint(
         table, messages, beliefs, nodes, neighbours, cavities, tables, starts, slots, own_nodes, own_messages,
-        k, e, item, inside, batch, x, y1, y2, y3, exists, joint, S, OTHERS, D1, D2, D3, SHARED,
+        k, e, item, inside, batch, x, y1, y2, y3, exists, joint, S, OTHERS, D1, D2, D3, SHARED, CANONICAL, ODDS,
     )  # fmt: skip
     there = ((x < S)[:, None] & exists[None])[:, :, None] & inside[None, None]
     at = _in_columns(mu_start, order, offsets, k, item, inside, batch, x, joint, S, D1 * D2 * D3)
@@ -192,12 +226,12 @@ def factor_marginal_cotangent(
     r = e * batch + item
     entry = x[:, None] * (D1 * D2 * D3) + joint[None]
     tl.store(table_grad + own_tables + _at(r[None, None], entry[:, :, None], S * D1 * D2 * D3), g, mask=there)
-    own = tl.sum(g, axis=1)
-    tl.store(cavity_grad + own_messages + _at(r[None], x[:, None], S), own, mask=(x < S)[:, None] & inside[None])
+    at, kept = _stored(r, x, inside, S, ODDS)
+    tl.store(cavity_grad + own_messages + at, tl.sum(g, axis=1), mask=kept)
     if OTHERS > 0:
         _to_others(
             cavity_grad, cavities, starts, slots, e, item, batch, inside, tl.sum(g, axis=0), 0,
-            OTHERS, D1, D2, D3, Q1, Q2, Q3, BN,
+            OTHERS, D1, D2, D3, Q1, Q2, Q3, BN, ODDS,
         )  # fmt: skip
 
 

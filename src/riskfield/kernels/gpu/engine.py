@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import weakref
 from itertools import islice
+from math import prod
 from typing import Any
 
 import torch
@@ -14,21 +14,21 @@ from riskfield.entropy import Counting
 from riskfield.graph.schedule import Parallel
 from riskfield.kernels.convergence import ROUNDING, Gap
 from riskfield.kernels.gpu.buffers import Buffers, State, current_stream, on_device, reuse
-from riskfield.kernels.gpu.ends import factor_marginals, pack, uniform_beliefs, unpack
+from riskfield.kernels.gpu.ends import factor_marginals
 from riskfield.kernels.gpu.gap import gap_block, operand_sizes
-from riskfield.kernels.gpu.plan import Block, KindStorage, Part, Places, Plan, make_plan
+from riskfield.kernels.gpu.incidences import Kind
+from riskfield.kernels.gpu.packing import pack_messages, pack_theta, rows, turn, unpack_all_messages, unpack_nodes
+from riskfield.kernels.gpu.plan import Block, KindStorage, Part, Plan, make_plan
 from riskfield.kernels.gpu.sharing import Sharing, sharing_of
 from riskfield.kernels.gpu.storage import (
     LANES,
     MANY_PLACES,
     NODES,
-    column_tile,
     factor_tile,
     longer,
     padded,
     power_of_two,
     programs,
-    rows,
     tile_size,
 )
 from riskfield.kernels.gpu.sweeps import update_block
@@ -47,15 +47,21 @@ class Engine:
         batch: int,
         dtype: torch.dtype,
         device: torch.device,
+        *,
+        canonical: bool = False,
     ):
         self.graph, self.plan, self.batch, self.dtype, self.device = problem.graph, plan, batch, dtype, device
         self.maximise, self.damped = problem.maximise, bool(problem.damping > 0)
         # How far apart counting numbers lie: where all are equal there is only one.
         self.counting_step, self.rate_step = int(not sharing.factors), int(not sharing.variables)
-        self.node_start, self.node_size = _starts({s: s * padded(n.count * batch) for s, n in plan.nodes.items()})
+        # Kinds with canonical tables, and whether all messages and beliefs are log-odds: see `canonical`.
+        self.canonical: set[Kind] = plan.pairs() if canonical else set()
+        self.odds = self.canonical == {(2, 2)} == set(plan.kinds) and set(plan.nodes) == {2}
+        nodes = {s: self.numbers(s) * padded(own.count * batch) for s, own in plan.nodes.items()}
+        self.node_start, self.node_size = _starts(nodes)
         sizes = {kind: padded(own.slots * batch) for kind, own in plan.kinds.items()}
-        self.message_start, self.message_size = _starts({kind: kind[0] * sizes[kind] for kind in sizes})
-        self.table_start, self.table_size = _starts({kind: math.prod(kind) * sizes[kind] for kind in sizes})
+        self.message_start, self.message_size = _starts({kind: self.numbers(kind[0]) * sizes[kind] for kind in sizes})
+        self.table_start, self.table_size = _starts({kind: prod(kind) * sizes[kind] for kind in sizes})
         self.starts = {kind: self._operand_starts(own) for kind, own in plan.kinds.items()}
         self.size_start, self.size_size = _starts(sizes)  # one number for each message
         self.size_starts = {
@@ -73,11 +79,27 @@ class Engine:
             self.received.append((self.received_size, self.message_start[part.kind] + part.kind[0] * first, size))
             self.received_size += size
             places = padded(part.degree * block.count * batch)
-            self.tape_size += sum(part.kind[1:]) * places
-            self.grad_size += part.kind[0] * places
+            self.tape_size += sum(map(self.numbers, part.kind[1:])) * places
+            self.grad_size += self.numbers(part.kind[0]) * places
             longest = max(longest, sum(part.kind[1:]) * places)
         # Whether addresses need 64 bits; programs may look a little beyond the end.
         self.wide = max(self.node_size, self.message_size, self.table_size, longest) + 2**20 >= 2**31
+
+    def numbers(self, states: int) -> int:
+        """How many numbers stand for the states of a variable."""
+        return 1 if self.odds else states
+
+    def tile(self, kind: Kind, places: int, medium: tuple[int, int] = (32, 1)) -> dict[str, Any]:
+        """The tile of a kernel that sweeps. If all is log-odds, it has one state, and a thread up to two places."""
+        form = {"CANONICAL": kind in self.canonical, "ODDS": self.odds}
+        if not self.odds:
+            return factor_tile(kind, places, self.wide, medium) | form
+        tile = factor_tile((1, 1), places, self.wide)
+        return tile | form | {"num_warps": max(1, tile["num_warps"] // 2)}
+
+    def state_tile(self, kind: Kind, places: int) -> dict[str, Any]:
+        """The tile of a kernel that needs all states."""
+        return factor_tile(kind, places, self.wide) | {"CANONICAL": kind in self.canonical, "ODDS": self.odds}
 
     def launches(self) -> list[tuple[Block, Part]]:
         """Block and part of each launch of a sweep."""
@@ -105,12 +127,13 @@ class Engine:
 
         return Buffers(
             empty(self.graph.theta_size, batch),
-            {kind: empty(math.prod(kind) * padded(own.theta.count * batch)) for kind, own in plan.kinds.items()},
+            {kind: empty(self._entries(kind) * padded(own.theta.count * batch)) for kind, own in plan.kinds.items()},
             empty(self.node_size),
             {kind: empty(own.slots if self.counting_step else 1) for kind, own in plan.kinds.items()},
             {kind: empty(own.theta.count) for kind, own in plan.kinds.items()},
             {states: empty(nodes.count if self.rate_step else 1) for states, nodes in plan.nodes.items()},
             empty(1),
+            empty(self.message_size if self.canonical else 0),
             [empty(self.message_size) for _ in range(copies)],
             [empty(self.node_size) for _ in range(copies)],
             empty(self.node_size),
@@ -125,6 +148,10 @@ class Engine:
             current_stream(self.device),
         )
 
+    def _entries(self, kind: Kind) -> int:
+        """How many entries of a table are stored."""
+        return prod(states - 1 for states in kind) if kind in self.canonical else prod(kind)
+
     # Start ----------------------------------------------------------------------------------------------------------
 
     def start(self, buffers: Buffers, problem: MessagePassingProblem, theta: Tensor, messages: Tensor | None) -> None:
@@ -132,7 +159,7 @@ class Engine:
         self._set_counting(buffers, problem.counting)
         buffers.settled = False
         buffers.damping.fill_(float(problem.damping))
-        buffers.theta.copy_(theta.t())
+        turn(theta, buffers.theta)
         buffers.replay(("start",), lambda: self._start(buffers))
         if messages is not None:
             with on_device(self.device):
@@ -152,46 +179,18 @@ class Engine:
         buffers.given = weakref.ref(counting)  # now that all numbers are there
 
     def _start(self, buffers: Buffers) -> None:
-        for kind, own in self.plan.kinds.items():
-            self.pack(buffers.theta, buffers.tables[kind], own.theta, buffers.table_rates[kind])
-        for states, nodes in self.plan.nodes.items():
-            first = self.node_start[states]
-            self.pack(buffers.theta, buffers.node_theta[first:], nodes)
-            uniform_beliefs[programs(nodes.count * self.batch, NODES)](
-                buffers.node_theta[first:], buffers.rates[states], buffers.beliefs[0][first:], nodes.count, self.batch,
-                self.rate_step, S=states, SX=power_of_two(states), BN=NODES, WIDE=self.wide,
-            )  # fmt: skip
-        for kind, first in self.message_start.items():
-            size = kind[0] * padded(self.plan.kinds[kind].slots * self.batch)
-            buffers.messages[0][first : first + size].fill_(-math.log(kind[0]))
+        pack_theta(self, buffers)
         if self.plan.at_once:
             buffers.messages[1].copy_(buffers.messages[0])
             buffers.beliefs[1].copy_(buffers.beliefs[0])
 
     def _start_from(self, buffers: Buffers, columns: Tensor) -> None:
-        for kind, own in self.plan.kinds.items():
-            self.pack(columns, buffers.messages[0][self.message_start[kind] :], own.messages)
+        pack_messages(self, buffers, columns)
         for block in self.plan.blocks:
             self._update(buffers, block, 0, send=False)
         if self.plan.at_once:
             buffers.messages[1].copy_(buffers.messages[0])
             buffers.beliefs[0].copy_(buffers.beliefs[1])
-
-    def pack(self, columns: Tensor, storage: Tensor, places: Places, scale: Tensor | None = None) -> None:
-        """Numbers in columns, in the caller's order -> storage."""
-        tile = column_tile(places.entries, self.batch)
-        pack[programs(places.count * self.batch, tile["BN"])](
-            columns, storage, places.start, places.order, places.offsets, columns if scale is None else scale,
-            places.count, self.batch, WIDE=self.wide, SCALED=scale is not None, **tile,
-        )  # fmt: skip
-
-    def unpack(self, storage: Tensor, columns: Tensor, places: Places, exp: bool = False) -> None:
-        """Storage -> numbers in columns, in the caller's order."""
-        tile = column_tile(places.entries, self.batch)
-        unpack[programs(places.count * self.batch, tile["BN"])](
-            storage, columns, places.start, places.order, places.offsets, places.count, self.batch, WIDE=self.wide,
-            EXP=exp, **tile,
-        )  # fmt: skip
 
     # Forward --------------------------------------------------------------------------------------------------------
 
@@ -273,10 +272,7 @@ class Engine:
         then = 1 - now if self.plan.at_once else now
         start = self.node_start[block.states]
         for k, part in enumerate(block.parts):
-            own, shape = (
-                self.plan.kinds[part.kind],
-                factor_tile(part.kind, block.count * self.batch, self.wide, (32, 2)),
-            )
+            own, shape = self.plan.kinds[part.kind], self.tile(part.kind, block.count * self.batch, (32, 2))
             fresh = part.fresh[direction] if send else (part.degree, part.degree)
             update_block[programs(block.count * self.batch, shape["BN"])](
                 buffers.tables[part.kind], buffers.messages[now], buffers.messages[then], buffers.beliefs[now],
@@ -313,14 +309,13 @@ class Engine:
         return rows(buffers.mu[: self.graph.node_size])
 
     def _node_marginals(self, buffers: Buffers) -> None:
-        for states, nodes in self.plan.nodes.items():
-            self.unpack(buffers.beliefs[buffers.current][self.node_start[states] :], buffers.mu, nodes, exp=True)
+        unpack_nodes(self, buffers.beliefs[buffers.current], buffers.mu, exp=True)
 
     def _marginals(self, buffers: Buffers) -> None:
         now = buffers.current
         self._node_marginals(buffers)
         for kind, own in self.plan.kinds.items():
-            shape = factor_tile(kind, own.mu.count * self.batch, self.wide)
+            shape = self.state_tile(kind, own.mu.count * self.batch)
             if own.mu.count:
                 factor_marginals[programs(own.mu.count * self.batch, shape["BN"])](
                     buffers.tables[kind], buffers.messages[now], buffers.beliefs[now], buffers.mu, own.primary,
@@ -331,13 +326,8 @@ class Engine:
 
     def messages(self, buffers: Buffers) -> Tensor:
         """Log-messages in the caller's layout."""
-        buffers.replay(("messages", buffers.current), lambda: self._messages(buffers))
+        buffers.replay(("messages", buffers.current), lambda: unpack_all_messages(self, buffers))
         return rows(buffers.columns)
-
-    def _messages(self, buffers: Buffers) -> None:
-        for kind, own in self.plan.kinds.items():
-            start = self.message_start[kind]
-            self.unpack(buffers.messages[buffers.current][start:], buffers.columns, own.messages)
 
     def gap(self, buffers: Buffers) -> Gap:
         """How far the state is from a fixed point."""
@@ -353,18 +343,18 @@ class Engine:
                 messages, beliefs, buffers.node_theta[start:], buffers.rates[block.states], own.updated, buffers.sizes,
                 part.first, part.degree, block.first, block.count, self.batch, start, self.message_start[part.kind],
                 self.size_start[part.kind], self.rate_step, S=block.states, SX=power_of_two(block.states), BN=NODES,
-                WIDE=self.wide,
+                WIDE=self.wide, ODDS=self.odds,
             )  # fmt: skip
         for block, part in self.plan.parts():
             own, members = self.plan.kinds[part.kind], part.degree * block.count * self.batch
-            shape = factor_tile(part.kind, members, self.wide)
+            shape = self.state_tile(part.kind, members)
             gap_block[programs(members, shape["BN"])](
-                buffers.tables[part.kind], messages, beliefs, buffers.counting[part.kind], own.neighbours, own.cavities,
-                own.tables, own.updated, self.starts[part.kind], buffers.sizes, self.size_starts[part.kind],
-                buffers.damping, buffers.gap[0], buffers.gap[1], part.first, part.degree, own.slots, block.first,
-                block.count, self.batch, self.node_start[block.states], self.message_start[part.kind],
-                self.size_start[part.kind], self.counting_step,
-                SHARED=own.shared, MAXIMISE=self.maximise, ROUNDING=ROUNDING * torch.finfo(self.dtype).eps, **shape,
+                buffers.tables[part.kind], messages, buffers.shifts, beliefs, buffers.counting[part.kind],
+                own.neighbours, own.cavities, own.tables, own.updated, self.starts[part.kind], buffers.sizes,
+                self.size_starts[part.kind], buffers.damping, buffers.gap[0], buffers.gap[1], part.first, part.degree,
+                own.slots, block.first, block.count, self.batch, self.node_start[block.states],
+                self.message_start[part.kind], self.size_start[part.kind], self.counting_step, SHARED=own.shared,
+                MAXIMISE=self.maximise, ROUNDING=ROUNDING * torch.finfo(self.dtype).eps, **shape,
             )  # fmt: skip
 
 
@@ -377,8 +367,8 @@ def _starts(sizes: dict[Any, int]) -> tuple[dict[Any, int], int]:
     return starts, end
 
 
-def engine_of(problem: MessagePassingProblem, theta: Tensor) -> Engine:
-    """The engine for such problems, kept with the graph."""
+def engine_of(problem: MessagePassingProblem, theta: Tensor, *, canonical: bool = False) -> Engine:
+    """The engine for such problems, with tables in this form where they can be. It is kept with the graph."""
     graph, schedule, device = problem.graph, problem.schedule, theta.device
     at_once = isinstance(schedule, Parallel)
     sharing = sharing_of(graph, problem.counting)
@@ -387,4 +377,6 @@ def engine_of(problem: MessagePassingProblem, theta: Tensor) -> Engine:
         lambda: make_plan(graph, schedule_levels(graph, schedule), at_once, device, share_tables=sharing.tables),
     )
     key = "gpu engine", schedule, device, sharing, len(theta), theta.dtype, problem.maximise, bool(problem.damping > 0)
-    return graph.derived(key, lambda: Engine(problem, plan, sharing, len(theta), theta.dtype, device))
+    return graph.derived(
+        (*key, canonical), lambda: Engine(problem, plan, sharing, len(theta), theta.dtype, device, canonical=canonical)
+    )

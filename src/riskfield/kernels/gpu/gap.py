@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from riskfield.kernels.gpu.sweeps import _update
-from riskfield.kernels.gpu.tiles import NEG, _at, _largest, _lse, _others, _places
+from riskfield.kernels.gpu.tiles import INF, NEG, _largest, _log_states, _lse, _others, _places, _stored
 
 _SIZES = [
     *["first_slot", "degree", "slots", "first_node", "count", "batch", "own_nodes", "own_messages", "own_sizes"],
@@ -20,33 +20,34 @@ _SIZES = [
 @triton.jit
 def _operands(
     messages, beliefs, updated, first_slot, degree, first_node, count, batch, own_nodes, own_messages, x,
-    S: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr,
+    S: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr, ODDS: tl.constexpr,
 ):  # fmt: skip
     """Slots of a block, log-beliefs and log-messages. Impossible states are -inf in the belief, 0 in the message."""
     _, within, item, inside = _places(degree * count, batch, BN, WIDE)
     e = first_slot + within
     valid = inside & (tl.load(updated + e, mask=inside, other=-1) >= 0)
-    mine = (x < S)[:, None] & valid[None]
-    node_at = _at(((first_node + within % count) * batch + item)[None], x[:, None], S)
-    b = tl.load(beliefs + own_nodes + node_at, mask=mine, other=NEG)
-    m = tl.load(messages + own_messages + _at((e * batch + item)[None], x[:, None], S), mask=mine, other=NEG)
+    node = (first_node + within % count) * batch + item
+    b = _log_states(beliefs + own_nodes, node, x, valid, S, ODDS, NEG)
+    m = _log_states(messages + own_messages, e * batch + item, x, valid, S, ODDS, NEG)
     possible = (b > NEG) & (m > NEG)
-    return e, within, item, valid, node_at, possible, tl.where(possible, b, NEG), tl.where(possible, m, 0.0)
+    return e, within, item, valid, node, possible, tl.where(possible, b, NEG), tl.where(possible, m, 0.0)
 
 
 @triton.jit(do_not_specialize=_SIZES)
 def operand_sizes(
     messages, beliefs, node_theta, rate, updated, sizes, first_slot, degree, first_node, count, batch, own_nodes,
     own_messages, own_sizes, rate_step,
-    S: tl.constexpr, SX: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr,
+    S: tl.constexpr, SX: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr, ODDS: tl.constexpr,
 ):  # fmt: skip
     """The expected magnitude of the numbers whose sum a log-cavity is, of each slot."""
     x = tl.arange(0, SX)
-    e, within, item, valid, node_at, possible, b, m = _operands(
+    e, within, item, valid, node, possible, b, m = _operands(
         messages, beliefs, updated, first_slot, degree, first_node, count, batch, own_nodes, own_messages, x,
-        S, BN, WIDE,
+        S, BN, WIDE, ODDS,
     )  # fmt: skip
-    given = tl.load(node_theta + node_at, mask=possible, other=0.0)
+    at, kept = _stored(node, x, valid, S, ODDS)
+    given = tl.load(node_theta + at, mask=kept & possible, other=0.0)
+    given = tl.where(tl.abs(given) == INF, 0.0, given)  # log-odds where the other state is impossible, which is exact
     given *= tl.load(rate + (first_node + within % count) * rate_step, mask=valid, other=0.0)[None]
     numbers = tl.where(possible, tl.exp(b) * (tl.abs(b) + tl.abs(m) + tl.abs(given)), 0.0)
     tl.store(sizes + own_sizes + e * batch + item, tl.sum(numbers, axis=0), mask=valid)
@@ -54,18 +55,18 @@ def operand_sizes(
 
 @triton.jit(do_not_specialize=_SIZES)
 def gap_block(
-    table, messages, beliefs, counting, neighbours, cavities, tables, updated, starts, sizes, size_starts, damping,
-    marginals, steps, first_slot, degree, slots, first_node, count, batch, own_nodes, own_messages, own_sizes,
+    table, messages, shifts, beliefs, counting, neighbours, cavities, tables, updated, starts, sizes, size_starts,
+    damping, marginals, steps, first_slot, degree, slots, first_node, count, batch, own_nodes, own_messages, own_sizes,
     counting_step,
     S: tl.constexpr, SX: tl.constexpr, OTHERS: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, D3: tl.constexpr,
     Q1: tl.constexpr, Q2: tl.constexpr, Q3: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr,
-    SHARED: tl.constexpr, MAXIMISE: tl.constexpr, ROUNDING: tl.constexpr,
+    SHARED: tl.constexpr, MAXIMISE: tl.constexpr, ROUNDING: tl.constexpr, CANONICAL: tl.constexpr, ODDS: tl.constexpr,
 ):  # fmt: skip
     """The largest inconsistency of marginals and the largest undamped step of a message of each item, in a block."""
     x = tl.arange(0, SX)
     e, _, item, valid, _, possible, b, m = _operands(
         messages, beliefs, updated, first_slot, degree, first_node, count, batch, own_nodes, own_messages, x,
-        S, BN, WIDE,
+        S, BN, WIDE, ODDS,
     )  # fmt: skip
     y1, y2, y3, exists, joint = _others(D1, D2, D3, Q1, Q2, Q3)
     size = tl.load(sizes + own_sizes + e * batch + item, mask=valid, other=0.0)
@@ -75,7 +76,7 @@ def gap_block(
     update, total, _, _, _ = _update(
         table, messages, beliefs, neighbours, cavities, tables, updated, starts, damping, 0, slots, batch, own_messages,
         e, item, x, y1, y2, y3, exists, joint, valid, S, OTHERS, D1, D2, D3, SHARED, False, MAXIMISE, False,
-        True, False,
+        True, False, CANONICAL, ODDS,
     )  # fmt: skip
     moved = tl.where(possible, update - m, 0.0)
     step = moved - _lse(b + moved, 0)[None]
@@ -87,6 +88,9 @@ def gap_block(
     largest = tl.max(violation, axis=0)
     c = tl.load(counting + e * counting_step, mask=valid, other=0.0)
     if not MAXIMISE:
+        if CANONICAL:
+            at, kept = _stored(e * batch + item, x, valid, S, ODDS)
+            m += tl.load(shifts + own_messages + at, mask=kept, other=0.0)
         cavity = tl.where(possible, b - m, 0.0)
         at_best = tl.max(tl.where(b == tl.max(b, axis=0)[None], cavity, NEG), axis=0)
         weighted = tl.where(violation > 0, tl.abs(cavity - at_best[None]) * violation, 0.0)
@@ -114,13 +118,14 @@ def log_partition_block(
     x = tl.arange(0, SX)
     e, within, item, valid, _, possible, b, m = _operands(
         messages, beliefs, updated, first_slot, degree, first_node, count, batch, own_nodes, own_messages, x,
-        S, BN, WIDE,
+        S, BN, WIDE, False,
     )  # fmt: skip
     y1, y2, y3, exists, joint = _others(D1, D2, D3, Q1, Q2, Q3)
     first = valid & ((tl.load(updated + e, mask=valid, other=0) >> 2) == 0)
     _, total, _, _, _ = _update(
         table, messages, beliefs, neighbours, cavities, tables, updated, starts, terms, 0, slots, batch, own_messages,
         e, item, x, y1, y2, y3, exists, joint, first, S, OTHERS, D1, D2, D3, SHARED, False, False, False, True, False,
+        False, False,
     )  # fmt: skip
     share = tl.sum(tl.where(possible, tl.exp(b) * m, 0.0), axis=0) + tl.where(first, total, 0.0)
     there = within < degree * count  # empty slots, too: their share is 0

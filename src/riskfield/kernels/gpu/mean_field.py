@@ -11,7 +11,7 @@ from riskfield.entropy import Bethe
 from riskfield.graph.factor_graph import FactorGraph
 from riskfield.graph.schedule import Coloured
 from riskfield.kernels.convergence import ROUNDING, Gap
-from riskfield.kernels.gpu.backward import LOOK_EVERY, NEGLIGIBLE, begin_at_nodes, gather, other_tables
+from riskfield.kernels.gpu.backward import LOOK_EVERY, NEGLIGIBLE, begin_at_nodes
 from riskfield.kernels.gpu.buffers import Buffers, on_device
 from riskfield.kernels.gpu.engine import Engine
 from riskfield.kernels.gpu.mean_field_updates import (
@@ -22,10 +22,11 @@ from riskfield.kernels.gpu.mean_field_updates import (
     product_marginals,
     update_marginals,
 )
+from riskfield.kernels.gpu.packing import gather, other_tables, pack_members, rows, turn, unpack_nodes
 from riskfield.kernels.gpu.plan import Block, Plan, make_plan
 from riskfield.kernels.gpu.run import GpuRun, residuals
 from riskfield.kernels.gpu.sharing import Sharing
-from riskfield.kernels.gpu.storage import NODES, factor_tile, norms, power_of_two, programs, rows
+from riskfield.kernels.gpu.storage import NODES, factor_tile, norms, power_of_two, programs
 from riskfield.kernels.initial_state import starting_marginals
 from riskfield.kernels.logspace import expected
 from riskfield.kernels.problem import LAST_SWEEP, MeanFieldProblem, MessagePassingProblem, mean_field_levels
@@ -63,7 +64,7 @@ class MeanFieldRun(GpuRun):
         columns = starting_marginals(graph, self._theta, messages).t().contiguous()
         with on_device(device):
             for states, nodes in plan.nodes.items():
-                engine.pack(columns, self._buffers.beliefs[0][engine.node_start[states] :], nodes)
+                pack_members(engine, columns, self._buffers.beliefs[0][engine.node_start[states] :], nodes)
         if self._recording:
             self._reserve(0)
             self._buffers.tape[: engine.node_size] = self._buffers.beliefs[0]
@@ -139,8 +140,7 @@ class MeanFieldRun(GpuRun):
         engine = self._engine
         out = torch.empty(self._graph.node_size, engine.batch, dtype=engine.dtype, device=engine.device)
         with on_device(engine.device):
-            for states, nodes in engine.plan.nodes.items():
-                engine.unpack(self._buffers.beliefs[0][engine.node_start[states] :], out, nodes)
+            unpack_nodes(engine, self._buffers.beliefs[0], out)
         return rows(out)
 
     def marginals(self) -> Tensor:
@@ -150,8 +150,7 @@ class MeanFieldRun(GpuRun):
 
     def _marginals(self) -> None:
         engine, buffers = self._engine, self._buffers
-        for states, nodes in engine.plan.nodes.items():
-            engine.unpack(buffers.beliefs[0][engine.node_start[states] :], buffers.mu, nodes, exp=True)
+        unpack_nodes(engine, buffers.beliefs[0], buffers.mu, exp=True)
         for kind, own in engine.plan.kinds.items():
             shape = factor_tile(kind, own.mu.count * engine.batch, engine.wide)
             if own.mu.count:
@@ -188,7 +187,7 @@ class MeanFieldRun(GpuRun):
         if self._buffers.backward is None:
             self._buffers.backward = _Backward(self._engine, self._buffers, self._stages)
         going: _Backward = self._buffers.backward
-        going.grad_mu.copy_(grad_mu.t())
+        turn(grad_mu, going.grad_mu)
         return going
 
 

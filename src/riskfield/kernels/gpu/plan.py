@@ -47,7 +47,7 @@ class KindStorage:
     kind: Kind
     slots: int
     neighbours: Tensor  # int32 (others, slot): packed node of each other variable, or -1 in an empty slot
-    cavities: Tensor  # int32 (others, slot): slot of the message to that variable, among those of its own kind
+    cavities: Tensor  # int32 (others, slot): slot of the message to that variable, among those of its own kind, or -1
     other_kinds: tuple[Kind, ...]
     tables: Tensor  # int32 (slot,): which packed table
     updated: Tensor  # int8 (slot,): bit 0, updated in the forward direction; bit 1, backward; then its slot in the
@@ -101,6 +101,11 @@ class Plan:
     def parts(self) -> list[tuple[Block, Part]]:
         """All parts, each with its block."""
         return [(block, part) for block in self.blocks for part in block.parts]
+
+    def pairs(self) -> set[Kind]:
+        """The kinds of pairwise factors with tables of their own, between variables of two states or more."""
+        own = {kind for kind, found in self.kinds.items() if len(kind) == 2 and min(kind) > 1 and not found.shared}
+        return {kind for kind in own if kind[::-1] in own}
 
 
 @dataclass(frozen=True, eq=False)
@@ -304,7 +309,7 @@ def _store(
     # A factor of one variable has no neighbour; then row 0 only says whether a slot is empty.
     neighbours = np.full((max(num_others, 1), slots), -1, np.int64)
     neighbours[0, own] = 0
-    cavities = np.zeros((max(num_others, 1), slots), np.int64)
+    cavities = np.full((max(num_others, 1), slots), -1, np.int64)
     for o in range(num_others):
         neighbours[o, own] = position[found.others[:, o]]
         cavities[o, own] = slot_of[found.mate_kinds[o]][found.mates[o]]

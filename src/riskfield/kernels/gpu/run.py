@@ -18,7 +18,8 @@ from riskfield.kernels.gpu.buffers import Buffers, release
 from riskfield.kernels.gpu.chains import OneSweepRun
 from riskfield.kernels.gpu.engine import Engine, engine_of
 from riskfield.kernels.gpu.gap import log_partition_block
-from riskfield.kernels.gpu.storage import factor_tile, programs, rows, sums
+from riskfield.kernels.gpu.packing import is_bounded, rows
+from riskfield.kernels.gpu.storage import factor_tile, programs, sums
 from riskfield.kernels.problem import EVERY_SWEEP, LAST_SWEEP, MessagePassingProblem, is_differentiated
 from riskfield.kernels.protocols import Run
 
@@ -74,10 +75,12 @@ class MessagePassingRun(GpuRun):
     def __init__(
         self, problem: MessagePassingProblem, theta: Tensor, messages: Tensor | None, *, record: int | None = None
     ):
-        super().__init__(engine_of(problem, theta), theta, float(problem.damping), record)
+        numbers = problem.counting.factor, problem.counting.node_total
+        # Whether to keep messages: gradients of counting numbers need those that belong to the tables of theta.
+        self._keep = record == EVERY_SWEEP and any(map(is_differentiated, numbers))
+        canonical = not self._keep and not problem.exact and is_bounded(problem, theta.detach())
+        super().__init__(engine_of(problem, theta, canonical=canonical), theta, float(problem.damping), record)
         self._problem = problem
-        counting = problem.counting
-        self._keep = record == EVERY_SWEEP and any(map(is_differentiated, (counting.factor, counting.node_total)))
         self._segments: list[Segment] = []
         self._engine.start(self._buffers, problem, self._theta, messages)
 

@@ -1,4 +1,7 @@
-"""Which counting numbers are equal: where all are, one is read; where those of factors are, their tables are shared."""
+"""Which counting numbers are equal: where all are, one is read; where those of factors are, their tables are shared.
+
+Also the least of them.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,7 @@ class Sharing:
 
 # Counting numbers made from plain numbers are kept with their graph; what follows from them is kept with them.
 _sharing: weakref.WeakKeyDictionary[Counting, Sharing] = weakref.WeakKeyDictionary()
+_least: weakref.WeakKeyDictionary[Counting, float] = weakref.WeakKeyDictionary()
 
 
 def sharing_of(graph: FactorGraph, counting: Counting) -> Sharing:
@@ -32,6 +36,15 @@ def sharing_of(graph: FactorGraph, counting: Counting) -> Sharing:
     if counting not in _sharing:
         _sharing[counting] = _compare(graph, counting)
     return _sharing[counting]
+
+
+def least_of(counting: Counting) -> float:
+    """The least counting number of a factor."""
+    if not counting.constant:
+        return float(counting.factor.detach().min())
+    if counting not in _least:
+        _least[counting] = float(counting.factor.min())
+    return _least[counting]
 
 
 def _compare(graph: FactorGraph, counting: Counting) -> Sharing:

@@ -72,11 +72,6 @@ def tile_size(kind: Kind) -> int:
     return math.prod(power_of_two(states) for states in kind)
 
 
-def rows(columns: Tensor) -> Tensor:
-    """A copy with the batch first; of one item, too, whose columns are rows already and belong to a buffer."""
-    return columns.t().clone(memory_format=torch.contiguous_format)
-
-
 def longer(tape: Tensor, size: int) -> Tensor:
     """A tape of at least so many numbers that begins with those of `tape`."""
     if len(tape) >= size:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from riskfield.kernels.gpu.tiles import NEG, _at, _cavity, _largest, _lse, _others, _places, _table
+from riskfield.kernels.gpu.tiles import INF, NEG, _at, _cavity, _largest, _lse, _odds, _others, _places, _table
 
 
 @triton.jit
@@ -23,22 +23,28 @@ def _update(
     e, item, x, y1, y2, y3, exists, joint, inside,
     S: tl.constexpr, OTHERS: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, D3: tl.constexpr,
     SHARED: tl.constexpr, MASKED: tl.constexpr, MAXIMISE: tl.constexpr, DAMPED: tl.constexpr, TOTAL: tl.constexpr,
-    STREAM: tl.constexpr,
+    STREAM: tl.constexpr, CANONICAL: tl.constexpr, ODDS: tl.constexpr,
 ):  # fmt: skip
     """The new log-messages from slots e, the cavities that they are made of, and which slots are not empty.
 
     TOTAL returns the logarithm of the sum of each message, before it was normalised, in place of the first cavity.
+    If S is 1, ODDS makes the message one number, too, which needs no normalisation.
     """
     r = e * batch + item
     valid = inside & (tl.load(neighbours + e, mask=inside, other=-1) >= 0)
     mine = (x < S)[:, None] & valid[None]
-    full = _table(table, tables, e, r, item, batch, x, joint, exists, inside, S, D1 * D2 * D3, SHARED, STREAM)
+    full = _table(
+        table, tables, e, r, item, batch, x, joint, exists, inside, S, D1 * D2 * D3, SHARED, STREAM, CANONICAL
+    )
     c1 = full
     c2 = full
     c3 = full
     if OTHERS > 0:
-        c1 = _cavity(beliefs, messages, neighbours, cavities, starts, 0, slots, e, item, batch, y1, D1, valid, inside)
-        full += c1[None]
+        c1 = _cavity(
+            beliefs, messages, neighbours, cavities, starts, 0, slots, e, item, batch, y1, D1, valid, inside, ODDS
+        )
+        if not CANONICAL:
+            full += c1[None]
     if OTHERS > 1:
         c2 = _cavity(beliefs, messages, neighbours, cavities, starts, 1, slots, e, item, batch, y2, D2, valid, inside)
         full += c2[None]
@@ -47,19 +53,32 @@ def _update(
         full += c3[None]
     if DAMPED or MASKED:
         old = tl.load(messages + own_messages + _at(r[None], x[:, None], S), mask=mine, other=NEG)
-    if MAXIMISE:  # noqa: SIM108 (Triton compiles one of the two)
+    if ODDS and S == 1:
+        coupled, above, below = _odds(tl.sum(full, axis=1), c1)
+        if MAXIMISE:  # noqa: SIM108 (Triton compiles one of the two)
+            u = tl.log(tl.maximum(coupled, below))
+        else:
+            u = tl.log((coupled + below) / (above + below))
+    elif CANONICAL:
+        top = tl.max(c1, axis=0)
+        shift = tl.where(top > NEG, top, 0.0)[None]
+        full *= tl.exp(c1 - shift)[None]
+        u = shift + tl.log(tl.max(full, axis=1) if MAXIMISE else tl.sum(full, axis=1))
+    elif MAXIMISE:
         u = tl.max(full, axis=1)
     else:
         u = _lse(full, 1)
-    total = _lse(u, 0)
-    if TOTAL:
-        c1 = total
-    u = u - total[None]
+    if not (ODDS and S == 1):
+        total = _lse(u, 0)
+        if TOTAL:
+            c1 = total
+        u = u - total[None]
     if DAMPED:
         kept = tl.load(damping)
         mixed = (1 - kept) * u + kept * tl.where(old == NEG, -1e30, old)
         u = tl.where(u == NEG, NEG, mixed)
-        u = u - _lse(u, 0)[None]
+        if not (ODDS and S == 1):
+            u = u - _lse(u, 0)[None]
     u = tl.where(mine, u, NEG)
     if MASKED:
         fresh = (tl.load(updated + e, mask=valid, other=0) & bit) != 0
@@ -117,6 +136,7 @@ def update_block(
     Q1: tl.constexpr, Q2: tl.constexpr, Q3: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr,
     SHARED: tl.constexpr, MASKED: tl.constexpr, MAXIMISE: tl.constexpr, DAMPED: tl.constexpr, RECORD: tl.constexpr,
     FIRST: tl.constexpr, LAST: tl.constexpr, AHEAD: tl.constexpr, SETTLED: tl.constexpr, STREAM: tl.constexpr,
+    CANONICAL: tl.constexpr, ODDS: tl.constexpr,
 ):  # fmt: skip
     """Messages to the nodes of a block from factors of one kind, then, after the last kind, beliefs.
 
@@ -143,27 +163,27 @@ def update_block(
         u, c1, c2, c3, valid = _update(
             table, messages_in, beliefs_in, neighbours, cavities, tables, updated, starts, damping, bit, slots, batch,
             own_messages, e, item, x, y1, y2, y3, exists, joint, inside,
-            S, OTHERS, D1, D2, D3, SHARED, MASKED, MAXIMISE, DAMPED, False, STREAM,
+            S, OTHERS, D1, D2, D3, SHARED, MASKED, MAXIMISE, DAMPED, False, STREAM, CANONICAL, ODDS,
         )  # fmt: skip
         if AHEAD > 1:
             e_b, place_b = e + count, place + count * batch
             u_b, c1_b, c2_b, c3_b, valid_b = _update(
                 table, messages_in, beliefs_in, neighbours, cavities, tables, updated, starts, damping, bit, slots,
                 batch, own_messages, e_b, item, x, y1, y2, y3, exists, joint, inside & (e_b < end),
-                S, OTHERS, D1, D2, D3, SHARED, MASKED, MAXIMISE, DAMPED, False, STREAM,
+                S, OTHERS, D1, D2, D3, SHARED, MASKED, MAXIMISE, DAMPED, False, STREAM, CANONICAL, ODDS,
             )  # fmt: skip
         if AHEAD > 2:
             e_c, place_c = e + 2 * count, place + 2 * count * batch
             u_c, c1_c, c2_c, c3_c, valid_c = _update(
                 table, messages_in, beliefs_in, neighbours, cavities, tables, updated, starts, damping, bit, slots,
                 batch, own_messages, e_c, item, x, y1, y2, y3, exists, joint, inside & (e_c < end),
-                S, OTHERS, D1, D2, D3, SHARED, MASKED, MAXIMISE, DAMPED, False, STREAM,
+                S, OTHERS, D1, D2, D3, SHARED, MASKED, MAXIMISE, DAMPED, False, STREAM, CANONICAL, ODDS,
             )  # fmt: skip
             e_d, place_d = e + 3 * count, place + 3 * count * batch
             u_d, c1_d, c2_d, c3_d, valid_d = _update(
                 table, messages_in, beliefs_in, neighbours, cavities, tables, updated, starts, damping, bit, slots,
                 batch, own_messages, e_d, item, x, y1, y2, y3, exists, joint, inside & (e_d < end),
-                S, OTHERS, D1, D2, D3, SHARED, MASKED, MAXIMISE, DAMPED, False, STREAM,
+                S, OTHERS, D1, D2, D3, SHARED, MASKED, MAXIMISE, DAMPED, False, STREAM, CANONICAL, ODDS,
             )  # fmt: skip
         total += _receive(
             messages_out, tape, counting, counting_step, own_messages, u, c1, c2, c3, valid, e, item, place, batch, x,
@@ -188,14 +208,20 @@ def update_block(
         total += _incoming(messages_in, counting, counting_step, neighbours, own_messages, e, item, batch, x, inside, S)
     if LAST:
         b = total * tl.load(rate + (first_node + local) * rate_step, mask=inside, other=1.0)[None]
-        b = b - _lse(b, 0)[None]
+        if not ODDS:
+            b = b - _lse(b, 0)[None]
         if measure != 0:
             before = tl.load(beliefs_in + own_nodes + node_at, mask=own, other=NEG)
             whole = b
             if DAMPED:  # damping shortens the step of a log-belief by one factor
-                whole = tl.where(b == NEG, NEG, before + (b - before) / (1 - tl.load(damping)))
-                whole = whole - _lse(whole, 0)[None]
-            step = tl.where(b != b, 2.0, tl.abs(tl.exp(whole) - tl.exp(before)))  # NaN: the model is impossible
+                whole = tl.where(tl.abs(b) == INF, b, before + (b - before) / (1 - tl.load(damping)))
+            if ODDS:
+                step = 1.0 / (1.0 + tl.exp(-whole)) - 1.0 / (1.0 + tl.exp(-before))
+            else:
+                if DAMPED:
+                    whole = whole - _lse(whole, 0)[None]
+                step = tl.exp(whole) - tl.exp(before)
+            step = tl.where(b != b, 2.0, tl.abs(step))  # NaN: the model is impossible
             _largest(residual, tl.max(tl.where(own, step, 0.0), axis=0), item, batch, inside)
         tl.store(beliefs_out + own_nodes + node_at, b, mask=own)
     else:

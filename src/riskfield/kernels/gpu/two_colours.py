@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from riskfield.kernels.gpu.cotangents import node_cotangent
 from riskfield.kernels.gpu.plan import Block, Part, Plan
-from riskfield.kernels.gpu.storage import LANES, factor_tile, power_of_two, programs, tile_size
+from riskfield.kernels.gpu.storage import LANES, power_of_two, programs, tile_size
 
 if TYPE_CHECKING:
     from riskfield.kernels.gpu.backward import _Backward
@@ -44,15 +44,19 @@ def go_back(
     (part,) = block.parts
     engine, buffers, slots = going.engine, going.buffers, power_of_two(part.degree)
     own, start = engine.plan.kinds[part.kind], engine.node_start[block.states]
-    tile, nodes = factor_tile(part.kind, 0, engine.wide), LANES if slots <= 4 else LANES // 2
+    each, nodes = (4, 2 * LANES) if engine.odds else (1, LANES)  # slots of a thread
+    if slots > 4:
+        nodes //= 2
+    tile = engine.tile(part.kind, 0)
+    tile = {name: tile[name] for name in ("S", "SX", "D1", "Q1", "WIDE", "CANONICAL", "ODDS")}
     node_cotangent[programs(block.count * engine.batch, nodes)](
         buffers.tables[part.kind], going.cavities[0], going.direct[start:], going.theta[start:],
-        buffers.rates[block.states], going.grads, buffers.counting[part.kind], own.neighbours, own.cavities,
+        buffers.rates[block.states], going.grads, buffers.counting[part.kind], own.cavities,
         own.tables, engine.starts[part.kind], buffers.tape, going.ended, part.first, part.degree, own.slots,
         block.first, block.count, engine.batch, place * engine.tape_size + tape[0],
         place * engine.grad_size + tape[1], engine.message_start[part.kind], engine.counting_step, engine.rate_step,
         sweep, int(block in going.pending), int(add), int(clear),
-        **{name: tile[name] for name in ("S", "SX", "D1", "Q1", "WIDE")}, K=slots, BN=nodes, SHARED=own.shared,
-        STREAM=engine.streams(part, block), num_warps=max(1, slots * nodes // LANES),
+        K=slots, BN=nodes, SHARED=own.shared, STREAM=engine.streams(part, block),
+        num_warps=max(1, slots * nodes // (each * LANES)), **tile,
     )  # fmt: skip
     going.pending.discard(block)
