@@ -114,7 +114,7 @@ class BackwardSweeps {
     for (int r = parts[plan_.parts - 1].ranges_end - 1; r >= parts[0].ranges_begin && member.leads(); --r)
       reverse_tiles<P>(0, r, plan_.ranges[r].between, plan_.ranges[r].end, tape, rates, member);
     member.meet();
-    for (int p = member.first; p < member.last; ++p) parts_[p].current = 1 - parts_[p].current;
+    for (int p = member.first; p < member.last && P != Pass::kTables; ++p) parts_[p].current = 1 - parts_[p].current;
   }
 
   // Adds the parcels for the nodes of part p at the level of stage s. They are from factors whose messages its two

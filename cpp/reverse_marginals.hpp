@@ -107,6 +107,7 @@ RF_NOINLINE void reverse_pair_marginals(const Context<T>& context, const Item<T>
   }
   grad.scale += lanes.valid(squares);
   const bool sums = keeps_sums(context, item, group, grad.counting != nullptr);
+  const V<T> inverse = lanes.per_factor(context.inverse[g]);
   V<T> sum[2][S] = {};
   for (int x = 0; x < S; ++x)
     RF_FOR (y, 0, S) {
@@ -120,7 +121,7 @@ RF_NOINLINE void reverse_pair_marginals(const Context<T>& context, const Item<T>
     for (int slot = 0; slot < 2; ++slot) lanes.add_tied(grad.tied, 1 + slot, sum[slot][0]);
   if (grad.counting) add_counting_of_table<Algebra, T>(context, item, g, lanes, joint, grad, scratch);
   for (int slot = 0; slot < 2; ++slot)
-    add_cavity<Algebra, T, S>(lanes, slot, S, sum[slot], settings.inverse, grad, grad.messages[grad.current]);
+    add_cavity<Algebra, T, S>(lanes, slot, S, sum[slot], inverse, grad, grad.messages[grad.current]);
 }
 
 }  // namespace riskfield::RISKFIELD_ISA

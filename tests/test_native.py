@@ -769,3 +769,59 @@ def test_a_graph_gives_the_same_bits_when_joined_with_others(num_states, rho):
     joined = union.split(rf.infer(union.graph, union.join(thetas), algorithm, stop=stop).mu)
     for graph, theta, mu in zip(graphs, thetas, joined, strict=True):
         assert torch.equal(mu, rf.infer(graph, theta, algorithm, stop=stop).mu)
+
+
+def graphs_of_pairs():
+    """Graphs with factors between two binary variables, whose tables the engine keeps as one number."""
+    rows = rf.grid(5, 6, 2)
+    pairs = rows.factor_groups[0].variables
+    yield "pairs", rows
+    yield "tied", rf.grid(5, 6, 2, tied=True)
+    chains = np.stack([np.arange(29), np.arange(1, 30)], axis=1)
+    yield "short levels", rf.FactorGraph([2] * 30, chains[::-1, ::-1])
+    triples = np.array([[0, 7, 20], [3, 11, 25], [29, 1, 14]])
+    yield "others", rf.FactorGraph([2] * 28 + [3, 1], [*map(tuple, pairs), *map(tuple, triples), (4,), (28, 29)])
+
+
+PAIRS = dict(graphs_of_pairs())
+
+
+@pytest.mark.parametrize("threads_used", [1, 3])
+@pytest.mark.parametrize("batch", [1, 5, 19])
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        rf.MessagePassing(rf.TRW(0.5)),
+        rf.MessagePassing(rf.TRW(0.7), damping=0.3),
+        rf.MessagePassing(rf.TRW(0.5), schedule=rf.Parallel()),
+    ],
+    ids=["half", "damped", "parallel"],
+)
+@pytest.mark.parametrize("name", PAIRS)
+def test_tables_kept_as_one_number(name, algorithm, batch, threads_used, monkeypatch):
+    """Marginals, messages and gradients, from uniform messages and from given ones; some models have impossible states."""
+    from riskfield.kernels import native
+
+    monkeypatch.setattr(native, "_WORTH_SHARING", 0)
+    graph, generator = PAIRS[name], torch.Generator().manual_seed(3)
+    theta = torch.randn(batch, graph.theta_size, dtype=torch.float64, generator=generator)
+    if batch > 1:
+        theta[1, 1] = -torch.inf  # state 1 of the first variable
+        theta[2, graph.node_size + 1] = -torch.inf  # an entry of a table
+        theta[3] *= 200  # too strong for probabilities
+    weight = torch.randn(batch, graph.mu_size, dtype=torch.float64, generator=generator)
+    messages = None
+    try:
+        rf.set_num_threads(threads_used)
+        for _ in range(2):
+            found = []
+            for which in ("native", "torch"):
+                leaf = theta.clone().requires_grad_()
+                stop = rf.Stop(3, tol=None)
+                solution = rf.infer(graph, leaf, algorithm, stop=stop, messages=messages, kernels=which)
+                found.append([*torch.autograd.grad((solution.mu * weight).sum(), leaf), solution.mu, solution.messages])
+            for ours, reference in zip(*found, strict=True):
+                torch.testing.assert_close(ours, reference, rtol=1e-8, atol=1e-10)
+            messages = found[1][2].detach()
+    finally:
+        rf.set_num_threads(1)
