@@ -314,16 +314,15 @@ class Backward {
       const Share tiles = share(0, static_cast<Index>(group.all_tiles.size()), part, plan_.parts);
       for (Index t = tiles.begin; t < tiles.end; ++t) {
         if (t + kAhead < tiles.end)
-          for_each_factor(group, group.all_tiles[t + kAhead], [&](Index f, int) { fetch_gradient(group, f, out); });
+          for_each_factor(group, group.all_tiles[t + kAhead],
+                          [&](Index f, int) { fetch_gradient(group, f, sums ? 1 : group.table_size, out); });
         V<T> first[2];
         if (sums) sums_of(g, group.all_tiles[t], first);
         for_each_factor(group, group.all_tiles[t], [&](Index f, int l) {
           if (group.shared[f] >= 0) return;
-          if (sums)
-            write_binary(g, f, buffers_.tables.get()[group.table[f]] * context_.inverse[g][f], first[0][l], first[1][l],
-                         out, scratch);
-          else
-            write_table(g, f, out, scratch);
+          if (!sums) return write_table(g, f, out, scratch);
+          write_binary(g, f, buffers_.tables.get()[group.table[f]] * context_.inverse[g][f], first[0][l], first[1][l],
+                       out, scratch);
         });
       }
     }
@@ -359,12 +358,12 @@ class Backward {
     for (int e = 0; e < 4; ++e) to[map[e]] = (group.shared[f] < 0 ? T(0) : to[map[e]]) + entries[e];
   }
 
-  // A line of the gradients of neighbours has one entry of several: each of them asks for some of the lines.
-  void fetch_gradient(const Group& group, Index f, const Rows<T>& out) const {
+  // A line has one entry of the tables of several neighbours: each of them asks for some of the lines.
+  void fetch_gradient(const Group& group, Index f, Index entries, const Rows<T>& out) const {
     prefetch_some<1>(out[plan_.copy_of(f)] + user_table(plan_, group, f), group.table_size);
     const Index stride = group.table_stride[f];
     const T* from = buffers_.tables.get() + group.table[f];
-    for (Index e = stride == 1 ? 0 : f % kLanes<T>; e < group.table_size; e += kLanes<T>)
+    for (Index e = stride == 1 ? 0 : f % kLanes<T>; e < entries; e += kLanes<T>)
       __builtin_prefetch(from + e * stride, 0, 2);
   }
 

@@ -29,6 +29,11 @@ struct PairsAhead {
   }
 };
 
+// Where the tiles of a range end that the thread of its part goes back through.
+inline Index own_end(const Plan& plan, const TileRange& range) {
+  return plan.sweep == Sweep::kAllAtOnce ? range.between : range.end;
+}
+
 template <class T>
 class BackwardLookahead {
  public:
@@ -44,9 +49,6 @@ class BackwardLookahead {
         }
       }
   }
-
-  // Where the tiles of a range end that the thread of its part goes back through.
-  Index own_end(const TileRange& range) const { return plan_.sweep == Sweep::kAllAtOnce ? range.between : range.end; }
 
   // The tape is read backwards, but for the tiles of a range, which are fewer than this.
   RF_INLINE static void fetch_tape(const T* tape) { __builtin_prefetch(tape - 32768 / sizeof(T), 0, 2); }
@@ -116,7 +118,7 @@ class BackwardLookahead {
       if (at.range > at.first) {
         const TileRange& range = plan_.ranges[--at.range];
         at.tile = range.begin;
-        at.end = places_.rates_of_tile(range) > 0 ? own_end(range) : range.begin;
+        at.end = places_.rates_of_tile(range) > 0 ? own_end(plan_, range) : range.begin;
       } else {
         if (at.stage == 0) return false;
         const Part& part = plan_.stages[--at.stage * plan_.parts + p];

@@ -52,7 +52,7 @@ class BackwardSweeps {
       if (at_once) member.meet();
       for (int p = member.first; p < member.last; ++p)
         for (int r = parts[p].ranges_end - 1; r >= parts[p].ranges_begin; --r)
-          reverse_tiles<P>(p, r, plan_.ranges[r].begin, lookahead_.own_end(plan_.ranges[r]), tape, rates, member);
+          reverse_tiles<P>(p, r, plan_.ranges[r].begin, own_end(plan_, plan_.ranges[r]), tape, rates, member);
       if (at_once)
         reverse_between<P>(parts, tape, rates, member);
       else

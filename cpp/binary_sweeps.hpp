@@ -1,5 +1,5 @@
 // Sweeps over graphs of binary variables in pairs, in probabilities: what the levels of such a graph have in common is
-// decided once, not level by level, because short levels are otherwise not worth their overhead.
+// decided once, because on short levels that would cost more than the updates.
 #pragma once
 
 #include "pair_runs.hpp"
@@ -8,10 +8,10 @@
 
 namespace riskfield::RISKFIELD_ISA {
 
-// Whether all factors are pairs of binary variables whose tables are kept as one number.
+// Whether all variables are binary and all factors pairs of them whose tables are kept as one number.
 template <class T>
 bool is_binary(const Plan& plan, const Item<T>& item) {
-  return item.couplings && plan.groups.size() == 1 && plan.sweep != Sweep::kAllAtOnce;
+  return item.couplings && plan.all_binary && plan.groups.size() == 1 && plan.sweep != Sweep::kAllAtOnce;
 }
 
 // Asks for what the level after this one will need, while this one is updated tile by tile: `rows` begin at the first
@@ -28,7 +28,7 @@ struct LevelAhead {
   }
   RF_INLINE void fetch(Index shift) const {
     if (shift >= tiles * kLanes<T>) return;
-    for (int k = 0; k < count; ++k) __builtin_prefetch(rows[k] + shift, 0, 2);
+    for (int k = 0; k < count; ++k) __builtin_prefetch(rows[k] + shift, 0, 3);
   }
 };
 
@@ -78,6 +78,7 @@ class BinarySweep {
       const FactorTile& tile = plan_.factor_tiles[t];
       if (!tile.contiguous) {
         gathered(range, tile);
+        scratch_.tick(group.table_size * kLanes<T>);
         ++t;
         continue;
       }
@@ -93,9 +94,9 @@ class BinarySweep {
       const Index step = t < last ? plan_.factor_tiles[t + 1].table - tile.table : 0;
       PairRun<Algebra, T, 2, Kind>(context_, item_, range, tile, messages_, messages_, scratch_)
           .update(last - t + 1, step, plan_.factor_tiles[last], [&](Index shift) RF_LAMBDA { ahead.fetch(shift); });
+      scratch_.tick((last - t + 1) * group.table_size);
       t = last + 1;
     }
-    scratch_.tick((range.end - range.begin) * group.table_size);
   }
 
   RF_INLINE void update(Index begin, Index end, Index next) {
@@ -114,17 +115,18 @@ class BinarySweep {
       const NodeTile& tile = plan_.node_tiles[t];
       if (!tile.contiguous) {
         update_gathered_belief<OfNodes, T, 2, Kind::kOne>(context_, item_, tile, messages_, scratch_);
+        scratch_.tick(tile.degree * kLanes<T>);
         ++t;
         continue;
       }
       const Index last = std::min<Index>(t + tile.run, end) - 1;
+      scratch_.tick(2 * (last - t + 1));
       for (Index shift = 0; t <= last; ++t, shift += kLanes<T>) {
         ahead.fetch(shift);
         update_belief<OfNodes, T, 2, true, Kind::kOne>(context_, item_, tile, messages_, scratch_, shift,
                                                        t == last ? plan_.node_tiles[last].count : kLanes<T>);
       }
     }
-    scratch_.tick(2 * (end - begin));
   }
 
   const Context<T>& context_;

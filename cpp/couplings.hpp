@@ -74,15 +74,13 @@ void finish_tables(int threads, const Plan& plan, Item<T>& item) {
   }
 }
 
-// Potentials and first messages, as logarithms times `unit`, grow by what tables of one number leave to them. It is
-// added up as beliefs are, in an order that does not depend on the threads.
+// Potentials and first messages, as logarithms times `unit`, get the functions of one variable that were taken out of
+// the tables. Those of a variable are added up as its belief is, in an order that does not depend on the threads. The
+// messages are 0 before.
 template <class T>
 void grow(int threads, const Context<T>& context, T unit, Item<T>& item) {
   const Plan& plan = *context.plan;
-  Buffer<T> growth;
-  growth.allocate(plan.message_size);
-  growth.fill(0);
-  T* from = growth.get();
+  T* messages = item.messages[0].get();
   for (std::size_t g = 0; g < plan.groups.size(); ++g) {
     const Group& group = plan.groups[g];
     if (!group.in_rows()) continue;
@@ -90,24 +88,21 @@ void grow(int threads, const Context<T>& context, T unit, Item<T>& item) {
       with_lanes<T>(plan, group, group.all_tiles[t], [&](const auto& lanes) {
         const V<T> c = lanes.per_factor(context.counting[g]) * unit;
         for (int slot = 0; slot < 2; ++slot)
-          lanes.set_message(from, slot, 1, c * lanes.table_entry(item.tables.get(), 1 + slot));
+          lanes.set_message(messages, slot, 1, c * lanes.table_entry(item.tables.get(), 1 + slot));
       });
     });
   }
-  in_shares(threads, plan.node_tiles.size(), kLanes<T>, [&](Index t) {
+  in_shares(threads, plan.node_tiles.size(), 4 * kLanes<T>, [&](Index t) {
     const NodeTile& tile = plan.node_tiles[t];
     for (int l = 0; l < tile.count && tile.states == Ratio<T>::kStates; ++l) {
       T& potential = item.node_theta.get()[tile.address + l];
       for (Index d = tile.connections; d < tile.connections + tile.degree; ++d) {
         const Connection& one = plan.connections[d];
-        potential += one.contiguous ? from[one.message + l + one.stride]
-                                    : from[plan.lane_messages[one.message + l] + plan.lane_strides[one.message + l]];
+        potential +=
+            messages[one.contiguous ? one.message + l + one.stride
+                                    : plan.lane_messages[one.message + l] + plan.lane_strides[one.message + l]];
       }
     }
-  });
-  T* messages = item.messages[0].get();
-  in_vectors<T>(threads, plan.message_size, [&](Index k, int count) {
-    store_some<T>(messages + k, load<T>(messages + k) + load<T>(from + k), count);
   });
 }
 

@@ -28,7 +28,7 @@ struct Item {
   std::vector<Model> models;  // of the copies of the plan; further copies repeat the last one
   Buffer<T> tables, beliefs, node_theta;
   Buffer<T> messages[2];
-  Index table_numbers = 0;  // of the tables, that sweeps read
+  Index table_numbers = 0;  // how many numbers of the tables sweeps read
   bool log_domain = false;
   bool couplings = false;              // whether tables between binary variables are kept as one number
   bool state1_possible = false;        // whether entry 1 of all beliefs kept as ratios is 1 and need not be read

@@ -124,15 +124,16 @@ class Packer {
         for (int slot = 0; slot < group.arity; ++slot) spread[group.position[f * group.arity + slot]] += widths_[g][f];
       }
     }
-    // Gradients multiply two messages (see reverse_binary); floats have no room for that. The first messages to binary
-    // variables may vary twice as much as others (see ratio.hpp), and so may their product.
-    constexpr double kLimit = std::is_same<T, float>::value ? 80 : 345, kFirst = std::is_same<T, float>::value ? 2 : 1;
+    // Gradients multiply two messages (see BinaryGradient); floats have no room for that. Messages that are given
+    // to binary variables grow (see ratio.hpp), so that they and their products may vary twice as much.
+    constexpr double kLimit = std::is_same<T, float>::value ? 80 : 345;
+    const double grown = std::is_same<T, float>::value && start_.given ? 2 : 1;
     double worst[kLanes<T>] = {};
     auto meet = [&](Index node_or_factor, double total) {
       double& so_far = worst[plan_.copy_of(node_or_factor)];
       so_far = std::max(so_far, total);
     };
-    for (Index p = 0; p < plan_.num_nodes; ++p) meet(p, plan_.states[p] == 2 ? kFirst * spread[p] : spread[p]);
+    for (Index p = 0; p < plan_.num_nodes; ++p) meet(p, plan_.states[p] == 2 ? grown * spread[p] : spread[p]);
     for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
       const Group& group = plan_.groups[g];
       const double states = std::log(double(group.table_size));
@@ -265,24 +266,22 @@ class Packer {
   void pack_messages(int threads) {
     const bool given = start_.given && context_.kind != Kind::kMeanField;
     const int buffers = plan_.sweep == Sweep::kAllAtOnce ? 2 : 1;
-    Item<T>& first = *items_[0].item;
-    const bool as_logarithms = !probabilities() || log_messages(), made = given || first.couplings;
-    for (int buffer = 0; buffer < buffers; ++buffer) {
-      first.messages[buffer].allocate(plan_.message_size);
-      first.messages[buffer].fill(as_logarithms || (made && buffer == 0) ? T(0) : T(1));
-    }
-    if (given) {
-      for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
-        const auto& tiles = plan_.groups[g].all_tiles;
-        in_shares(threads, tiles.size(), plan_.groups[g].table_size, [&](Index t) { pack_given(g, tiles[t]); });
-      }
-    }
-    for (std::size_t k = 1; k < items_.size(); ++k)
-      for (int buffer = 0; buffer < buffers; ++buffer) items_[k].item->messages[buffer].copy(first.messages[buffer]);
+    const bool as_logarithms = !probabilities() || log_messages();
     for (const auto& [item, theta] : items_) {
+      const bool made = given || item->couplings;
+      for (int buffer = 0; buffer < buffers; ++buffer) {
+        item->messages[buffer].allocate(plan_.message_size);
+        item->messages[buffer].fill(as_logarithms || (made && buffer == 0) ? T(0) : T(1));
+      }
       if (item->couplings) grow(threads, context_, unit(), *item);
-      if (made && !as_logarithms) exponentiate<T>(threads, item->messages[0].get(), item->messages[0].size());
     }
+    for (std::size_t g = 0; g < plan_.groups.size() && given; ++g) {
+      const auto& tiles = plan_.groups[g].all_tiles;
+      in_shares(threads, tiles.size(), plan_.groups[g].table_size, [&](Index t) { add_given(g, tiles[t]); });
+    }
+    for (const auto& [item, theta] : items_)
+      if ((given || item->couplings) && !as_logarithms)
+        exponentiate<T>(threads, item->messages[0].get(), item->messages[0].size());
   }
 
   // Calls body(lanes, slot, given, high, low) for the messages of a tile to each slot: given(x) is the logarithm of
@@ -320,12 +319,11 @@ class Packer {
     });
   }
 
-  // The logarithms of the messages given, scaled as updates scale them. Messages with zeros are forgotten: what was
-  // impossible in an earlier run may have become possible, and a zero would never recover; the first sweeps derive it
-  // afresh.
-  void pack_given(std::size_t g, const FactorTile& tile) {
+  // Adds the logarithms of the messages given, scaled as updates scale them. Messages with zeros are forgotten: what
+  // was impossible in an earlier run may have become possible, and a zero would never recover; the first sweeps derive
+  // it afresh.
+  void add_given(std::size_t g, const FactorTile& tile) {
     const Group& group = plan_.groups[g];
-    T* to = items_[0].item->messages[0].get();
     for_given(g, tile, [&](const auto& lanes, int slot, const auto& given, const V<T>& high, const V<T>& low) {
       const int n = group.dims[slot];
       V<T> scale = probabilities() && n == Ratio<T>::kStates ? given(0) : high;
@@ -337,7 +335,10 @@ class Packer {
       const V<T> c = lanes.per_factor(context_.counting[g]);
       for (int x = 0; x < n; ++x) {
         const V<T> message = select<T>(low == kNegInf<T>, V<T>{}, given(x) - scale);
-        lanes.set_message(to, slot, x, c * message * unit());
+        for (const auto& [item, theta] : items_) {
+          T* to = item->messages[0].get();
+          lanes.set_message(to, slot, x, lanes.message(to, slot, x) + c * message * unit());
+        }
       }
     });
   }

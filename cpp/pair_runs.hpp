@@ -7,8 +7,8 @@
 
 namespace riskfield::RISKFIELD_ISA {
 
-// One kind of loop: the slot that messages are sent to; whether entry 1 of beliefs is 1 (see is_one); whether all
-// factors have one counting number; whether updates are damped.
+// One kind of loop: the slot that messages are sent to, if tables have several entries; whether entry 1 of beliefs is 1
+// (see is_one); whether all factors have one counting number; whether updates are damped.
 template <int Slot, bool One, bool Uniform, bool Damped>
 struct LoopKind {
   static constexpr int kSlot = Slot;
@@ -27,7 +27,7 @@ RF_INLINE void with_loop_kind(const Context<T>& context, const Item<T>& item, co
     }
     next(std::false_type{});
   };
-  known(std::true_type{}, range.slot == 1, [&](auto slot) RF_LAMBDA {
+  known(std::bool_constant<!Algebra::keeps_ratio(S)>{}, range.slot == 1, [&](auto slot) RF_LAMBDA {
     known(std::bool_constant<kChosen>{}, is_one<Algebra>(item, S), [&](auto one) RF_LAMBDA {
       known(std::bool_constant<kLogs>{}, context.uniform[range.group] > T(0), [&](auto uniform) RF_LAMBDA {
         known(std::bool_constant<kLogs>{}, context.damping > 0, [&](auto damped) RF_LAMBDA {

@@ -18,6 +18,7 @@ Plan::Plan(int lanes_, int copies_, int parts_, bool inside_, Sweep sweep_, Inde
       num_nodes(num_variables * copies_),
       node_start(node_start_, node_start_ + num_variables) {
   for (Index v = 0; v < num_variables; ++v) max_states = std::max(max_states, static_cast<int>(num_states[v]));
+  all_binary = std::all_of(num_states, num_states + num_variables, [](Index n) { return n == 2; });
   message_size = (max_states + 2 * lanes - 1) / lanes * lanes;  // the neutral message, with room for a vector
   const Placement placement = make_placement(*this, num_states, rank, level, input);
   make_tiles(*this, placement);

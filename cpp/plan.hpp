@@ -145,6 +145,7 @@ struct Plan {
   Index node_size = 0, message_size = 0, gradient_size = 0, parcels_size = 0, table_size = 0;
   Index tied_size = 0;  // so much of the tables, from address 0 on, is those that several factors share
   int max_states = 1;
+  bool all_binary = false;  // whether all variables are
   Index max_table = 1;
   std::vector<UserGroup> user_groups;
   std::vector<Index> node_start;                  // variable, in the caller's layout

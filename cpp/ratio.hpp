@@ -11,7 +11,7 @@
 // a function of y, and gamma / 4 times the product of two signs, with gamma = theta_c(0, 0) - theta_c(0, 1) -
 // theta_c(1, 0) + theta_c(1, 1). The functions of one variable move to its potentials, and out of its message:
 //
-//     log b(0) / b(1) of theta_i grows by c d,   log m(1) / m(0) grows by d,   the table is (w, 1; 1, w)
+//     theta_i(0) - theta_i(1) grows by c d,   log m(1) / m(0) grows by d,   the table is (w, 1; 1, w)
 //
 // with w = exp(gamma / 2c) and d = (theta(0, 0) + theta(0, 1) - theta(1, 0) - theta(1, 1)) / 2c for the first variable.
 // Beliefs, marginals and the derivatives of each update stay what they are; only messages given and returned, and the

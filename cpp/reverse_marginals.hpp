@@ -55,15 +55,9 @@ void reverse_marginals(const Context<T>& context, const Item<T>& item, int g, co
   }
   grad.scale += lanes.valid(scale);
   if constexpr (kExpectation) mean = V<T>{};
-  const bool sums = keeps_sums(context, item, group, grad.counting != nullptr);
   for (Index e = 0; e < group.table_size; ++e) {
     weight[e] = (weight[e] - mean) * joint[e];
-    if (!kExpectation && !sums) lanes.add_table(grad.tables, grad.tied, e, weight[e]);
-  }
-  if (sums) {
-    lanes.add_table(grad.tables, grad.tied, 0, weight[0]);
-    lanes.add_tied(grad.tied, 1, weight[0] + weight[1]);
-    lanes.add_tied(grad.tied, 2, weight[0] + weight[2]);
+    if (!kExpectation) lanes.add_table(grad.tables, grad.tied, e, weight[e]);
   }
   if constexpr (!kExpectation)
     if (grad.counting) add_counting_of_table<Algebra, T>(context, item, g, lanes, weight, grad, scratch);

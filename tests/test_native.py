@@ -772,7 +772,7 @@ def test_a_graph_gives_the_same_bits_when_joined_with_others(num_states, rho):
 
 
 def graphs_of_pairs():
-    """Graphs with factors between two binary variables, whose tables the engine keeps as one number."""
+    """Mostly graphs with factors between two binary variables, whose tables the engine keeps as one number."""
     rows = rf.grid(5, 6, 2)
     pairs = rows.factor_groups[0].variables
     yield "pairs", rows
@@ -781,6 +781,8 @@ def graphs_of_pairs():
     yield "short levels", rf.FactorGraph([2] * 30, chains[::-1, ::-1])
     triples = np.array([[0, 7, 20], [3, 11, 25], [29, 1, 14]])
     yield "others", rf.FactorGraph([2] * 28 + [3, 1], [*map(tuple, pairs), *map(tuple, triples), (4,), (28, 29)])
+    yield "apart", rf.FactorGraph([2] * 30 + [3, 1, 2, 5, 1], pairs)  # variables without factors
+    yield "three states", rf.grid(5, 6, 3)
 
 
 PAIRS = dict(graphs_of_pairs())
@@ -794,19 +796,21 @@ PAIRS = dict(graphs_of_pairs())
         rf.MessagePassing(rf.TRW(0.5)),
         rf.MessagePassing(rf.TRW(0.7), damping=0.3),
         rf.MessagePassing(rf.TRW(0.5), schedule=rf.Parallel()),
+        rf.MessagePassing(schedule=rf.Coloured()),
     ],
-    ids=["half", "damped", "parallel"],
+    ids=["half", "damped", "parallel", "coloured"],
 )
 @pytest.mark.parametrize("name", PAIRS)
 def test_tables_kept_as_one_number(name, algorithm, batch, threads_used, monkeypatch):
-    """Marginals, messages and gradients, from uniform messages and from given ones; some models have impossible states."""
+    """Marginals, messages and gradients, from uniform and from given messages; some models have impossible states."""
     from riskfield.kernels import native
 
     monkeypatch.setattr(native, "_WORTH_SHARING", 0)
     graph, generator = PAIRS[name], torch.Generator().manual_seed(3)
     theta = torch.randn(batch, graph.theta_size, dtype=torch.float64, generator=generator)
     if batch > 1:
-        theta[1, 1] = -torch.inf  # state 1 of the first variable
+        several = next(k for k, group in enumerate(graph.node_groups) if group.num_states > 1)
+        graph.node_views(theta)[several][1, 0, 1] = -torch.inf  # state 1 of a variable
         theta[2, graph.node_size + 1] = -torch.inf  # an entry of a table
         theta[3] *= 200  # too strong for probabilities
     weight = torch.randn(batch, graph.mu_size, dtype=torch.float64, generator=generator)
@@ -825,3 +829,17 @@ def test_tables_kept_as_one_number(name, algorithm, batch, threads_used, monkeyp
             messages = found[1][2].detach()
     finally:
         rf.set_num_threads(1)
+
+
+@pytest.mark.parametrize("schedule", [rf.Sequential(), rf.Parallel()])
+@pytest.mark.parametrize("tied", [False, True])
+def test_tables_kept_as_one_number_at_a_fixed_point(schedule, tied):
+    graph = rf.grid(3, 4, 2, tied=tied)
+    theta = torch.randn(graph.theta_size, dtype=torch.float64, generator=torch.manual_seed(0)).requires_grad_()
+    weight = torch.randn(graph.mu_size, dtype=torch.float64, generator=torch.manual_seed(1))
+    algorithm, stop = rf.MessagePassing(rf.TRW(0.5), schedule, 0.3), rf.Stop(2000, tol=1e-12)
+    found = []
+    for adjoint in (rf.FixedPoint(), rf.Unroll(checkpoint=False)):
+        mu = rf.infer(graph, theta, algorithm, stop=stop, adjoint=adjoint).mu
+        found += torch.autograd.grad((mu * weight).sum(), theta)
+    torch.testing.assert_close(*found, rtol=1e-6, atol=1e-8)
