@@ -757,6 +757,23 @@ def test_which_tables_can_be_canonical():
 
 
 @on_engine
+@pytest.mark.parametrize("table", [[0.5, -1.0, 1.5, 0.0], [30.0, -30.0, -30.0, 30.0], [-torch.inf, 1.0, 1.0, 0.0]])
+def test_tied_tables_with_several_counting_numbers(table):
+    from riskfield.kernels.gpu.run import MessagePassingRun
+
+    graph = rf.FactorGraph([2, 2, 2, 3, 3], [(0, 1), (1, 2), (3, 4)], tables=[0, 0, 1])
+    theta = numbers(graph).to(DEVICE, torch.float32)
+    theta[:, graph.node_size : graph.node_size + 4] = torch.tensor(table)
+    counting = rf.TRW(torch.tensor([0.7, 0.6, 0.9])).counting(graph)
+    problem = MessagePassingProblem(graph, counting, rf.Coloured())
+    run, reference = MessagePassingRun(problem, theta, None), Reference(problem, theta.double(), None)
+    assert bool(run._engine.canonical) == (table[0] == 0.5)
+    for one in (run, reference):
+        one.advance(2, -1.0)
+    torch.testing.assert_close(run.marginals().double(), reference.marginals(), rtol=1e-4, atol=1e-5)
+
+
+@on_engine
 def test_runs_to_a_tolerance_and_their_gradients(gpu):
     graph = rf.chain(3, 2)
     theta = numbers(graph) * torch.tensor([[0.01], [1.0]], dtype=torch.float64)

@@ -13,7 +13,7 @@ from riskfield.kernels.gpu.canonical import pack_canonical, pack_states, shift_n
 from riskfield.kernels.gpu.ends import factor_gradient, pack, transpose, uniform_beliefs, unpack
 from riskfield.kernels.gpu.incidences import Kind
 from riskfield.kernels.gpu.plan import Places
-from riskfield.kernels.gpu.sharing import least_of
+from riskfield.kernels.gpu.sharing import least_of, sharing_of
 from riskfield.kernels.gpu.storage import LANES, NODES, column_tile, padded, power_of_two, programs
 from riskfield.kernels.problem import MessagePassingProblem
 
@@ -32,9 +32,9 @@ def is_bounded(problem: MessagePassingProblem, theta: Tensor) -> bool:
     """
     if len(theta) == 0:
         return False
-    found = []
+    found, shared = [], sharing_of(problem.graph, problem.counting).tables
     for group in problem.graph.factor_groups:
-        if group.arity == 2 and not group.tied:
+        if group.arity == 2 and not (group.tied and shared):
             entries = theta[:, group.theta_start : group.theta_start + group.num_tables * group.table_size]
             found.append(torch.linalg.vector_norm(entries, torch.inf, (0, 1)))
     if not found:
