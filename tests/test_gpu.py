@@ -733,6 +733,36 @@ def test_tables_are_canonical_up_to_their_limit(name, dtype):
         torch.testing.assert_close(found.double(), gradient, rtol=tol, atol=tol)
 
 
+@on_engine
+@pytest.mark.parametrize(("dtype", "unary"), [(torch.float64, -124.0), (torch.float32, -20.0)], ids=str)
+def test_marginals_of_canonical_factors_do_not_underflow(dtype, unary):
+    from riskfield.kernels.gpu.packing import _LARGEST
+    from riskfield.kernels.gpu.run import MessagePassingRun
+
+    graph, limit = rf.FactorGraph([3, 3], [(0, 1)]), _LARGEST[dtype]
+    nodes = torch.tensor([-5 * limit, unary, 0.0] * 2)
+    table = torch.full((3, 3), -limit)
+    for x, y in ((0, 0), (1, 1), (0, 2), (2, 0)):
+        table[x, y] = limit
+    theta = torch.cat([nodes, table.flatten()])[None].to(DEVICE, dtype)
+    exact = theta.double().requires_grad_()
+    problem = MessagePassingProblem(graph, rf.Bethe().counting(graph), rf.Coloured())
+    run, reference = (
+        MessagePassingRun(problem, theta, None, record=kernels.EVERY_SWEEP),
+        Reference(problem, exact, None),
+    )
+    assert run._engine.canonical
+    for one in (run, reference):
+        one.advance(1, -1.0)
+    expected, tol = reference.marginals(), 1e-9 if dtype == torch.float64 else 1e-4
+    likely = int(torch.argmax(expected[0, graph.node_size :]))
+    assert (likely == 4) == (dtype == torch.float64)  # (1, 1), where both weights are small
+    torch.testing.assert_close(run.marginals().double(), expected, rtol=tol, atol=1e-9)
+    grad = torch.arange(graph.mu_size, dtype=torch.float64, device=DEVICE)[None] ** 2
+    (gradient,) = torch.autograd.grad(expected, exact, grad)
+    torch.testing.assert_close(run.backward(grad.to(dtype)).double(), gradient, rtol=tol, atol=tol)
+
+
 @pytest.mark.skipif(not TRITON, reason="Triton is not installed")
 def test_which_tables_can_be_canonical():
     from riskfield.kernels.gpu.packing import _LARGEST, is_bounded

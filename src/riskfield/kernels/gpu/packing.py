@@ -20,8 +20,11 @@ from riskfield.kernels.problem import MessagePassingProblem
 if TYPE_CHECKING:
     from riskfield.kernels.gpu.engine import Engine
 
-# The largest |t|. Then |t'| is at most four times as large, and what underflows in a sum of exp(t') times the other
-# variable's cavity, whose largest entry is 1, is less than 1e-10 of the sum.
+# The largest |t|. Then |t'| is at most four times as large, and so is the difference of two entries of t' in one row or
+# column. What underflows in a sum of exp(t') times the other variable's cavity, whose largest entry is 1, is less than
+# 1e-10 of the sum. The same holds for the marginal of a factor only if exp(t') is multiplied by one cavity after the
+# other: two entries in different rows and columns may differ by six times this, and a product of both cavities may
+# underflow where exp(t') makes up for it.
 _LARGEST = {torch.float32: 16.0, torch.float64: 128.0}
 
 
