@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import warnings
+from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -688,6 +689,24 @@ def test_addresses_of_64_bits():
         found.append([run.marginals(), run.backward(theta.new_ones(2, graph.mu_size).cumsum(1))])
     for narrow, wide in zip(*found, strict=True):
         assert torch.equal(narrow, wide)
+
+
+@pytest.mark.skipif(not TRITON, reason="Triton is not installed")
+def test_large_transposes_have_addresses_of_64_bits(monkeypatch):
+    from riskfield.kernels.gpu import packing
+
+    launched = []
+
+    class Transpose:
+        def __getitem__(self, grid):
+            return lambda *arguments, WIDE, **tile: launched.append(WIDE)
+
+    monkeypatch.setattr(packing, "transpose", Transpose())
+    monkeypatch.setattr(packing, "on_device", lambda device: nullcontext())
+    for height, width, expanded in ((256, 10_000_000, True), (256, 10_000_000, False), (256, 1000, True)):
+        theta = torch.empty(1 if expanded else height, width, device="meta").expand(height, -1)
+        packing.turn(theta, torch.empty(width, height, device="meta"))
+    assert launched == [True, True, False]
 
 
 @on_engine

@@ -54,9 +54,11 @@ def turn(source: Tensor, target: Tensor) -> None:
         return
     short = min(LANES, power_of_two(min(height, width)))
     h, w = (short, 2048 // short) if height < width else (2048 // short, short)
+    # Rows of the source may overlap, as those of an expanded tensor do; those of the target do not.
+    wide = height * max(source.stride(0), width) + 2**20 >= 2**31
     with on_device(source.device):
         transpose[(-(-height // h) * -(-width // w),)](
-            source, target, height, width, source.stride(0), H=h, W=w, WIDE=height * source.stride(0) + 2**20 >= 2**31
+            source, target, height, width, source.stride(0), H=h, W=w, WIDE=wide
         )
 
 
