@@ -803,6 +803,28 @@ def test_which_tables_can_be_canonical():
     assert not bounded(tied())
     assert not bounded(rf.FactorGraph([2, 2, 2], [(0, 1, 2), (1,)]))
     assert bounded(rf.FactorGraph([2, 2, 2], [(0, 1), (0, 1, 2)]), 0, 0, 0, 0, -torch.inf)
+    star = rf.FactorGraph([2] * 513, [(0, leaf) for leaf in range(1, 513)])
+    assert bounded(star, 1.9)
+    assert not bounded(star, 2.0)  # 512 messages lose what theta gains: their rounding errors add up
+    assert bounded(star, 128.0, dtype=torch.float64)
+
+
+@on_engine
+def test_hubs_lose_no_precision():
+    from riskfield.kernels.gpu.run import MessagePassingRun
+
+    leaves = 128
+    graph = rf.FactorGraph([2] * (leaves + 1), [(0, leaf) for leaf in range(1, leaves + 1)])
+    theta = 0.3 * torch.randn(1, graph.theta_size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    theta[:, : graph.node_size] = torch.tensor([-60.0, 0.0]).repeat(leaves + 1)
+    theta[:, :2] = 0.0
+    graph.factor_views(theta)[0][..., 0] += torch.tensor([13.0, -13.0])
+    theta = theta.to(DEVICE, torch.float32)
+    problem = MessagePassingProblem(graph, rf.Bethe().counting(graph), rf.Coloured())
+    run, reference = MessagePassingRun(problem, theta, None), Reference(problem, theta.double(), None)
+    for one in (run, reference):
+        one.advance(1, -1.0)
+    torch.testing.assert_close(run.marginals().double(), reference.marginals(), rtol=1e-5, atol=1e-5)
 
 
 @on_engine

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 # other: two entries in different rows and columns may differ by six times this, and a product of both cavities may
 # underflow where exp(t') makes up for it.
 _LARGEST = {torch.float32: 16.0, torch.float64: 128.0}
+# The largest entry of a table, not divided by counting numbers, times the largest degree. Theta of a variable gains
+# what its messages lose, in all at most twice this number. What is left may be small, but its rounding errors are
+# relative to that number: about 1e-4 in float32, and 1e-9 in float64.
+_LARGEST_SUM = {torch.float32: 1e3, torch.float64: 5e6}
 
 
 def is_bounded(problem: MessagePassingProblem, theta: Tensor) -> bool:
@@ -43,7 +47,8 @@ def is_bounded(problem: MessagePassingProblem, theta: Tensor) -> bool:
     if not found:
         return False
     largest = found[0] if len(found) == 1 else torch.stack(found).amax()
-    return float(largest) <= _LARGEST[theta.dtype] * least_of(problem.counting)  # not if it is NaN
+    limit = _LARGEST[theta.dtype] * least_of(problem.counting)
+    return float(largest) <= min(limit, _LARGEST_SUM[theta.dtype] / problem.graph.max_degree)  # not if it is NaN
 
 
 def turn(source: Tensor, target: Tensor) -> None:
