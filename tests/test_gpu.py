@@ -815,6 +815,16 @@ def test_which_tables_can_be_canonical():
 
 
 @on_engine
+def test_without_pairs_there_is_one_engine():
+    from riskfield.kernels.gpu.engine import engine_of
+
+    for graph, same in ((tied(), True), (rf.FactorGraph([2, 2], [(0, 1), (0, 1)]), False)):
+        problem = MessagePassingProblem(graph, rf.Bethe().counting(graph), rf.Coloured())
+        found = [engine_of(problem, graph.zeros()[None].to(DEVICE), canonical=canonical) for canonical in (True, False)]
+        assert (found[0] is found[1]) == same
+
+
+@on_engine
 def test_hubs_lose_no_precision():
     from riskfield.kernels.gpu.run import MessagePassingRun
 
