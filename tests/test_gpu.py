@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import warnings
+from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from riskfield.kernels import MessagePassingProblem
 from riskfield.kernels.gpu import lacks
 from riskfield.kernels.gpu.chains import ChainRun, chains_of
 from riskfield.kernels.gpu.plan import make_plan
+from riskfield.kernels.gpu.sharing import sharing_of
 from riskfield.kernels.problem import ForestProblem, Task, schedule_levels
 from riskfield.kernels.torch_reference import MeanFieldRun as MeanFieldReference
 from riskfield.kernels.torch_reference import MessagePassingRun as Reference
@@ -228,8 +230,12 @@ def check(name, entropy, schedule, damping, impossible, sweeps=2):
     problem = MessagePassingProblem(graph, entropy.counting(graph), schedule, damping, False)
     reference = Reference(problem, theta, messages)
     run = MessagePassingRun(problem, theta, messages, record=kernels.EVERY_SWEEP)
-    assert bool(run._engine.canonical) == (name in ("grid", "pairs", "mixed") and impossible is not True)
-    assert run._engine.odds == (name == "grid" and impossible is not True)
+    # With several counting numbers every factor has a table of its own.
+    own_tables = name in ("grid", "pairs", "mixed") or (
+        name == "tied" and not sharing_of(graph, problem.counting).tables
+    )
+    assert bool(run._engine.canonical) == (own_tables and impossible is not True)
+    assert run._engine.odds == (own_tables and name in ("grid", "tied") and impossible is not True)
     for count in (sweeps + 1, sweeps, 1):
         residuals = [one.advance(count, -1.0)[0] for one in (run, reference)]
         if name != "no factors":
@@ -690,6 +696,24 @@ def test_addresses_of_64_bits():
         assert torch.equal(narrow, wide)
 
 
+@pytest.mark.skipif(not TRITON, reason="Triton is not installed")
+def test_large_transposes_have_addresses_of_64_bits(monkeypatch):
+    from riskfield.kernels.gpu import packing
+
+    launched = []
+
+    class Transpose:
+        def __getitem__(self, grid):
+            return lambda *arguments, WIDE, **tile: launched.append(WIDE)
+
+    monkeypatch.setattr(packing, "transpose", Transpose())
+    monkeypatch.setattr(packing, "on_device", lambda device: nullcontext())
+    for height, width, expanded in ((256, 10_000_000, True), (256, 10_000_000, False), (256, 1000, True)):
+        theta = torch.empty(1 if expanded else height, width, device="meta").expand(height, -1)
+        packing.turn(theta, torch.empty(width, height, device="meta"))
+    assert launched == [True, True, False]
+
+
 @on_engine
 @pytest.mark.parametrize("name", ["mixed", "pairs", "grid"])
 def test_max_product_in_single_precision(name):
@@ -733,6 +757,36 @@ def test_tables_are_canonical_up_to_their_limit(name, dtype):
         torch.testing.assert_close(found.double(), gradient, rtol=tol, atol=tol)
 
 
+@on_engine
+@pytest.mark.parametrize(("dtype", "unary"), [(torch.float64, -124.0), (torch.float32, -20.0)], ids=str)
+def test_marginals_of_canonical_factors_do_not_underflow(dtype, unary):
+    from riskfield.kernels.gpu.packing import _LARGEST
+    from riskfield.kernels.gpu.run import MessagePassingRun
+
+    graph, limit = rf.FactorGraph([3, 3], [(0, 1)]), _LARGEST[dtype]
+    nodes = torch.tensor([-5 * limit, unary, 0.0] * 2)
+    table = torch.full((3, 3), -limit)
+    for x, y in ((0, 0), (1, 1), (0, 2), (2, 0)):
+        table[x, y] = limit
+    theta = torch.cat([nodes, table.flatten()])[None].to(DEVICE, dtype)
+    exact = theta.double().requires_grad_()
+    problem = MessagePassingProblem(graph, rf.Bethe().counting(graph), rf.Coloured())
+    run, reference = (
+        MessagePassingRun(problem, theta, None, record=kernels.EVERY_SWEEP),
+        Reference(problem, exact, None),
+    )
+    assert run._engine.canonical
+    for one in (run, reference):
+        one.advance(1, -1.0)
+    expected, tol = reference.marginals(), 1e-9 if dtype == torch.float64 else 1e-4
+    likely = int(torch.argmax(expected[0, graph.node_size :]))
+    assert (likely == 4) == (dtype == torch.float64)  # (1, 1), where both weights are small
+    torch.testing.assert_close(run.marginals().double(), expected, rtol=tol, atol=1e-9)
+    grad = torch.arange(graph.mu_size, dtype=torch.float64, device=DEVICE)[None] ** 2
+    (gradient,) = torch.autograd.grad(expected, exact, grad)
+    torch.testing.assert_close(run.backward(grad.to(dtype)).double(), gradient, rtol=tol, atol=tol)
+
+
 @pytest.mark.skipif(not TRITON, reason="Triton is not installed")
 def test_which_tables_can_be_canonical():
     from riskfield.kernels.gpu.packing import _LARGEST, is_bounded
@@ -754,6 +808,55 @@ def test_which_tables_can_be_canonical():
     assert not bounded(tied())
     assert not bounded(rf.FactorGraph([2, 2, 2], [(0, 1, 2), (1,)]))
     assert bounded(rf.FactorGraph([2, 2, 2], [(0, 1), (0, 1, 2)]), 0, 0, 0, 0, -torch.inf)
+    star = rf.FactorGraph([2] * 513, [(0, leaf) for leaf in range(1, 513)])
+    assert bounded(star, 1.9)
+    assert not bounded(star, 2.0)  # 512 messages lose what theta gains: their rounding errors add up
+    assert bounded(star, 128.0, dtype=torch.float64)
+
+
+@on_engine
+def test_without_pairs_there_is_one_engine():
+    from riskfield.kernels.gpu.engine import engine_of
+
+    for graph, same in ((tied(), True), (rf.FactorGraph([2, 2], [(0, 1), (0, 1)]), False)):
+        problem = MessagePassingProblem(graph, rf.Bethe().counting(graph), rf.Coloured())
+        found = [engine_of(problem, graph.zeros()[None].to(DEVICE), canonical=canonical) for canonical in (True, False)]
+        assert (found[0] is found[1]) == same
+
+
+@on_engine
+def test_hubs_lose_no_precision():
+    from riskfield.kernels.gpu.run import MessagePassingRun
+
+    leaves = 128
+    graph = rf.FactorGraph([2] * (leaves + 1), [(0, leaf) for leaf in range(1, leaves + 1)])
+    theta = 0.3 * torch.randn(1, graph.theta_size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    theta[:, : graph.node_size] = torch.tensor([-60.0, 0.0]).repeat(leaves + 1)
+    theta[:, :2] = 0.0
+    graph.factor_views(theta)[0][..., 0] += torch.tensor([13.0, -13.0])
+    theta = theta.to(DEVICE, torch.float32)
+    problem = MessagePassingProblem(graph, rf.Bethe().counting(graph), rf.Coloured())
+    run, reference = MessagePassingRun(problem, theta, None), Reference(problem, theta.double(), None)
+    for one in (run, reference):
+        one.advance(1, -1.0)
+    torch.testing.assert_close(run.marginals().double(), reference.marginals(), rtol=1e-5, atol=1e-5)
+
+
+@on_engine
+@pytest.mark.parametrize("table", [[0.5, -1.0, 1.5, 0.0], [30.0, -30.0, -30.0, 30.0], [-torch.inf, 1.0, 1.0, 0.0]])
+def test_tied_tables_with_several_counting_numbers(table):
+    from riskfield.kernels.gpu.run import MessagePassingRun
+
+    graph = rf.FactorGraph([2, 2, 2, 3, 3], [(0, 1), (1, 2), (3, 4)], tables=[0, 0, 1])
+    theta = numbers(graph).to(DEVICE, torch.float32)
+    theta[:, graph.node_size : graph.node_size + 4] = torch.tensor(table)
+    counting = rf.TRW(torch.tensor([0.7, 0.6, 0.9])).counting(graph)
+    problem = MessagePassingProblem(graph, counting, rf.Coloured())
+    run, reference = MessagePassingRun(problem, theta, None), Reference(problem, theta.double(), None)
+    assert bool(run._engine.canonical) == (table[0] == 0.5)
+    for one in (run, reference):
+        one.advance(2, -1.0)
+    torch.testing.assert_close(run.marginals().double(), reference.marginals(), rtol=1e-4, atol=1e-5)
 
 
 @on_engine

@@ -39,7 +39,7 @@ def pack_canonical(
     S: tl.constexpr, D: tl.constexpr, Q: tl.constexpr, BN: tl.constexpr, TURN: tl.constexpr, WIDE: tl.constexpr,
     ODDS: tl.constexpr,
 ):  # fmt: skip
-    """Tables in columns -> canonical tables, their shifts, and messages that were uniform before."""
+    """Tables in columns -> canonical tables, their shifts, and messages that stand for uniform ones."""
     q, k, item, inside = _places(count, batch, BN, WIDE)
     first = tl.load(start + k, mask=inside, other=-1)
     rate = tl.load(scale + k, mask=inside, other=1.0)

@@ -137,13 +137,11 @@ def message_cotangent(
     v = _recorded(tape + tape_start, place, y1, y2, y3, read, OTHERS, D1, D2, D3, Q1 * Q2 * Q3, BN)
     t = _table(table, tables, e, r, item, batch, x, joint, exists, sent, S, D1 * D2 * D3, SHARED, STREAM, CANONICAL)
     message, share = _shares(t, v, S, CANONICAL, ODDS)
-    if KEEP:  # few states of one variable and many of another: as in `node_cotangent`, all read before one writes
-        tl.debug_barrier()
+    tl.debug_barrier()  # several threads may hold the same number, as in `node_cotangent`: all read before one writes
     if clear != 0:
-        tl.debug_barrier()
         tl.store(cavity_in + message_at, tl.zeros([SX, BN], g.dtype), mask=mine)
     # Messages are normalised, so their cotangents sum to zero over states. Rounding breaks that, and the error would
-    # grow with every sweep. (Log-odds leave no room for it.)
+    # grow with every sweep. (A log-odds has one cotangent, so there is no sum to keep.)
     if not ODDS:
         g -= message * tl.sum(g, axis=0)[None]
     kept = 0.0

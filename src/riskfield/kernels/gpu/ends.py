@@ -130,7 +130,8 @@ def _joint(
         other = _cavity(
             beliefs, messages, neighbours, cavities, starts, 0, slots, e, item, batch, y1, D1, inside, inside, ODDS
         )
-        full *= _weights(cavity)[:, None, :] * _weights(other)[None]
+        # One after the other, not their product: see `packing._LARGEST`.
+        full = (full * _weights(cavity)[:, None, :]) * _weights(other)[None]
         return full * (1.0 / tl.sum(tl.sum(full, axis=1), axis=0))[None, None]
     full += cavity[:, None, :]
     if OTHERS > 0:

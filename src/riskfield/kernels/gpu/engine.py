@@ -75,12 +75,13 @@ class Engine:
         for block, part in self.launches():
             self.tape.append((self.tape_size, self.grad_size))
             first = part.first * batch // LANES * LANES
-            size = part.kind[0] * (padded((part.first + part.degree * block.count) * batch) - first)
-            self.received.append((self.received_size, self.message_start[part.kind] + part.kind[0] * first, size))
+            own = self.numbers(part.kind[0])
+            size = own * (padded((part.first + part.degree * block.count) * batch) - first)
+            self.received.append((self.received_size, self.message_start[part.kind] + own * first, size))
             self.received_size += size
             places = padded(part.degree * block.count * batch)
             self.tape_size += sum(map(self.numbers, part.kind[1:])) * places
-            self.grad_size += self.numbers(part.kind[0]) * places
+            self.grad_size += own * places
             longest = max(longest, sum(part.kind[1:]) * places)
         # Whether addresses need 64 bits; programs may look a little beyond the end.
         self.wide = max(self.node_size, self.message_size, self.table_size, longest) + 2**20 >= 2**31
@@ -376,6 +377,7 @@ def engine_of(problem: MessagePassingProblem, theta: Tensor, *, canonical: bool 
         ("gpu plan", schedule, device, sharing.tables),
         lambda: make_plan(graph, schedule_levels(graph, schedule), at_once, device, share_tables=sharing.tables),
     )
+    canonical = canonical and bool(plan.pairs())
     key = "gpu engine", schedule, device, sharing, len(theta), theta.dtype, problem.maximise, bool(problem.damping > 0)
     return graph.derived(
         (*key, canonical), lambda: Engine(problem, plan, sharing, len(theta), theta.dtype, device, canonical=canonical)

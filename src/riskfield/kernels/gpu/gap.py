@@ -47,7 +47,8 @@ def operand_sizes(
     )  # fmt: skip
     at, kept = _stored(node, x, valid, S, ODDS)
     given = tl.load(node_theta + at, mask=kept & possible, other=0.0)
-    given = tl.where(tl.abs(given) == INF, 0.0, given)  # log-odds where the other state is impossible, which is exact
+    # Log-odds are infinite where a state is impossible; that number has no rounding error.
+    given = tl.where(tl.abs(given) == INF, 0.0, given)
     given *= tl.load(rate + (first_node + within % count) * rate_step, mask=valid, other=0.0)[None]
     numbers = tl.where(possible, tl.exp(b) * (tl.abs(b) + tl.abs(m) + tl.abs(given)), 0.0)
     tl.store(sizes + own_sizes + e * batch + item, tl.sum(numbers, axis=0), mask=valid)

@@ -13,16 +13,23 @@ from riskfield.kernels.gpu.canonical import pack_canonical, pack_states, shift_n
 from riskfield.kernels.gpu.ends import factor_gradient, pack, transpose, uniform_beliefs, unpack
 from riskfield.kernels.gpu.incidences import Kind
 from riskfield.kernels.gpu.plan import Places
-from riskfield.kernels.gpu.sharing import least_of
+from riskfield.kernels.gpu.sharing import least_of, sharing_of
 from riskfield.kernels.gpu.storage import LANES, NODES, column_tile, padded, power_of_two, programs
 from riskfield.kernels.problem import MessagePassingProblem
 
 if TYPE_CHECKING:
     from riskfield.kernels.gpu.engine import Engine
 
-# The largest |t|. Then |t'| is at most four times as large, and what underflows in a sum of exp(t') times the other
-# variable's cavity, whose largest entry is 1, is less than 1e-10 of the sum.
+# The largest |t|. Then |t'| is at most four times as large, and so is the difference of two entries of t' in one row or
+# column. What underflows in a sum of exp(t') times the other variable's cavity, whose largest entry is 1, is less than
+# 1e-10 of the sum. The same holds for the marginal of a factor only if exp(t') is multiplied by one cavity after the
+# other: two entries in different rows and columns may differ by six times this, and a product of both cavities may
+# underflow where exp(t') makes up for it.
 _LARGEST = {torch.float32: 16.0, torch.float64: 128.0}
+# The largest entry of a table, not divided by counting numbers, times the largest degree. Theta of a variable gains
+# what its messages lose, in all at most twice this number. What is left may be small, but its rounding errors are
+# relative to that number: about 1e-4 in float32, and 1e-9 in float64.
+_LARGEST_SUM = {torch.float32: 1e3, torch.float64: 5e6}
 
 
 def is_bounded(problem: MessagePassingProblem, theta: Tensor) -> bool:
@@ -32,15 +39,16 @@ def is_bounded(problem: MessagePassingProblem, theta: Tensor) -> bool:
     """
     if len(theta) == 0:
         return False
-    found = []
+    found, shared = [], sharing_of(problem.graph, problem.counting).tables
     for group in problem.graph.factor_groups:
-        if group.arity == 2 and not group.tied:
+        if group.arity == 2 and not (group.tied and shared):
             entries = theta[:, group.theta_start : group.theta_start + group.num_tables * group.table_size]
             found.append(torch.linalg.vector_norm(entries, torch.inf, (0, 1)))
     if not found:
         return False
     largest = found[0] if len(found) == 1 else torch.stack(found).amax()
-    return float(largest) <= _LARGEST[theta.dtype] * least_of(problem.counting)  # not if it is NaN
+    limit = _LARGEST[theta.dtype] * least_of(problem.counting)
+    return float(largest) <= min(limit, _LARGEST_SUM[theta.dtype] / problem.graph.max_degree)  # not if it is NaN
 
 
 def turn(source: Tensor, target: Tensor) -> None:
@@ -51,9 +59,11 @@ def turn(source: Tensor, target: Tensor) -> None:
         return
     short = min(LANES, power_of_two(min(height, width)))
     h, w = (short, 2048 // short) if height < width else (2048 // short, short)
+    # Rows of the source may overlap, as those of an expanded tensor do; those of the target do not.
+    wide = height * max(source.stride(0), width) + 2**20 >= 2**31
     with on_device(source.device):
         transpose[(-(-height // h) * -(-width // w),)](
-            source, target, height, width, source.stride(0), H=h, W=w, WIDE=height * source.stride(0) + 2**20 >= 2**31
+            source, target, height, width, source.stride(0), H=h, W=w, WIDE=wide
         )
 
 

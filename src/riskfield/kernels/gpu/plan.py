@@ -4,8 +4,9 @@ Nodes with the same number of states are stored level by level, so that the node
 memory. Incoming messages are stored by kind (see `incidences`) in the order of their receivers: for the d-th factor of
 that kind, all nodes of a launch side by side. Batch items are the innermost axis of everything.
 
-Not every node of a launch has a d-th factor; then its slot stays empty, with a uniform message and no neighbour. Nodes
-of a level are split by the powers of two of their degrees, so that at most half of the slots are empty.
+Not every node of a launch has a d-th factor; then its slot stays empty, without a neighbour, and with a uniform message
+(0 in a kind with canonical tables). Nodes of a level are split by the powers of two of their degrees, so that at most
+half of the slots are empty.
 """
 
 from __future__ import annotations
@@ -104,8 +105,7 @@ class Plan:
 
     def pairs(self) -> set[Kind]:
         """The kinds of pairwise factors with tables of their own, between variables of two states or more."""
-        own = {kind for kind, found in self.kinds.items() if len(kind) == 2 and min(kind) > 1 and not found.shared}
-        return {kind for kind in own if kind[::-1] in own}
+        return {kind for kind, found in self.kinds.items() if len(kind) == 2 and min(kind) > 1 and not found.shared}
 
 
 @dataclass(frozen=True, eq=False)
