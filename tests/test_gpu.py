@@ -815,6 +815,20 @@ def test_which_tables_can_be_canonical():
 
 
 @on_engine
+def test_gradients_of_impossible_states_are_zero():
+    from riskfield.kernels.gpu.run import MessagePassingRun
+
+    graph = rf.grid(3, 3, 2)
+    theta = numbers(graph, impossible="of variables").to(DEVICE, torch.float32)
+    problem = MessagePassingProblem(graph, rf.TRW(0.5).counting(graph), rf.Coloured())
+    run = MessagePassingRun(problem, theta, None, record=kernels.EVERY_SWEEP)
+    assert run._engine.odds
+    run.advance(3, -1.0)
+    grad = torch.randn(2, graph.mu_size, generator=torch.Generator().manual_seed(2)).to(DEVICE)
+    assert (run.backward(grad)[theta == -torch.inf] == 0).all()
+
+
+@on_engine
 def test_without_pairs_there_is_one_engine():
     from riskfield.kernels.gpu.engine import engine_of
 

@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 
 from riskfield.kernels.gpu.ends import _load_columns
-from riskfield.kernels.gpu.tiles import NEG, _at, _log_states, _lse, _odds, _places, _stored
+from riskfield.kernels.gpu.tiles import INF, NEG, _at, _log_states, _lse, _odds, _places, _stored
 
 
 @triton.jit
@@ -116,16 +116,21 @@ def unpack_messages(
 
 @triton.jit(do_not_specialize=["count", "batch"])
 def unpack_odds(
-    storage, columns, start, count, batch, BN: tl.constexpr, WIDE: tl.constexpr, EXP: tl.constexpr
+    storage, node_theta, columns, start, count, batch, BN: tl.constexpr, WIDE: tl.constexpr, EXP: tl.constexpr
 ):  # fmt: skip
-    """Numbers of binary nodes -> columns: the probabilities that log-odds stand for, or cotangents of both states."""
+    """Numbers of binary nodes -> columns: the probabilities that log-odds stand for, or cotangents of both states.
+
+    Where a state is impossible, both cotangents are 0, whatever rounding has left there.
+    """
     q, k, item, inside = _places(count, batch, BN, WIDE)
     x = tl.arange(0, 2)
     at = (tl.load(start + k, mask=inside, other=0)[None] + x[:, None]) * batch + item[None]
     if EXP:
         v = tl.exp(_log_states(storage, q, x, inside, 2, True, 0.0))
     else:
-        v = tl.load(storage + q, mask=inside, other=0.0)[None] * (2 * x - 1)[:, None]
+        g = tl.load(storage + q, mask=inside, other=0.0)
+        g = tl.where(tl.abs(tl.load(node_theta + q, mask=inside, other=0.0)) == INF, 0.0, g)
+        v = g[None] * (2 * x - 1)[:, None]
     tl.store(columns + at, v, mask=inside[None] & (x < 2)[:, None])
 
 

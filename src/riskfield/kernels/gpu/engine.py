@@ -310,7 +310,7 @@ class Engine:
         return rows(buffers.mu[: self.graph.node_size])
 
     def _node_marginals(self, buffers: Buffers) -> None:
-        unpack_nodes(self, buffers.beliefs[buffers.current], buffers.mu, exp=True)
+        unpack_nodes(self, buffers, buffers.beliefs[buffers.current], buffers.mu, exp=True)
 
     def _marginals(self, buffers: Buffers) -> None:
         now = buffers.current

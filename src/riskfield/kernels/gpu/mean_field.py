@@ -140,7 +140,7 @@ class MeanFieldRun(GpuRun):
         engine = self._engine
         out = torch.empty(self._graph.node_size, engine.batch, dtype=engine.dtype, device=engine.device)
         with on_device(engine.device):
-            unpack_nodes(engine, self._buffers.beliefs[0], out)
+            unpack_nodes(engine, self._buffers, self._buffers.beliefs[0], out)
         return rows(out)
 
     def marginals(self) -> Tensor:
@@ -150,7 +150,7 @@ class MeanFieldRun(GpuRun):
 
     def _marginals(self) -> None:
         engine, buffers = self._engine, self._buffers
-        unpack_nodes(engine, buffers.beliefs[0], buffers.mu, exp=True)
+        unpack_nodes(engine, buffers, buffers.beliefs[0], buffers.mu, exp=True)
         for kind, own in engine.plan.kinds.items():
             shape = factor_tile(kind, own.mu.count * engine.batch, engine.wide)
             if own.mu.count:

@@ -153,14 +153,15 @@ def _pack_states(
     )  # fmt: skip
 
 
-def unpack_nodes(engine: Engine, storage: Tensor, columns: Tensor, exp: bool = False) -> None:
+def unpack_nodes(engine: Engine, buffers: Buffers, storage: Tensor, columns: Tensor, exp: bool = False) -> None:
     """Numbers of nodes, or their exponentials -> columns. Log-odds become probabilities; their cotangents do not."""
     for states, nodes in engine.plan.nodes.items():
         first = engine.node_start[states]
         if engine.odds:
             unpack_odds[programs(nodes.count * engine.batch, NODES)](
-                storage[first:], columns, nodes.start, nodes.count, engine.batch, BN=NODES, WIDE=engine.wide, EXP=exp
-            )
+                storage[first:], buffers.node_theta[first:], columns, nodes.start, nodes.count, engine.batch, BN=NODES,
+                WIDE=engine.wide, EXP=exp,
+            )  # fmt: skip
         else:
             unpack_members(engine, storage[first:], columns, nodes, exp)
 
@@ -192,7 +193,7 @@ def gather(
     engine: Engine, buffers: Buffers, theta: Tensor, tables: Tensor, table_starts: dict[Kind, Tensor], gradient: Tensor
 ) -> None:
     """Cotangents of nodes, and of the tables of all slots, in storage -> the gradient in columns of mu."""
-    unpack_nodes(engine, theta, gradient)
+    unpack_nodes(engine, buffers, theta, gradient)
     for kind, own in engine.plan.kinds.items():
         if own.mu.count:
             tile = column_tile(own.mu.entries, engine.batch)
