@@ -100,7 +100,8 @@ class Sweeps {
     with_states<Algebra, Algebra::kFixedInSweeps>(square_states(group), [&](auto states) {
       constexpr int S = decltype(states)::value;
       constexpr bool kWhole = S > 0 || IsLogarithm<Algebra>::value;  // else see `contract`
-      auto begin = [&](const FactorTile& tile) RF_LAMBDA {
+      // What is done before each tile of the run that begins with `tile`.
+      auto next = [&](const FactorTile& tile) RF_LAMBDA {
         const Index fetched = tile.shared || !kWhole ? 0 : numbers_of_tables<T>(item, group);
         return [&ahead, fetched](Index) RF_LAMBDA { ahead.at_factors(fetched); };
       };
@@ -108,11 +109,11 @@ class Sweeps {
         for_each_run([&](Index first, Index last) RF_LAMBDA {
           const FactorTile& tile = plan_.factor_tiles[first];
           const Index step = step_of(first, last);
-          const auto begin_tile = begin(tile);
+          const auto begin_tile = next(tile);
           TileLanes<T, true> lanes(plan_, group, tile);
           for (Index t = first; t <= last; ++t, lanes.advance(step)) {
             lanes.trim(t == last, plan_.factor_tiles[last]);
-            begin_tile(0);
+            begin_tile((t - first) * kLanes<T>);
             update_message<Algebra, T>(context_, item, range.group, range.slot, lanes, in, out, scratch);
           }
         });
@@ -121,7 +122,7 @@ class Sweeps {
           for_each_run([&](Index first, Index last) RF_LAMBDA {
             const FactorTile& tile = plan_.factor_tiles[first];
             PairRun<Algebra, T, S, decltype(kind)>(context_, item, range, tile, in, out, scratch)
-                .update(last - first + 1, step_of(first, last), plan_.factor_tiles[last], begin(tile));
+                .update(last - first + 1, step_of(first, last), plan_.factor_tiles[last], next(tile));
           });
         });
       }
